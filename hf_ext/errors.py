@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import re
 import signal
@@ -164,32 +163,28 @@ def _interruptible() -> Iterator[None]:
     Not where somebody handles or ignores them, as training does while it lasts. Machines repeat themselves: what comes
     after the first does not break into tidying up.
     """
-    is_main = threading.current_thread() is threading.main_thread()  # only there signals can be handled
-    both = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [number for number in both if is_main and signal.getsignal(number) == signal.SIG_DFL]
-    pid = os.getpid()
+    pid, handled = os.getpid(), []
+    if threading.current_thread() is threading.main_thread():  # only there signals can be handled
+        handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if os.getpid() != pid:  # a process forked from this one: as if this handler were not there
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             return
-        for other in numbers:
-            if signal.getsignal(other) is interrupt:
-                signal.signal(other, signal.SIG_IGN)
-        name = signal.Signals(number).name
-        if name == "SIGHUP":
+        for other in handled:
+            signal.signal(other, signal.SIG_IGN)
+        if number == signal.SIGHUP:
             leave_terminal()
-        raise KeyboardInterrupt(name)
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
-    for number in numbers:
+    for number in handled:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in numbers:
-            if signal.getsignal(number) in (interrupt, signal.SIG_IGN):
-                signal.signal(number, signal.SIG_DFL)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -255,34 +250,29 @@ def drop_output(descriptor: int) -> None:
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Inside, what stdout or stderr cannot write is dropped from then on, of that stream; hf_ext's log says so once.
+    """Inside, what stdout or stderr cannot write is dropped from then on, of that stream: a run outlives `| tee`.
 
     The streams stay the objects that they are, which handlers of logging and progress bars hold on to.
     """
-    changed: list[tuple[Any, str]] = []
-    for title in ("stdout", "stderr"):
-        stream = getattr(sys, title)
+    changed = []
+    for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, UnsupportedOperation, ValueError):  # none, not of a file, closed
             descriptor = stream.fileno()
             for name in ("write", "flush"):
-                setattr(stream, name, partial(_attempt, getattr(stream, name), title, descriptor))
-                changed.append((stream, name))
+                setattr(stream, name, partial(_attempt, getattr(stream, name), descriptor))
+            changed.append(stream)
     try:
         yield
     finally:
-        for stream, name in changed:
+        for stream in changed:
             with suppress(AttributeError, ValueError):  # somebody took it back, or closed it
                 stream.flush()  # else Python ends with 120 where it cannot write what is left
-                delattr(stream, name)
+                del stream.write, stream.flush
 
 
-def _attempt(method: Callable[..., Any], title: str, descriptor: int, *given: Any) -> Any:
+def _attempt(method: Callable[..., Any], descriptor: int, *given: Any) -> Any:
     try:
         return method(*given)
-    except OSError as error:
-        if not isinstance(error, BlockingIOError):  # a reader that is slow: only this piece is lost
-            drop_output(descriptor)
-            log = logging.getLogger("hf_ext")
-            if log.handlers:
-                log.warning("%s cannot be written to any more (%s): what comes is dropped.", title, error.strerror)
+    except OSError:
+        drop_output(descriptor)
         return len(given[0]) if given else None

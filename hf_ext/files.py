@@ -77,12 +77,6 @@ def can_make(folder: str | os.PathLike[str]) -> bool:
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
-def find_at_home(path: str) -> str | None:
-    """`path` with its `~` filled in; None where this user cannot have it: in a pod there may be no home, nor a name."""
-    found = os.path.expanduser(path)
-    return None if found.startswith("~") or not can_make(found) else found
-
-
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
     """`path`, or the nearest folder above it that is there for this user to see."""
     place = Path(path).absolute()

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import torch
 
 CUDA_GUIDE = "NVIDIA CUDA C++ Programming Guide, compute capabilities"
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What one device can do; every flag means natively, never by emulation.
+    """What one device can do; every flag means natively, never by emulation. What is not stated is a conservative no.
 
     Attributes:
         name: the table's name ("T4", "A100-80GB", "cpu-avx512-bf16"), or the driver's where the table has no row.
@@ -42,11 +42,8 @@ class Hardware:
         native_fp16: fp16 matrix units (CUDA sm70+); False on CPU, where loss-scaled fp16 training has no gain.
         tf32: TF32 matrix units (sm80+).
         flash_attention_2: FlashAttention-2 kernels run (sm80+); whether the package imports is `optional`'s question.
-        flash_attention_3: FlashAttention-3 kernels run (sm90 exactly).
-        sdpa_memory_efficient: torch SDPA has a fused kernel that never holds the length x length scores.
-        fp8: fp8 matrix units (sm89+).
         memory_gib: device memory (host memory on CPU); None where not known.
-        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16", "fp8"; a missing key is a number nobody published.
+        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16"; a missing key is a number nobody published.
         num_cores: streaming multiprocessors on CUDA, usable cores on CPU; 1, the least, where not known.
         source: who says so.
         device_name: the driver's name of a live device; empty for a described one.
@@ -54,17 +51,14 @@ class Hardware:
 
     name: str
     kind: str
-    compute_capability: tuple[int, int] | None
-    native_bf16: bool
-    native_fp16: bool
-    tf32: bool
-    flash_attention_2: bool
-    flash_attention_3: bool
-    sdpa_memory_efficient: bool
-    fp8: bool
-    memory_gib: float | None
-    num_cores: int
     source: str
+    compute_capability: tuple[int, int] | None = None
+    native_bf16: bool = False
+    native_fp16: bool = False
+    tf32: bool = False
+    flash_attention_2: bool = False
+    memory_gib: float | None = None
+    num_cores: int = 1
     peak_tflops: dict[str, float] = dataclasses.field(default_factory=dict)
     device_name: str = ""
 
@@ -74,8 +68,7 @@ def cuda_card(
 ) -> Hardware:
     """A CUDA device; all flags follow from the compute capability.
 
-    Sources: fp16/bf16/tf32/fp8 units, CUDA guide and Transformer Engine support matrix; FlashAttention README;
-    memory-efficient SDPA, torch aten/native/transformers/cuda/sdp_utils.cpp (sm50+).
+    Sources: fp16/bf16/tf32 units, CUDA guide and Transformer Engine support matrix; FlashAttention README.
     """
     return Hardware(
         name=name,
@@ -85,9 +78,6 @@ def cuda_card(
         native_fp16=sm >= (7, 0),
         tf32=sm >= (8, 0),
         flash_attention_2=sm >= (8, 0),
-        flash_attention_3=sm == (9, 0),
-        sdpa_memory_efficient=sm >= (5, 0),
-        fp8=sm >= (8, 9),
         memory_gib=memory_gib,
         num_cores=num_sms,
         source=source,
@@ -95,19 +85,12 @@ def cuda_card(
     )
 
 
-def plain_device(
-    name: str, kind: str, source: str, *, bf16: bool = False, fp16: bool = False, fused_sdpa: bool
-) -> Hardware:
-    """A device without CUDA: everything that is not stated is a conservative no."""
-    return Hardware(name, kind, None, bf16, fp16, False, False, False, fused_sdpa, False, None, 1, source)
-
-
 def _read_rows() -> Iterator[tuple[Hardware, str]]:
     """Devices, and the names by which drivers know them."""
-    yield plain_device("cpu", "cpu", "torch CPU build; no bf16 instructions assumed", fused_sdpa=True), ""
-    yield plain_device("cpu-avx512-bf16", "cpu", "Intel SDM: AVX512_BF16 (VDPBF16PS)", bf16=True, fused_sdpa=True), ""
-    yield plain_device("cpu-amx-bf16", "cpu", "Intel SDM: AMX-BF16 (TDPBF16PS)", bf16=True, fused_sdpa=True), ""
-    yield plain_device("mps", "mps", "Apple Metal Performance Shaders; conservative", fp16=True, fused_sdpa=False), ""
+    yield Hardware("cpu", "cpu", "torch CPU build; no bf16 instructions assumed"), ""
+    yield Hardware("cpu-avx512-bf16", "cpu", "Intel SDM: AVX512_BF16 (VDPBF16PS)", native_bf16=True), ""
+    yield Hardware("cpu-amx-bf16", "cpu", "Intel SDM: AMX-BF16 (TDPBF16PS)", native_bf16=True), ""
+    yield Hardware("mps", "mps", "Apple Metal Performance Shaders; conservative", native_fp16=True), ""
     with open(Path(__file__).with_name("hardware.csv"), encoding="ascii", newline="") as file:
         for row in csv.DictReader(file):
             major, minor = map(int, row["capability"].split("."))
@@ -117,17 +100,6 @@ def _read_rows() -> Iterator[tuple[Hardware, str]]:
 
 
 ROWS = tuple(_read_rows())
-
-# A bare family name means the member with less memory, so that a plan made for it also fits the other; both H100 have
-# the same memory and abilities, so there it is the common one.
-ALIASES = {
-    "a100": "A100-40GB",
-    "v100": "V100-16GB",
-    "h100": "H100-SXM",
-    "h100-80gb": "H100-SXM",
-    "gh200": "GH200-96GB",
-    "a6000": "RTX-A6000",
-}
 
 
 def known_hardware() -> tuple[str, ...]:
@@ -150,9 +122,11 @@ def describe_hardware(name: str) -> Hardware:
         ArgumentError: the name is none of these; names the nearest and all known ones.
     """
     key = re.sub(r"[ _-]+", "-", name.strip()).lower()
-    key = ALIASES.get(key, key).lower()
     for row, _ in ROWS:
         if key in (row.name.lower(), row.name.lower().replace("-", "")):
+            return _fresh(row)
+    for row, _ in ROWS:  # the first of a family has the least memory, so a plan made for it also fits the others
+        if re.fullmatch(re.escape(key) + r"-(\d+gb|sxm)", row.name.lower()):
             return _fresh(row)
     if match := re.fullmatch(r"sm-?(\d{1,2})(\d)", key):
         return cuda_card(f"sm{match[1]}{match[2]}", (int(match[1]), int(match[2])), 1, None, CUDA_GUIDE)
@@ -226,7 +200,7 @@ def _detect_cuda(index: int) -> Hardware:
     with torch.cuda.device(index):  # is_bf16_supported asks about the current device only
         live["native_bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
     if torch.version.hip is not None:  # AMD: capabilities are gfx numbers, so none of the sm rules hold
-        row = plain_device(name, "rocm", "torch ROCm build; conservative", fp16=True, fused_sdpa=False)
+        row = Hardware(name, "rocm", "torch ROCm build; conservative", native_fp16=True)
         return _fresh(row, **live)
     sm = torch.cuda.get_device_capability(index)
     known = _find_row(name, memory_gib)
@@ -267,10 +241,10 @@ def count_cpu_cores() -> int:
     return max(count, 1)
 
 
-def _host_memory_gib() -> float | None:
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _host_memory_gib() -> float:
+    import psutil
+
+    total = psutil.virtual_memory().total
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (allowed := limit.read_text(encoding="ascii").strip()) != "max":
         total = min(total, int(allowed))

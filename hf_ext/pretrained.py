@@ -16,8 +16,6 @@ from safetensors import SafetensorError, safe_open
 from .errors import ArgumentError
 from .files import nearest_existing
 
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-
 
 @contextmanager
 def reading(what: str, source: str | Path, remedy: str) -> Iterator[None]:
@@ -76,28 +74,6 @@ def _similar_folders(path: Path) -> str:
     near = get_close_matches(missing, names, n=3, cutoff=0.4)
     shown = f"Nearest names there: {', '.join(near)}" if near else f"Folders there: {', '.join(names[:10]) or 'none'}"
     return f"{there} holds no {missing!r}. {shown}."
-
-
-def check_index(folder: str | os.PathLike[str]) -> None:
-    """Refuses an index of weights that names files elsewhere, which transformers would read.
-
-    Raises:
-        ArgumentError: with the first such name; or the index is damaged.
-    """
-    for index in (Path(folder) / name for name in _INDEXES):
-        if not os.path.lexists(index):
-            continue
-        try:
-            names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise ArgumentError(
-                f"{index}: damaged, no weight_map ({error}). Copy it, or download it, again."
-            ) from error
-        outside = sorted(name for name in names if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name))
-        if outside:
-            raise ArgumentError(
-                f"{index} names {outside[0]!r}, which is not a file of this folder. Do not use this model."
-            )
 
 
 def _explain(error: Exception, folder: Path) -> str:

@@ -139,21 +139,16 @@ def check_parallelism(args: Any, families: Sequence[str]) -> None:
         families: model types of the encoders; others than those above are not judged.
 
     Raises:
-        PlanRefused: with the size that was asked for, and what to take instead.
+        PlanRefused: with the sizes that were asked for, and what to take instead.
     """
-    config = args.parallelism_config
-    if config is None and parse_flag_from_env("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        config = ParallelismConfig()
-    if config is None or not set(families) & set(UNSPLIT_FAMILIES):
-        return
-    sizes = {"tensor": config.tp_size, "context": config.cp_size, "sequence": config.sp_size}
-    asked = [f"{name} parallel over {size} processes" for name, size in sizes.items() if size > 1]
-    if asked:
+    asked = parse_flag_from_env("ACCELERATE_USE_PARALLELISM_CONFIG")
+    config = args.parallelism_config or (ParallelismConfig() if asked else None)
+    if config is not None and config.non_data_parallel_size > 1 and set(families) & set(UNSPLIT_FAMILIES):
         raise PlanRefused(
-            f"{' and '.join(asked)}: {', '.join(families)} cannot be split that way (no tensor plan that was "
-            "tried; attention in both directions, over padding). Split weights instead: FSDP2 "
-            "(accelerate_configs/4gpu_fsdp2.yaml), HSDP (8gpu_hsdp.yaml: dp_replicate_size and dp_shard_size) or ZeRO "
-            "(4gpu_zero2.yaml). Long sequences: --max_tokens_per_batch, --activation_checkpointing true."
+            f"Tensor, context and sequence parallel (tp_size={config.tp_size}, cp_size={config.cp_size}, "
+            f"sp_size={config.sp_size}) cannot split {', '.join(families)}: no tensor plan was tried, and attention "
+            "goes in both directions, over padding. Split weights: FSDP2 (4gpu_fsdp2.yaml), HSDP (8gpu_hsdp.yaml) or "
+            "ZeRO (4gpu_zero2.yaml). Long sequences: --max_tokens_per_batch, --activation_checkpointing true."
         )
 
 

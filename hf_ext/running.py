@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,14 +64,12 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
         changed: what has another value there.
 
     Raises:
-        ArgumentError: the user set a field that the stock Trainer does not have, or a checkpoint that is not there.
+        ArgumentError: the user set a field that the stock Trainer does not have.
     """
     foreign = explicit & OWN_FIELDS.keys() - {"preset", "embedding_cache_dir"}
     asked = sorted(name for name in foreign if getattr(args, name) not in (None, False, [], "no"))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
-    if args.resume_from_checkpoint and not Path(str(args.resume_from_checkpoint)).is_dir():
-        raise ArgumentError(f"resume_from_checkpoint={args.resume_from_checkpoint!r}: no such folder in {Path.cwd()}.")
     values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(TrainingArguments) if spec.init}
     # On a machine without a GPU it takes bf16 only together with `use_cpu`.
     return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})

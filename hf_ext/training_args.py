@@ -6,10 +6,7 @@ import copy
 import dataclasses
 import logging
 import math
-import os
-import re
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from transformers import TrainingArguments
@@ -33,7 +30,6 @@ from .arguments.checks import (
 )
 from .arguments.presets import preset_values
 from .arguments.training_fields import (
-    CACHE_DIR,
     EvaluatingArguments,
     LoraArguments,
     ReportingArguments,
@@ -42,13 +38,12 @@ from .arguments.training_fields import (
     StepArguments,
 )
 from .errors import ArgumentError
-from .files import find_at_home
 from .processes import check_together, need_cpu_backend, need_gloo
 from .reporting.units import less_is_better
 from .speedups import REGISTRY
 
 OPTIMIZER_EXTENSIONS = ("muon", "cpu_offload")
-NO = ("false", "no", "off", "0", "n", "f", "none")  # that a condition takes for True
+NO_FOLDER = ("", "auto", "true", "yes", "false", "no", "off", "none")  # what people write for `resume`
 
 # Of the fields of transformers; ours have theirs in their types.
 STOCK_RANGES: dict[str, Range] = {
@@ -186,22 +181,14 @@ def _values(args: Any) -> dict[str, Any]:
 def _read_types(args: Any) -> None:
     """Makes `speedups="all"` a list of one, as Trainer does with `report_to`, and refuses values of other types.
 
-    Of Trainer's own fields, whose code takes more than they say, only what must be a mistake: a part of a step or seed,
-    and words for no.
+    Of our own fields: what Trainer's take is Trainer's to say.
     """
     for name, hint in field_types(args.__class__).items():
-        value, kinds = getattr(args, name), set(members(hint)) - {type(None)}
-        if name in OWN_FIELDS:
-            if isinstance(value, str) and list[str] in kinds:
-                setattr(args, name, [value])
-        elif value is None and type(None) in members(hint):
-            continue
-        elif kinds == {int} and not (isinstance(value, Real) and float(value).is_integer()):
-            raise ArgumentError(f"{name}={value!r}: must be a whole number.")
-        elif kinds == {bool} and isinstance(value, str) and value.lower() in NO:
-            raise ArgumentError(f"{name}={value!r}: must be True or False: Python takes any text for True.")
+        if name in OWN_FIELDS and isinstance(getattr(args, name), str) and list[str] in members(hint):
+            setattr(args, name, [getattr(args, name)])
     check_types(args, OWN_FIELDS)
-    if str(args.resume) not in ("auto", "no") and str(args.resume).lower() in ("", "auto", "true", "yes", *NO):
+    check_choices(args)
+    if str(args.resume) not in ("auto", "no") and str(args.resume).lower() in NO_FOLDER:
         raise ArgumentError(
             f"resume={args.resume!r}: allowed are 'auto' (the newest checkpoint in output_dir), 'no', and the folder "
             "of a checkpoint (./NAME, where it has such a name)."
@@ -210,7 +197,6 @@ def _read_types(args: Any) -> None:
 
 def _check_values(args: Any) -> None:
     """Words, numbers and texts that Trainer would take apart only after the data was read and the model built."""
-    check_choices(args)
     check_ranges(args, RANGES)
     speedups = ["all", *(speedup.NAME for speedup in REGISTRY)]
     for name, words, allowed in (
@@ -221,32 +207,11 @@ def _check_values(args: Any) -> None:
         for word in words or ():
             if isinstance(word, str) and word not in allowed:
                 raise ArgumentError(f"{name}={word!r}: allowed are {', '.join(allowed)}.")
-    if args.block_pattern is not None:
-        try:
-            re.compile(args.block_pattern)
-        except re.error as error:
-            raise ArgumentError(f"block_pattern={args.block_pattern!r}: no regular expression ({error}).") from None
     budget = args.activation_budget_gb
     if (args.activation_policy == "auto") != (budget is not None):
         raise ArgumentError(
             f"activation_policy={args.activation_policy!r}, activation_budget_gb={budget!r}: auto needs a budget, "
             "and a budget needs auto."
-        )
-    batches, rows = args.baseline_batches_per_second, args.baseline_batch_size
-    if (batches is None) != (rows is None):
-        raise ArgumentError(
-            f"baseline_batches_per_second={batches!r}, baseline_batch_size={rows!r}: give both, since speeds are "
-            "compared by rows."
-        )
-    if batches is not None and args.baseline_json is not None:
-        raise ArgumentError("baseline_json and baseline_batches_per_second are two baselines: leave one of them out.")
-    if not args.embedding_cache_dir:
-        raise ArgumentError(f"embedding_cache_dir={args.embedding_cache_dir!r}: name a folder.")
-    if args.embedding_cache_dir == CACHE_DIR and not find_at_home(CACHE_DIR):
-        args.embedding_cache_dir = f"{os.path.normpath(str(args.output_dir))}-embeddings"
-        logger.warning(
-            "%s cannot be written to: embeddings are kept in %s, or where --embedding_cache_dir says.",
-            *(CACHE_DIR, args.embedding_cache_dir),
         )
 
 

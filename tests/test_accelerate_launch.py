@@ -3,43 +3,31 @@
 import json
 
 import psutil
-import pytest
 from launcher_files import FOLDER, launcher_environment
 from launches import Launch, run_recipe
 from transformers import TrainingArguments
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "gpus"),
-    [
-        ("cpu", "no", ""),
-        ("2cpu_ddp", "no", "-1,-1"),
-        ("1gpu_t4_fp16", "fp16", "0"),
-        ("1gpu_h100_bf16", "bf16", "0"),
-        ("2gpu_baseline", "fp16", None),
-    ],
-)
-def test_the_script_gets_the_stated_precision_and_devices(name, precision, gpus, monkeypatch, tmp_path):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    environment = launcher_environment(FOLDER / f"{name}.yaml")
-    assert environment.get("CUDA_VISIBLE_DEVICES") == gpus
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", environment["ACCELERATE_MIXED_PRECISION"])
-    assert TrainingArguments(str(tmp_path), report_to="none").mixed_precision == precision
+def test_the_script_gets_the_stated_precision_devices_and_use_of_the_cpu(monkeypatch, tmp_path):
+    for name in ("CUDA_VISIBLE_DEVICES", "ACCELERATE_USE_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    for name, precision, gpus, on_cpu in (
+        ("cpu", "no", "", "True"),
+        ("2cpu_ddp", "no", "-1,-1", None),  # dropped for several processes
+        ("1gpu_t4_fp16", "fp16", "0", "False"),
+        ("1gpu_h100_bf16", "bf16", "0", "False"),
+    ):
+        environment = launcher_environment(FOLDER / f"{name}.yaml")
+        assert (environment.get("CUDA_VISIBLE_DEVICES"), environment.get("ACCELERATE_USE_CPU")) == (gpus, on_cpu)
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", environment["ACCELERATE_MIXED_PRECISION"])
+        assert TrainingArguments(str(tmp_path), report_to="none").mixed_precision == precision
 
 
-@pytest.mark.parametrize(("name", "on_cpu"), [("cpu", "True"), ("1gpu_t4_fp16", "False"), ("2cpu_ddp", None)])
-def test_use_cpu_is_passed_on_for_one_process_and_dropped_for_several(name, on_cpu, monkeypatch):
-    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-    assert launcher_environment(FOLDER / f"{name}.yaml").get("ACCELERATE_USE_CPU") == on_cpu
-
-
-@pytest.mark.parametrize(
-    ("name", "threads"), [("cpu", "8"), ("2cpu_ddp", "4"), ("1gpu_t4_fp16", "1"), ("2gpu_ddp", "1")]
-)
-def test_eight_physical_cores_are_divided_among_the_processes_on_the_cpu(name, threads, monkeypatch):
+def test_eight_physical_cores_are_divided_among_the_processes_on_the_cpu(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert launcher_environment(FOLDER / f"{name}.yaml")["OMP_NUM_THREADS"] == threads
+    for name, threads in (("cpu", "8"), ("2cpu_ddp", "4"), ("1gpu_t4_fp16", "1"), ("2gpu_ddp", "1")):
+        assert launcher_environment(FOLDER / f"{name}.yaml")["OMP_NUM_THREADS"] == threads
 
 
 def test_max_speed_recipe_under_2cpu_ddp_yaml_is_one_run_of_two_processes_that_sum_over_gloo(tmp_path):

@@ -38,14 +38,8 @@ PLANS = {
 }
 # What all of these plans apply.
 APPLIED = {
-    "attention",
-    "batch_size",
-    "compile",
-    "data_loading",
-    "fused_gelu",
-    "masked_lm_head",
-    "packing",
-    "precision",
+    *("attention", "batch_size", "compile", "data_loading"),
+    *("fused_gelu", "masked_lm_head", "packing", "precision"),
 }
 
 

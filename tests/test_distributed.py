@@ -8,7 +8,7 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hf_ext.distributed import Team, release_group, share_group
-from hf_ext.errors import ArgumentError, CheckpointError, DiskFailure
+from hf_ext.errors import ArgumentError, DiskFailure
 
 
 def make_team(**given) -> Team:
@@ -36,11 +36,6 @@ def test_what_the_disk_refuses_is_described_and_any_other_error_is_raised_as_it_
     assert done == [1]
 
 
-def test_loading_raises_what_the_disk_refuses():
-    with pytest.raises(CheckpointError, match="full"):
-        make_team().load_together(refuse, lambda error: "full")
-
-
 def test_what_the_main_process_does_for_all_is_returned_or_raised():
     team = make_team()
     assert team.on_main(lambda: 3) == 3
@@ -48,12 +43,6 @@ def test_what_the_main_process_does_for_all_is_returned_or_raised():
         team.on_main(lambda: (_ for _ in ()).throw(ArgumentError("not so")))
     with pytest.raises(DiskFailure):
         team.on_main(refuse)
-
-
-def test_waiting_ends_when_the_main_process_waits_no_longer():
-    left = [True, False]
-    make_team().wait_while(lambda: left.pop(0))
-    assert left == []
 
 
 class Holder:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import hf_ext
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,18 +40,9 @@ def test_the_pages_build_and_can_be_searched(tmp_path: Path) -> None:
     assert 'href="start.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("# A\n\n[b](#absent)\n", "absent"),
-        ("# A\n\n[b](absent.md)\n", "absent"),
-        ("# A\n\n### Too deep\n", "header level"),
-    ],
-)
-def test_a_page_with_a_mistake_does_not_build(text: str, said: str, tmp_path: Path) -> None:
+def test_a_page_with_a_mistake_does_not_build(tmp_path: Path) -> None:
     shutil.copy(DOCS / "conf.py", tmp_path / "conf.py")
-    (tmp_path / "index.md").write_text(text)
+    (tmp_path / "index.md").write_text("# A\n\n[b](absent.md)\n")
     done = build(tmp_path, tmp_path / "out")
     assert done.returncode != 0
-    assert said in done.stderr
+    assert "absent" in done.stderr

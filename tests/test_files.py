@@ -1,6 +1,5 @@
 """Failures of the disk, bytes, files that appear whole, cells that no spreadsheet runs, and what comes along."""
 
-import csv
 import errno
 import os
 import random
@@ -20,9 +19,6 @@ from hf_ext.arguments.config_file import read_config
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.launching import read_launch
 from hf_ext.comparing.sides import make_command, make_sides
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.collators import SequenceCollator
-from hf_ext.data.loading import load_sequences
 from hf_ext.errors import ArgumentError
 from hf_ext.files import (
     CONFIGS,
@@ -113,11 +109,9 @@ def report(path: Path) -> None:
 
 WRITERS = {
     "plan.json": lambda path: Plan(detect_hardware("cpu"), []).save(path.parent),
-    "inputs.json": lambda path: SequenceCollator({}, {}).save_pretrained(path.parent),
     "predictions.csv": lambda path: write_predictions(path, Dataset.from_dict({"a": ["M"]}), np.array([1.0])),
     "loss.png": lambda path: plot_loss([{"loss": 1.0, "step": 1}], path),
     "report.html": report,
-    "report.md": report,
 }
 
 
@@ -164,16 +158,6 @@ def test_text_that_a_spreadsheet_would_run_is_written_as_text_and_read_back_as_i
     texts = {"".join(rng.choices("'=-+1a.", k=rng.randint(0, 5))) for _ in range(5000)}
     assert len({write_cell(text) for text in texts}) == len(texts)
     assert all(read_cell(write_cell(text)) == text for text in (*texts, *FORMULAS))
-
-
-def test_rejected_rows_hold_no_formula(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"=a": "MKTVL"}\n{"=a": "=cmd|\'/C calc\'!A0"}\n{"=a": "-1.5"}\n')
-    args = DataArguments(dataset_name=str(path), sequence_columns=["=a"], bad_rows="drop")
-    assert len(load_sequences(args, output_dir=tmp_path).table) == 1
-    with (tmp_path / "rejected_rows.csv").open(newline="") as file:
-        rows = [(row["row"], row["column"], row["value"]) for row in csv.DictReader(file)]
-    assert rows == [("2", "'=a", "'=cmd|'/C calc'!A0"), ("3", "'=a", "-1.5")]
 
 
 # --- what comes with hf_ext -------------------------------------------------------------------------------------------

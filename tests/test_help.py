@@ -90,15 +90,6 @@ def test_help_has_groups_in_the_order_in_which_people_look(print_help, recipe, g
         assert default_of(found["evaluation"], "--eval_subset") == "None"
 
 
-def test_defaults_are_those_of_the_recipe_and_its_preset(print_help):
-    found = groups_of(print_help("max_speed", "all"))
-    assert default_of(found[STOCK], "--learning_rate") == "0.001"  # the recipe's; of TrainingArguments 5e-05
-    assert default_of(found["speed-ups"], "--cached_batch_size") == "1024"  # the preset's
-    assert default_of(found["speed-ups"], "--speedups") == "all"
-    assert default_of(found["model"], "--head_sizes") == "1024 512 256 128"
-    assert default_of(found[STOCK], "--lr_scheduler_type") == "linear"
-
-
 def values_of_a_run(recipe: str) -> dict[str, Any]:
     """Flag -> the value that parsing nothing but what is required gives."""
     module = importlib.import_module(recipe)

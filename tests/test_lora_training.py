@@ -129,24 +129,18 @@ def test_the_best_checkpoint_is_taken_back_with_its_adapters(make_trainer):
 # --- the flags -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "use_peft", "settled"),
-    [
+def test_use_peft_and_tower_training_are_settled_together_or_refused():
+    for given, use_peft, settled in (
         ([], False, (["frozen"], False)),
         ([], True, (["lora"], True)),
         (["lora", "frozen"], False, (["lora", "frozen"], True)),
-        (["full", "lora"], True, (["full", "lora"], True)),
         (["full"], False, (["full"], False)),
-    ],
-)
-def test_use_peft_and_tower_training_are_settled_together(given, use_peft, settled):
-    assert settle_training(AffinityArguments(encoders=["e", "f"], tower_training=given), use_peft) == settled
-
-
-@pytest.mark.parametrize("given", [["full"], ["frozen"], ["full", "frozen"]])
-def test_use_peft_where_no_tower_gets_adapters_is_refused(given):
-    with pytest.raises(ArgumentError, match=f"--use_peft and --tower_training {' '.join(given)} contradict each other"):
-        settle_training(AffinityArguments(tower_training=given), True)
+    ):
+        args = AffinityArguments(encoders=["e", "f"], tower_training=given)
+        assert settle_training(args, use_peft) == settled
+    for given in (["full"], ["full", "frozen"]):
+        with pytest.raises(ArgumentError, match=f"--use_peft and --tower_training {' '.join(given)} contradict each"):
+            settle_training(AffinityArguments(tower_training=given), True)
 
 
 def test_merging_without_adapters_is_refused_before_the_run():

@@ -30,20 +30,13 @@ def test_a_package_imports_or_is_not_installed():
     assert import_problem("hf_ext_no_such_package.inner") == "is not installed"
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "problem"),
-    [
+def test_an_installed_package_that_does_not_import_is_not_available_and_keeps_the_reason(package):
+    for name, source, problem in (
         ("broken_name", "import json\njson.no_such", "AttributeError: module 'json' has no attribute 'no_such'"),
-        ("broken_cuda", "assert False, 'Torch not compiled with CUDA enabled'", "AssertionError: Torch not compiled"),
-        ("broken_library", "raise OSError('libcudart.so.12: cannot open')", "OSError: libcudart.so.12: cannot open"),
+        ("broken_cuda", "assert False, 'Torch not compiled with CUDA'", "AssertionError: Torch not compiled"),
         ("broken_parent", "import json.no_such_part", "ModuleNotFoundError: No module named 'json.no_such_part'"),
-    ],
-)
-def test_an_installed_package_that_does_not_import_is_not_available_and_keeps_the_reason(
-    package, name, source, problem
-):
-    package(name, source)
-    assert str(import_problem(name)).startswith(problem)
+    ):
+        assert str(import_problem(package(name, source))).startswith(problem)
 
 
 def test_a_package_is_imported_once_however_often_it_is_asked_about(package, tmp_path):

@@ -8,40 +8,34 @@ import torch
 
 from hf_ext.memory.out_of_memory import DidNotFit, attempt, is_out_of_memory
 
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        MemoryError(),
-        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-            "tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
-        ),
-        RuntimeError("std::bad_alloc"),
-    ],
+IS = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    MemoryError(),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+        "tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    RuntimeError("std::bad_alloc"),
 )
-def test_is(error):
-    assert is_out_of_memory(error)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
-        RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
-        RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error"),
-        RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
-        ValueError("CUDA out of memory"),
-        KeyError("std::bad_alloc"),
-    ],
+IS_NOT = (
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
+    RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error"),
+    RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
+    ValueError("CUDA out of memory"),
+    KeyError("std::bad_alloc"),
 )
-def test_is_not(error):
-    assert not is_out_of_memory(error)
+
+
+def test_every_form_of_it_is_known_and_nothing_else():
+    assert [error for error in IS if not is_out_of_memory(error)] == []
+    assert [error for error in IS_NOT if is_out_of_memory(error)] == []
 
 
 def test_the_cause_of_another_error_counts_and_its_context_does_not():

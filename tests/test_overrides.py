@@ -63,19 +63,6 @@ def items_used(base):
     return Items
 
 
-def own_step(base):
-    class OwnStep(base):
-        def training_step(self, model, inputs, num_items_in_batch=None):
-            model.train()
-            inputs = self._prepare_inputs(inputs)
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-            loss = loss / self.args.gradient_accumulation_steps
-            self.accelerator.backward(loss)
-            return loss.detach()
-
-    return OwnStep
-
-
 def own_prediction(base):
     class Doubled(base):
         def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -113,11 +100,6 @@ def test_an_overridden_compute_loss_trains_and_evaluates_as_in_stock_trainer(nam
 @pytest.mark.parametrize("override", LOSSES)
 def test_every_way_to_override_compute_loss_is_stock(override, tmp_path):
     assert same(run_both(tmp_path, "EsmForTokenClassification", override, gradient_accumulation_steps=8))
-
-
-def test_what_a_training_loss_passes_through_is_stock_where_it_is_overridden(tmp_path):
-    ours, stock = run_both(tmp_path, "EsmForTokenClassification", own_step, gradient_accumulation_steps=8)
-    assert TRAINED.isdisjoint(ours.differences(stock))  # the loss of an evaluation is over all its items
 
 
 def test_what_an_evaluation_passes_through_is_stock_where_it_is_overridden(tmp_path):

@@ -113,20 +113,6 @@ def new_environment(folder: Path, wheel: Path) -> Path:
 
 
 @pytest.mark.nightly
-def test_the_source_archive_holds_every_file_of_the_repository(tmp_path: Path) -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a clone")
-    tracked = listed.stdout.splitlines()
-    for name in tracked:
-        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / "clone" / name)
-    with tarfile.open(build(tmp_path / "clone", "build_sdist")) as archive:
-        held = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
-    assert {*tracked} - held == {".gitignore"}
-
-
-@pytest.mark.nightly
 def test_the_wheel_that_the_source_archive_builds_runs_the_demo_in_a_new_environment(
     clone: Path, tmp_path: Path
 ) -> None:

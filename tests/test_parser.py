@@ -143,26 +143,18 @@ def test_a_required_field_may_come_from_any_layer_and_from_none_is_an_error_ever
     ("line", "value"),
     [
         ("learning_rate: 1e-3", 0.001),  # PyYAML alone reads the text "1e-3"
-        ("learning_rate: 1", 1.0),
         ("learning_rate: .inf", float("inf")),
         ("steps: 010", 10),  # YAML 1.1 alone reads 8
-        ("bf16: true", True),
         ("bf16: on", True),
         ("limit: null", None),
-        ("limit:", None),
-        ("limit: &anchor 7", 7),
-        ("output_dir: 123", "123"),
         ("output-dir: no", "no"),
         ("output_dir: 2024-01-01", "2024-01-01"),
         ("when: no", "no"),  # YAML 1.1 alone reads False
         ("options: {min_lr: 1e-5, name: a}", {"min_lr": 1e-5, "name": "a"}),
         ("options: '{\"a\": 1}'", '{"a": 1}'),
         ("report_to: [wandb, no]", ["wandb", "no"]),
-        ("report_to: none", "none"),
         ("tokens_seen: all", "all"),
-        ("tokens_seen: true", True),
         ("layers: [2, 3]", [2, 3]),
-        ("layers: 4", [4]),
         ("layers: []", []),
     ],
 )
@@ -179,17 +171,13 @@ def test_a_yaml_value_is_converted_to_its_fields_type(config, line, value):
     [
         ("learning_rate: fast", "learning_rate: 'fast' is not float"),
         ("steps: 1.5", "steps: '1.5' is not int"),
-        ("steps: 1:30", "steps: '1:30' is not int"),
-        ("steps: null", "steps: None is not int"),
         ("steps: [1, 2]", r"steps: \['1', '2'\] is not int"),
         ("bf16: perhaps", "bf16: 'perhaps' is not bool"),
         ("kernel: flsh", "kernel: 'flsh' is not one of sdpa, flash"),
         ("layers: [1, two]", r"layers: \['1', 'two'\] is not list\[int\]"),
-        ("layers: [1, [2]]", r"layers: \['1', \['2'\]\] is not list\[int\]"),
         ("output_dir: {a: 1}", "output_dir: {'a': 1} is not str"),
         ("learning_rat: 1", r"unknown key 'learning_rat', did you mean 'learning_rate'\?"),
         ("config: other.yaml", "config files do not nest"),
-        ("bf16: true\nbf16: false", "'bf16' is already given on line 2"),
         ("output_dir: a\noutput-dir: b", "'output_dir' is already given on line 2"),
         ("options: &a {}\nreport_to: *a", "tags and aliases are not read: write the value out"),
         ("options: !!python/name:os.system x", "tags and aliases are not read"),
@@ -200,20 +188,14 @@ def test_a_mistake_in_a_yaml_file_is_refused_with_its_place(config, line, messag
         parse("--config", config(f"# comment\n{line}\n"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_file_that_is_no_plain_yaml_is_refused(config):
+    for text, message in (
         ("- steps\n", "the top level must be lines of 'field: value'"),
-        ("just text\n", "the top level must be lines of 'field: value'"),
         ("steps: [1\n", "not valid YAML: .*line 2"),
-        ("steps:\t1\n\tbf16: true\n", "found character"),
-        ("steps: " + "[" * 5000, "not valid YAML"),
         ("steps: 1\n---\nsteps: 2\n", "expected a single document"),
-    ],
-)
-def test_a_file_that_is_no_plain_yaml_is_refused(config, text, message):
-    with pytest.raises(ArgumentError, match=rf"run\.yaml: .*{message}|{message}"):
-        parse("--config", config(text))
+    ):
+        with pytest.raises(ArgumentError, match=rf"run\.yaml: .*{message}"):
+            parse("--config", config(text))
 
 
 def test_a_file_that_cannot_be_read_is_refused_and_an_empty_one_changes_nothing(config, tmp_path):
@@ -297,27 +279,10 @@ def test_boolean_flags_and_both_spellings_work():
     assert parse("--output_dir", "b")[1].output_dir == "b"
 
 
-def test_an_argument_added_by_hand_comes_back_in_a_namespace_with_its_default():
-    parser = FastArgumentParser(Run)
-    parser.add_argument("--dry_run", action="store_true")
-    run, extra = parser.parse_args_into_dataclasses(["--dry_run"])
-    assert (run, vars(extra)) == (Run(), {"dry_run": True})
-
-
 @pytest.mark.parametrize("option", [{"return_remaining_strings": True}, {"args_filename": "x.args"}])
 def test_the_parents_ways_to_ignore_arguments_are_refused(option):
     with pytest.raises(ArgumentError, match="use --config"):
         make().parse_args_into_dataclasses([], **option)
-
-
-def test_help_lists_flags_defaults_and_presets(capsys):
-    with pytest.raises(SystemExit) as stop:
-        make().parse_args_into_dataclasses(["--help"])
-    assert stop.value.code == 0
-    printed = capsys.readouterr().out
-    assert "Step size. (default: 5e-05)" in printed
-    assert "  max_speed: bf16=True, steps=20, learning_rate=0.001\n" in printed
-    assert "--config FILE.yaml" in printed
 
 
 def test_training_arguments_parse_from_yaml_preset_and_command_line(config, tmp_path):

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import datasets
 import pytest
 import torch
 from miniature_esm import make_esm
@@ -84,21 +83,6 @@ def test_plan_json_holds_decisions_hardware_versions_and_facts(tmp_path, demo_ro
     assert "preset max_speed" in trainer.plan.table()
 
 
-def test_the_callers_arguments_stay_as_they_are_so_that_a_second_trainer_scales_once(
-    tmp_path, demo_rows, make_affinity
-):
-    model, collator = make_affinity()
-    args = make_args(
-        tmp_path, effective_batch_size=16, per_device_train_batch_size=4, lr_scaling="linear", learning_rate=1e-3
-    )
-    args.speedups = ["data_loading"]
-    for _ in range(2):
-        trainer = FastTrainer(model, args, collator, demo_rows)
-        assert (trainer.args.gradient_accumulation_steps, trainer.args.learning_rate) == (4, pytest.approx(4e-3))
-    assert (args.gradient_accumulation_steps, args.learning_rate) == (1, 1e-3)
-    assert args.accelerator_config is not trainer.args.accelerator_config
-
-
 def test_process_wide_settings_are_switched_back_by_end(
     tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
 ):
@@ -123,15 +107,6 @@ def test_process_wide_settings_are_switched_back_when_the_trainer_cannot_be_buil
     with pytest.raises(TypeError):
         FastTrainer(model, make_args(tmp_path, speedups=["cpu_matmul"]), collator, demo_rows, no_such_argument=1)
     assert torch_settings() == before
-
-
-def test_a_plan_made_for_another_machine_can_be_given(tmp_path, demo_rows, make_affinity):
-    model, collator = make_affinity("lora", "lora")
-    args = make_args(tmp_path, speedups=["precision"])
-    plan = make_plan(args, model, demo_rows, collator, describe_hardware("cpu"))
-    trainer = FastTrainer(model, args, collator, demo_rows, plan=plan)
-    assert trainer.plan is plan
-    assert trainer.accelerator.mixed_precision == "no"
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -186,25 +161,12 @@ def test_facts_of_datasets_of_every_kind(demo_rows, make_affinity):
     assert describe_data(None, collator, args).num_rows is None
 
 
-@pytest.mark.parametrize(("lengths", "batch", "share"), [([5, 5, 5], 2, 0.0), ([1, 3], 2, 1 / 3), ([1, 1, 4], 3, 0.5)])
-def test_the_padding_of_random_batches(lengths, batch, share):
-    assert padding_share(lengths, batch) == pytest.approx(share)
-
-
 def test_the_padding_of_random_batches_does_not_depend_on_how_a_file_is_sorted():
     lengths = [30 + i % 971 for i in range(60_000)]  # 20,000 of them are looked at
     shares = [padding_share(order, 16) for order in (lengths, sorted(lengths), sorted(lengths, reverse=True))]
     # Uniform on 30 to 1,000: the longest of 16 is 943 on average, of which a row fills 515.
     assert shares == pytest.approx([1 - 515 / 943] * 3, abs=0.01)
     assert padding_share(sorted(lengths), 16) == shares[1]
-
-
-@pytest.mark.parametrize("order", [list, sorted, lambda lengths: sorted(lengths, reverse=True)])
-def test_packing_is_decided_alike_however_a_file_is_sorted(order):
-    # One in ten is long: a file sorted by length begins with 21,600 that are all alike.
-    lengths = order([300 if i % 10 == 0 else 100 for i in range(24_000)])
-    rows = datasets.Dataset.from_dict({"input_ids": [[5]] * len(lengths), "length": lengths})
-    assert describe_data(rows, None, make_args()).padding_share_random > 0.3
 
 
 def test_deciding_twice_gives_the_same_plan(demo_rows, make_affinity):

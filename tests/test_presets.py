@@ -40,10 +40,6 @@ def make(**given) -> FastTrainingArguments:
     return FastTrainingArguments("out", use_cpu=True, **given)
 
 
-def test_there_are_the_six_presets_that_the_documents_name():
-    assert list(PRESETS) == ["baseline", "max_speed", "low_memory", "quick_eval", "low_disk", "reproducible"]
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_sets_what_it_says_from_both_sides_and_gives_way(preset):
     typed, ours = parse("--preset", preset, "--use_cpu"), make(preset=preset)
@@ -97,9 +93,3 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name():
             refused("low_disk+max_sped")
     with pytest.raises(ArgumentError, match=r"preset=\[.max_speed.\]: must be str or None"):
         make(preset=["max_speed"])
-
-
-def test_presets_of_a_parser_of_its_own_stay_its_own():
-    parser = FastArgumentParser(FastTrainingArguments, presets={"max_speed": {"seed": 7}})
-    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "out", "--preset", "max_speed"])
-    assert (args.preset, type(args.preset), args.seed, args.speedups) == ("max_speed", str, 7, [])

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from accelerate.parallelism_config import ParallelismConfig
+from miniature_esm import make_esm
 
 from hf_ext.errors import ArgumentError, PlanRefused
-from hf_ext.processes import check_fsdp, check_together, need_cpu_backend
+from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
+from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 
@@ -52,3 +55,17 @@ def test_fsdp_is_refused_where_one_process_would_hold_the_whole_model(monkeypatc
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(PlanRefused, match=r"\(cpu\) accelerate would run a single process"):
         check_fsdp(args)
+
+
+def test_splitting_by_tensor_context_or_sequence_is_refused_with_what_to_take_and_hsdp_passes(monkeypatch, tmp_path):
+    args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    for sizes in ({"tp_size": 2}, {"cp_size": 4}, {"sp_size": 2}, {"tp_size": 2, "dp_shard_size": 2}):
+        args.parallelism_config = ParallelismConfig(**sizes)
+        with pytest.raises(PlanRefused, match=r"cannot split esm, t5: .*4gpu_fsdp2.*8gpu_hsdp.*4gpu_zero2"):
+            check_parallelism(args, ("esm", "t5"))
+    args.parallelism_config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=4)
+    check_parallelism(args, ("esm", "t5"))
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
+    with pytest.raises(PlanRefused, match=r"tp_size=2, cp_size=1, sp_size=1\) cannot split esm"):
+        FastTrainer(make_esm(), FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))

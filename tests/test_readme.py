@@ -135,7 +135,7 @@ def test_every_launch_that_is_shown_ends_in_our_message_where_it_fails() -> None
     shown = [*single, ROOT / "README.md", *DOCS, ROOT / "recipes" / "max_speed.py", ROOT / "recipes" / "mlm.py"]
     found = [command for path in shown for command in launches(path.read_text(encoding="utf-8"))]
     assert len(single) == 4
-    assert len(found) >= 21
+    assert len(found) >= 20
     one_process = [command for command in found if not re.search(r"accelerate_configs/(?!1gpu)\d", command)]
     assert [command for command in one_process if "--quiet" not in command] == []
     assert launches("pip x && accelerate launch recipes/mlm.py --a b") == ["accelerate launch recipes/mlm.py"]

@@ -93,17 +93,14 @@ def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, c
         labelled(files[0], words="--require rmse<=0.6")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_cannot_be_scored_is_refused(labelled):
+    for words, message in (
         ("--require spearmann>=0.6", "unknown metric 'spearmann'"),
         ("--metric accuracy", "--metric accuracy: allowed here are spearman, "),
         ("--test_of nowhere", "nowhere: holds no all_results.json"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(labelled, words, message):
-    with pytest.raises((ArgumentError, DataError), match=message):
-        labelled(given("old.csv", OLD), words=words)
+    ):
+        with pytest.raises((ArgumentError, DataError), match=message):
+            labelled(given("old.csv", OLD), words=words)
 
 
 def test_lines_go_to_the_rows_that_they_name(labelled):
@@ -119,21 +116,18 @@ def test_lines_go_to_the_rows_that_they_name(labelled):
     )  # lines are rows
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
+def test_predictions_of_other_rows_are_refused(labelled):
+    right = {"source_row": range(2, 302), "prediction": OLD, "score": OLD, "sequence": SEQUENCES, "pKd": LABELS}
+    assert labelled(write(Path("right.csv"), **right))
+    for columns, message in (
         ({"source_row": range(2, 301), "prediction": OLD[:299]}, r"1 of 300 .* no prediction \(source_row 301\)"),
         ({"source_row": [2, *range(2, 301)], "prediction": OLD}, "lines 3 repeat a source_row"),
         ({"prediction": OLD[:299]}, "299 predictions for 300 scored rows, and no column source_row"),
         ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, "lines 9 .* another sequence"),
         ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions in column 'prediction' are no finite numbers: lines 301"),
-    ],
-)
-def test_predictions_of_other_rows_are_refused(labelled, columns, message):
-    with pytest.raises(DataError, match=message):
-        labelled(write(Path("other.csv"), **columns))
-    right = {"source_row": range(2, 302), "prediction": OLD, "score": OLD, "sequence": SEQUENCES, "pKd": LABELS}
-    assert labelled(write(Path("right.csv"), **{name: right[name] for name in {*columns, "prediction"}}))
+    ):
+        with pytest.raises(DataError, match=message):
+            labelled(write(Path("other.csv"), **columns))
 
 
 def test_what_is_no_model_is_refused_with_the_way_out(labelled):

@@ -57,15 +57,3 @@ def test_a_twin_trained_on_shuffled_pairs_ignores_the_antigen_and_fails(tmp_path
     failed = {gate["name"] for gate in done.read("gates.json")["stages"]["1"]["gates"] if gate["passed"] is False}
     assert "reproduced" in failed
     assert "num_errors" not in failed
-
-
-def test_a_mistake_ends_in_one_line_that_names_it(tmp_path):
-    (tmp_path / "pairs.csv").write_text("antigen,heavy,light\nMKT,EVQ,DIQ\nMKV,EV1,DIQ\nMKL,EVQ,DIQ\n")
-    for words, message in (
-        (("--dataset_name", "pairs.csv"), "row 3, column 'heavy'"),
-        (("--gate_unique", "0.5"), "no such gate"),
-        (("--use_peft", "true"), "--encoder_training lora"),
-    ):
-        done = run("generate_antibody", tmp_path, *words, launcher=ALONE, status=1)
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr

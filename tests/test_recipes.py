@@ -62,21 +62,6 @@ def test_predict_repeats_the_predictions_of_training(demo, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--dataset_name", "absent.csv"), "absent.csv"),
-        (("--interval_by", "antigem"), "antigen"),
-        (("--learning_rat", "1"), "learning_rate"),
-    ],
-)
-def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path, words, message):
-    done = run("max_speed", tmp_path, *words, launcher=ALONE, status=1)
-    assert message in done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.nightly
 def test_streaming_trains_and_scores(demo, tmp_path):
     encoders = demo.folder / "demo_encoders"
     streamed = train(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
@@ -21,38 +18,19 @@ def fifo(folder: Path) -> Path:
     return folder / "a.csv"
 
 
-def damaged_parquet(folder: Path) -> Path:
-    rng = random.Random(0)
-    sequences = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=50)) for _ in range(100)]
-    path = folder / "a.parquet"
-    table = pa.table({"sequence": sequences, "label": [float(i) for i in range(100)]})
-    pq.write_table(table, path, compression="snappy", use_dictionary=False, write_page_checksum=True)
-    content = bytearray(path.read_bytes())
-    content[2000] ^= 1
-    path.write_bytes(content)
-    return path
-
-
 def joined_rows(folder: Path) -> Path:
     path = folder / "a.csv"
     path.write_text('note,sequence,label\nx,MKTVL,1\n"y,MKTAA,2\nz,MKTCC,3\nx",MKTDD,4\nx,MKTEE,5\n')
     return path
 
 
-def half_character(folder: Path) -> Path:
-    (folder / "a.jsonl").write_text('{"sequence": "MK\\udc00TVL", "label": 1}\n')
-    return folder / "a.jsonl"
-
-
 CASES = {
     fifo: "is a named pipe",
-    damaged_parquet: "row group 1: not a readable Parquet file",
     joined_rows: "rows 3 to 5: two quotes make one record",
-    half_character: "row 1, column 'sequence'",
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", CASES)
 @pytest.mark.parametrize("recipe", ["max_speed", "mlm"])
 @pytest.mark.parametrize("streaming", ["false", "true"])

@@ -58,15 +58,6 @@ def test_two_runs_that_learn_the_same_have_the_same_state(tmp_path):
     assert set(one["stateful_callbacks"]) == {"TrainerControl"}
 
 
-def test_the_seconds_of_a_run_go_on_where_it_is_resumed(tmp_path):
-    given = {"eval_strategy": "steps", "eval_steps": 2}
-    first = run(tmp_path, max_steps=2, **given)
-    resumed = run(tmp_path, str(tmp_path / "checkpoint-2"), allow_changed=["max_steps"], **given)
-    assert (first.run_clock.num_sessions, resumed.run_clock.num_sessions) == (1, 2)
-    assert resumed.run_clock.seconds > first.run_clock.seconds
-    assert resumed.evaluation_facts()["num_evaluations"] == 2
-
-
 def test_a_resume_that_is_refused_names_the_argument_and_the_flag(tmp_path):
     run(tmp_path, max_steps=2)
     with pytest.raises(CheckpointError) as refusal:

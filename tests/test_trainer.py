@@ -160,14 +160,6 @@ def test_a_head_learns_from_the_cache_what_it_learns_from_live_encoders(fast_tra
     assert losses(broken) != pytest.approx(losses(live), rel=1e-4)
 
 
-def test_cached_and_live_batches_have_the_same_types(fast_trainer):
-    live, cached = fast_trainer("a"), fast_trainer("b", speedups=["embedding_cache"])
-    batches = [next(iter(trainer.get_train_dataloader())) for trainer in (live, cached)]
-    assert [batch["labels"].dtype for batch in batches] == [torch.float32] * 2
-    assert torch.equal(batches[0]["labels"], batches[1]["labels"])
-    assert [sorted(batch) for batch in batches] == [["labels", "sequences"], ["embeddings", "labels"]]
-
-
 def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
     first = fast_trainer("a", speedups=["embedding_cache"])
     first.train()
@@ -183,25 +175,6 @@ def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
     evidence = json.loads((Path(second.args.output_dir) / "plan.json").read_text())["decisions"]
     assert next(d for d in evidence if d["name"] == "embedding_cache")["evidence"]["num_encoded"] == 0
     assert losses(second) == losses(first)
-
-
-def test_columns_that_share_an_encoder_share_its_embeddings(fast_trainer, demo_rows):
-    rows = demo_rows.select(range(120)).map(lambda row: {"light": row["heavy"]})
-    swapped = demo_rows.select(range(120, 160)).map(lambda row: {"light": row["heavy"]})
-    trainer = fast_trainer(speedups=["embedding_cache"], train_rows=rows, eval_rows=swapped)
-    for dataset in (rows, swapped):
-        trainer.embed_dataset(dataset)
-    distinct = len({*rows["heavy"][:], *swapped["heavy"][:]}) + len({*rows["antigen"][:], *swapped["antigen"][:]})
-    assert trainer.plan["embedding_cache"].evidence["num_encoded"] == distinct
-
-
-def test_tables_that_do_not_fit_memory_give_the_same_learning(fast_trainer, monkeypatch):
-    in_memory = fast_trainer("a", speedups=["embedding_cache"])
-    in_memory.train()
-    monkeypatch.setattr("hf_ext.training.embedding_cache.MEMORY_SHARE", 0.0)
-    on_disk = fast_trainer("b", speedups=["embedding_cache"])
-    on_disk.train()
-    assert losses(on_disk) == losses(in_memory)
 
 
 def test_plain_lists_of_rows_are_cached_like_datasets(fast_trainer, demo_rows):

@@ -23,7 +23,7 @@ from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
 from ..models.exact_encoding import exact_encoding
 from ..models.prediction_intervals import half_width
-from ..pretrained import check_index, reading
+from ..pretrained import reading
 from .calibrating import uncalibrated
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
@@ -224,7 +224,6 @@ def load_model(folder: str | Path) -> AffinityModel:
     Raises:
         ArgumentError: files are missing or damaged, or hold what is not finite.
     """
-    check_index(folder)
     with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
         model = AffinityModel.from_pretrained(folder, use_safetensors=True)
     check_finite(folder, model.state_dict())

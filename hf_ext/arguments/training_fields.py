@@ -101,9 +101,6 @@ class StepArguments:
     effective_batch_size: Count | None = option(
         None, "Rows per optimizer step over all processes; sets accumulation. Changes what is learned."
     )
-    lr_scaling: Literal["none", "linear", "sqrt"] = option(
-        "none", "How the learning rate follows the effective batch size. Changes what is learned."
-    )
     max_tokens_per_batch: Count | None = option(
         None, "Tokens per device and pass, special ones included; rows vary to fill it. Changes what is learned."
     )
@@ -182,15 +179,6 @@ class ReportingArguments:
         "Optimizer steps to run under torch.profiler after warm-up, once: writes profile_trace.json.gz, and the ten "
         "most costly operations into record and report. No rate includes them.",
     )
-    baseline_json: str | None = option(
-        None, "comparison.json of recipes/compare.py: logs the speed against its baseline."
-    )
-    baseline_batches_per_second: Positive | None = option(
-        None,
-        "In place of --baseline_json: batches of --baseline_batch_size rows per second that something else trains on "
-        "this machine. Speeds are compared by rows.",
-    )
-    baseline_batch_size: Count | None = option(None, "Rows in a batch of --baseline_batches_per_second.")
     dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
         None, "Price of the machine per hour, for the money in the report."
     )

@@ -122,8 +122,6 @@ def describe_abilities(hardware: Hardware) -> list[tuple[str, bool, str]]:
         "fp16": (hardware.native_fp16, "matrix units; training scales its loss", f"from 7.0, {have}"),
         "TF32": (hardware.tf32, "float32 products on matrix units", f"from 8.0, {have}"),
         "flash attention": (hardware.flash_attention_2, "torch's own, or flash-attn 2", f"from 8.0, {have}"),
-        "flash attention 3": (hardware.flash_attention_3, "Hopper's kernels", f"9.0 only, {have}"),
-        "fp8": (hardware.fp8, "matrix units; hf_ext does not train in it", f"from 8.9, {have}"),
     }
     return [(name, able, yes if able else no) for name, (able, yes, no) in needs.items()]
 

@@ -18,7 +18,7 @@ from ..models.configuration import EncoderSpec
 from ..models.encoders import load_tokenizer
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
-from ..pretrained import check_index, reading
+from ..pretrained import reading
 
 # What a model needs; never pickled weights, whatever else lies in a repository.
 _FILES = [
@@ -60,7 +60,6 @@ def load_generator(
     folder = fetch_folder(name_or_path, revision, _FILES)
     _check_kind(folder, str(name_or_path))
     check_model(folder)
-    check_index(folder)
     with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
         model: Any = AntibodyGenerator.from_pretrained(folder, use_safetensors=True)
     check_finite(folder, model.state_dict())

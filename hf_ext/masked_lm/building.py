@@ -32,7 +32,7 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..models.encoders import check_configuration, load_tokenizer
 from ..models.families import check_family, limit_of_positions
-from ..pretrained import check_index, reading
+from ..pretrained import reading
 from ..reporting.throughput import ThroughputCallback
 from ..running import stock_arguments
 from ..trainer import FastTrainer
@@ -121,7 +121,6 @@ def _new_esm2(args: MaskedLMArguments) -> PreTrainedModel:
 def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
     if Path(str(args.model_name_or_path)).is_dir():
         check_model(str(args.model_name_or_path))
-        check_index(str(args.model_name_or_path))
     with reading_model(args):
         config = AutoConfig.from_pretrained(
             str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False

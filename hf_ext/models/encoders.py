@@ -15,7 +15,7 @@ from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
 from ..data.contents import irregular_kind
 from ..errors import ArgumentError
-from ..pretrained import check_folder, check_index, reading
+from ..pretrained import check_folder, reading
 from ..processes import whole_weights
 from .configuration import EncoderSpec, Training
 from .families import FAMILIES, check_family
@@ -32,11 +32,9 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
     """Reads an encoder's configuration and identity; downloads no weights.
 
     Raises:
-        ArgumentError: no configuration there, or of nothing that can be built here; an index of weights that names
-            files elsewhere; a family that is not served.
+        ArgumentError: no configuration there, or of nothing that can be built here; a family that is not served.
     """
     hint = check_folder(name_or_path, "Encoder")
-    check_index(name_or_path)
     remedy = "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
     what = "no such folder here, nor such a model on the Hub" if hint else "no model configuration found"
     with reading(f"Encoder {name_or_path!r}: {what}", name_or_path, f"{hint} {remedy}".lstrip()):
@@ -135,7 +133,6 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
                 f"Encoder {spec.name_or_path!r} has changed: its weights hash to {found}, this model was made with "
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
-    check_index(spec.name_or_path)
     factory = _factory(spec.config["model_type"])
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision

@@ -14,7 +14,7 @@ from transformers import Trainer
 from ..checkpoints.finished_model import check_finite, check_model
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError
-from ..pretrained import check_index, reading
+from ..pretrained import reading
 from ..reporting.throughput import ThroughputCallback
 from ..running import stock_arguments
 from ..trainer import FastTrainer
@@ -116,7 +116,6 @@ def _check_shape(args: OperatorArguments, there: Any) -> None:
 def _read_model(name: str) -> OperatorTransformer:
     if Path(name).is_dir():
         check_model(name)
-        check_index(name)
     with _reading(name):
         model = OperatorTransformer.from_pretrained(name, dtype="float32")
     check_finite(name, model.state_dict())

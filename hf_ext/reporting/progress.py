@@ -125,9 +125,7 @@ def describe_speed(rates: Logs, shortfall: Shortfall | None) -> str:
 
 
 def _speed_parts(numbers: Logs) -> list[str]:
-    parts = [f"{rounded(numbers['batches_per_s'])} batches/s"] if "batches_per_s" in numbers else []
-    speed = numbers.get("speed_vs_baseline")
-    return parts if speed is None else [*parts, f"{rounded(speed)}x the baseline"]
+    return [f"{rounded(numbers['batches_per_s'])} batches/s"] if "batches_per_s" in numbers else []
 
 
 def describe_metrics(metrics: Logs) -> str:

@@ -30,7 +30,7 @@ from transformers.trainer_utils import has_length
 from ..files import write_text
 from ..hardware import detect_hardware
 from .batch_counts import COUNTS, BatchCounter
-from .rates import Device, find_baseline, mean_rates, speed_against
+from .rates import Device, mean_rates
 from .step_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class ThroughputCallback(TrainerCallback):
     `residues_per_s` (`tokens_per_s` where framing tokens cannot be told), `padded_tokens_per_s`, `sequences_per_s`,
     `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs
     utilisation; left out where the peak is not known), `peak_memory_gib` (of the device; on a CPU of the process),
-    `hours_left` (with evaluation and saving as they were so far), `speed_vs_baseline`. In the metrics of `train()` the
+    `hours_left` (with evaluation and saving as they were so far). In the metrics of `train()` the
     same for the whole run, with `train_` in front.
 
     Args:
@@ -60,9 +60,6 @@ class ThroughputCallback(TrainerCallback):
         tokenizer: tells residues from framing tokens; None takes the Trainer's `processing_class`.
         warmup_steps: first steps that are in no rate; it counts when training begins.
         clock: seconds that only grow; for tests.
-
-    Raises (when training begins):
-        ArgumentError: an `args.baseline_json` that is no comparison on this hardware.
     """
 
     def __init__(
@@ -88,7 +85,6 @@ class ThroughputCallback(TrainerCallback):
             self._counter.detach()
         tokenizer = self.tokenizer or kwargs.get("processing_class")
         self._device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
-        self._baseline = find_baseline(args, self._device.hardware.name)
         self._warmup_steps = self.warmup_steps
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
         self._timer = StepTimer(args.device, self._clock)
@@ -282,7 +278,7 @@ class ThroughputCallback(TrainerCallback):
         rates = mean_rates(sums_by_name, counter.unit)
         if rates and not self._device.why_no_mfu(counter.flops_unknown) and sums_by_name["flops"]:
             rates["mfu"] = sums_by_name["flops"] / sums_by_name["seconds"] / self._device.peak_flops
-        return {**rates, **speed_against(self._baseline, rates)}
+        return rates
 
     def _now(self) -> float:
         return (self._clock or time.perf_counter)()

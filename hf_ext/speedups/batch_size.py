@@ -1,16 +1,15 @@
-"""Effective batch size and the learning rate that goes with it.
+"""Effective batch size; the learning rate stays as given.
 
-Class L: more rows per step means fewer, less noisy steps, and another learning rate. So it happens only when named:
-`--effective_batch_size`, `--lr_scaling`, or a preset's `cached_batch_size` for heads that train from cached embeddings
-(printed as such; `--per_device_train_batch_size` overrides it).
+Class L: more rows per step means fewer, less noisy steps, which want another learning rate. So it happens only when
+named: `--effective_batch_size`, or a preset's `cached_batch_size` for heads that train from cached embeddings (printed
+as such; `--per_device_train_batch_size` overrides it).
 
 Rows per step = rows per device x processes x passes, exactly, whatever the number of processes: so the steps of an
 epoch, their rows and the learning rate stay as they are when a run moves from one card to eight and back. Rows per
 device are the user's, else the most that divide, up to the default's or the preset's. With `--max_tokens_per_batch`
 rows per step vary.
-`--lr_scaling` compares the rows of a step with one pass of one device, which no number of processes changes either.
-Source of the scaling rules: Goyal et al., arXiv:1706.02677 (linear); Malladi et al., arXiv:2205.10287 (square root, for
-Adam).
+Rules by which people scale the learning rate with the rows of a step: Goyal et al., arXiv:1706.02677 (in proportion);
+Malladi et al., arXiv:2205.10287 (with the square root, for Adam).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MIN_STEPS_PER_EPOCH = 64
 
 
 def decide(context: Context) -> Decision:
-    """Works out batch, accumulation and learning rate; refuses sizes that do not divide."""
+    """Works out batch and accumulation; refuses sizes that do not divide."""
     args, world = context.args, context.world_size
     if NAME in (args.without or []):
         return off()
@@ -34,12 +33,9 @@ def decide(context: Context) -> Decision:
     if args.cached_batch_size and not chosen_by_hand and context.caches_all_inputs and context.data.num_rows:
         each = max(1, cached_batch_size(context.data.num_rows, args.cached_batch_size) // world)
         batch = each * world  # less than that where the processes do not divide it
-        settings: dict[str, float] = {"per_device_train_batch_size": each, "gradient_accumulation_steps": 1}
-        settings |= _scaled_rate(context, batch / (args.per_device_train_batch_size * args.gradient_accumulation_steps))
+        settings = {"per_device_train_batch_size": each, "gradient_accumulation_steps": 1}
         steps = context.data.num_rows // batch
         return applied(f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings", settings)
-    if args.lr_scaling != "none":
-        return refused("--lr_scaling has no batch size to follow: give --effective_batch_size, or leave it out")
     return context.unasked(NAME, "give --effective_batch_size, or --cached_batch_size with cached inputs")
 
 
@@ -92,12 +88,12 @@ def _accumulate(context: Context, effective: int) -> Decision:
     else:
         largest = args.cached_batch_size if args.cached_batch_size and context.caches_all_inputs else rows
         found = split_batch(effective, devices, largest) or (1, 1)  # never None: `unit` is the devices alone
-    settings = {"gradient_accumulation_steps": found[1], **_scaled_rate(context, effective / rows)}
+    settings = {"gradient_accumulation_steps": found[1]}
     if found[0] != rows:
         settings["per_device_train_batch_size"] = found[0]
     reason = f"{effective} rows per optimizer step: {found[0]} x {devices} device{'s' if devices > 1 else ''}"
-    reason = f"{reason} x {_passes(found[1])}; {_rate(context)}{_shortage(effective, context.data.num_rows)}"
-    return applied(reason, settings)
+    reason = f"{reason} x {_passes(found[1])}; the learning rate stays as given"
+    return applied(reason + _shortage(effective, context.data.num_rows), settings)
 
 
 def _shortage(effective: int, num_rows: int | None) -> str:
@@ -106,19 +102,6 @@ def _shortage(effective: int, num_rows: int | None) -> str:
 
 def _passes(number: int) -> str:
     return f"{number} pass{'es' if number > 1 else ''}"
-
-
-def _rate(context: Context) -> str:
-    if context.args.lr_scaling == "none":
-        return "the learning rate stays as given"
-    return f"learning rate by --lr_scaling {context.args.lr_scaling}"
-
-
-def _scaled_rate(context: Context, factor: float) -> dict[str, float]:
-    scaling = context.args.lr_scaling
-    if scaling == "none":
-        return {}
-    return {"learning_rate": context.args.learning_rate * (factor if scaling == "linear" else factor**0.5)}
 
 
 apply = SetsFields.apply  # they are Trainer's own

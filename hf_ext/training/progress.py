@@ -16,7 +16,6 @@ import torch
 from transformers import TrainerCallback
 
 from ..data.random_states import kept_random_states
-from ..hardware import detect_hardware
 from ..memory.forecast import model_on_batch
 from ..memory.report import MemoryReport, format_memory, format_savings, report_run
 from ..models.activation_checkpointing import is_recomputed
@@ -24,7 +23,6 @@ from ..models.host_optimizer import HostTimes, find_host_optimizer
 from ..optional import import_problem
 from ..reporting import units
 from ..reporting.progress import LiveProgress, describe_speed
-from ..reporting.rates import find_baseline
 from ..reporting.shortfall import Shortfall, SpeedFacts, encoder_width, find_shortfall
 from ..reporting.throughput import WARMUP_STEPS, peak_bytes
 from ..speedups.base import optimizer_name
@@ -40,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class SpeedLine(TrainerCallback):
-    """Says on the main process how fast the last steps were, against which baseline, how long is left, and what is off.
+    """Says on the main process how fast the last steps were, how long is left, and what is off.
 
     In the progress bar, above a notebook's table, or on lines of its own where there is neither. First with the first
     logged loss or after a few seconds, then again every few. Nothing is synchronised for it.
@@ -49,13 +47,9 @@ class SpeedLine(TrainerCallback):
     Args:
         trainer: whose `throughput` measures the steps.
         clock: seconds that only grow.
-
-    Raises:
-        ArgumentError: as `find_baseline`, before anything long begins.
     """
 
     def __init__(self, trainer: Any, clock: Callable[[], float] = time.monotonic):
-        find_baseline(trainer.args, detect_hardware(trainer.args.device).name)
         self._trainer, self._clock = trainer, clock
         self._due, self._is_shown = math.inf, False
 

@@ -24,7 +24,6 @@ from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import ChildFailed, SideRun, run_all, run_child
 from hf_ext.comparing.sides import Side, make_ablations, make_command, make_sides, merge_yaml
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting.rates import read_baseline
 
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 
@@ -393,16 +392,6 @@ def test_speedups_that_do_not_pay_are_named() -> None:
     report = format_comparison({**result, "recipe": "r.py", "rounds": 3})
     assert "- slow (leaving it out): 0.80x [0.80, 0.80], does not pay here" in report
     assert "- big (alone): failed: CUDA out of memory" in report
-
-
-def test_the_baseline_of_a_comparison_is_what_a_run_reads(tmp_path) -> None:
-    path = tmp_path / "comparison.json"
-    path.write_text(json.dumps(analyze(CompareArguments(), three_rounds())))
-    assert read_baseline(str(path), "T4") == {
-        "residues_per_s": 100.0,
-        "sequences_per_s": 4.0,
-        "padded_tokens_per_s": 150.0,
-    }
 
 
 def test_the_report_and_the_plot_show_every_side(tmp_path) -> None:

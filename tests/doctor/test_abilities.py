@@ -14,8 +14,6 @@ EXPECTED = {
     "fp16": (True, True, True),
     "TF32": (False, True, True),
     "flash attention": (False, True, True),
-    "flash attention 3": (False, False, True),
-    "fp8": (False, False, True),
 }
 PRECISIONS = ("fp16 with loss scaling: no native bf16", "native bf16", "native bf16")
 CARDS = ("T4", "A100", "H100")
@@ -31,9 +29,7 @@ def test_abilities_of_a_card_are_those_of_its_data_sheet(column, card):
     assert describe_precision(describe_hardware(card)) == PRECISIONS[column]
 
 
-@pytest.mark.parametrize(
-    "wrong", ["native_bf16", "native_fp16", "tf32", "flash_attention_2", "flash_attention_3", "fp8"]
-)
+@pytest.mark.parametrize("wrong", ["native_bf16", "native_fp16", "tf32", "flash_attention_2"])
 @pytest.mark.parametrize(("column", "card"), [*enumerate(CARDS)])
 def test_one_wrong_entry_of_the_table_is_seen(column, card, wrong):
     right = describe_hardware(card)
@@ -47,8 +43,6 @@ def test_each_no_on_a_t4_names_the_capability_that_it_lacks():
         "bf16": "native from 8.0, T4 has compute capability 7.5; torch would emulate it",
         "TF32": "from 8.0, T4 has compute capability 7.5",
         "flash attention": "from 8.0, T4 has compute capability 7.5",
-        "flash attention 3": "9.0 only, T4 has compute capability 7.5",
-        "fp8": "from 8.9, T4 has compute capability 7.5",
     }
 
 

@@ -21,10 +21,9 @@ from transformers import (
 )
 
 from hf_ext.data.antibody_pairs import PairEncoder
-from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.reporting.batch_counts import BatchCounter
-from hf_ext.reporting.rates import Device, mean_rates, read_baseline, speed_against
+from hf_ext.reporting.rates import Device, mean_rates
 from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -288,39 +287,6 @@ def test_mfu_is_flops_over_the_peak_of_all_devices(tmp_path, tokenizer) -> None:
     flops = 6 * (2048 + 256 + 528 + 2) * 8 + 12 * 16 * 34
     assert loop.log(loss=1.0)["mfu"] == pytest.approx(flops / 1e-9 / (2 * 65e12), rel=1e-3)
     assert Device(describe_hardware("T4"), "bf16", 1).why_no_mfu("") == "no published bf16 peak for T4"
-
-
-def write_comparison(path: Path, device: str, **rates: float) -> str:
-    path.write_text(json.dumps({"baseline": {"name": "stock", "device": device, "rates": rates}}))
-    return str(path)
-
-
-def test_speed_against_a_measured_baseline_is_logged(tmp_path, tokenizer) -> None:
-    from hf_ext.hardware import detect_hardware
-
-    path = write_comparison(tmp_path / "c.json", detect_hardware("cpu").name, residues_per_s=0.5, sequences_per_s=9.0)
-    loop = Loop(tmp_path, tokenizer, warmup=0, baseline_json=path)
-    loop.step(0, 2)
-    assert loop.log(loss=1.0)["speed_vs_baseline"] == 4.0
-
-
-def test_a_baseline_in_other_units_is_compared_by_sequences() -> None:
-    assert speed_against({"residues_per_s": 5.0, "sequences_per_s": 2.0}, {"sequences_per_s": 3.0}) == {
-        "speed_vs_baseline": 1.5
-    }
-    assert speed_against({}, {"sequences_per_s": 3.0}) == {}
-
-
-def test_a_baseline_of_other_hardware_or_no_comparison_is_refused(tmp_path) -> None:
-    path = write_comparison(tmp_path / "c.json", "T4", residues_per_s=1.0)
-    assert read_baseline(path, "T4") == {"residues_per_s": 1.0}
-    with pytest.raises(ArgumentError, match="measured on T4, this is A100"):
-        read_baseline(path, "A100")
-    (tmp_path / "c.json").write_text("{}")
-    with pytest.raises(ArgumentError, match=r"not a comparison\.json"):
-        read_baseline(path, "T4")
-    with pytest.raises(ArgumentError, match="FileNotFoundError"):
-        read_baseline(str(tmp_path / "absent.json"), "T4")
 
 
 # --- real Trainers ----------------------------------------------------------------------------------------------------

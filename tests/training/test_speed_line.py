@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -16,14 +15,12 @@ from test_progress import load_notebook
 from transformers import TrainerCallback, TrainerState
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
-from hf_ext.errors import ArgumentError
-from hf_ext.hardware import describe_hardware, detect_hardware
+from hf_ext.hardware import describe_hardware
 from hf_ext.reporting.progress import LiveProgress
 from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.training.progress import SpeedLine, gpu_use
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
-BASELINE = {"baseline_batches_per_second": 0.05, "baseline_batch_size": 10}  # 0.5 rows/s
 
 
 class Loop:
@@ -74,11 +71,11 @@ def lines(caplog) -> Any:
     return lambda: [m.removeprefix("Speed: ") for m in caplog.messages if m.startswith("Speed: ")]
 
 
-@pytest.mark.parametrize(("passes", "line"), [(1, "0.25 batches/s, 4x"), (4, "1 batches/s, 4x")])
+@pytest.mark.parametrize(("passes", "line"), [(1, "0.25 batches/s"), (4, "1 batches/s")])
 def test_the_line_is_that_of_the_hand_computed_steps(tmp_path, lines, passes, line) -> None:
-    # 4 s a step, so 2 rows a second against 0.5; 98 steps of 4 s are left. Batches are passes, rows decide.
-    Loop(tmp_path, gradient_accumulation_steps=passes, **BASELINE).steps(1, 0, 60).steps(2, 0.4, 3.6).log()
-    assert lines() == [f"{line} the baseline, 7 min left"]
+    # 4 s a step; 98 of them are left. Batches are passes.
+    Loop(tmp_path, gradient_accumulation_steps=passes).steps(1, 0, 60).steps(2, 0.4, 3.6).log()
+    assert lines() == [f"{line}, 7 min left"]
 
 
 def test_nothing_is_said_in_the_warmup_and_evaluations_are_in_no_rate(tmp_path, lines) -> None:
@@ -166,47 +163,22 @@ def test_a_card_falls_short_of_what_it_should_reach(tmp_path, lines, monkeypatch
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"baseline_batches_per_second": 0.1}, "give both, since speeds are compared by rows"),
-        ({"baseline_batch_size": 12}, "give both"),
-        ({"baseline_batches_per_second": 0.0, "baseline_batch_size": 12}, "must be above 0"),
-        ({**BASELINE, "baseline_json": "c.json"}, "two baselines: leave one of them out"),
-    ],
-)
-def test_a_baseline_that_says_too_little_or_too_much_is_refused(tmp_path, given, message) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        make_args(tmp_path, **given)
-
-
-def test_a_baseline_of_another_machine_is_refused_before_training(tmp_path) -> None:
-    (tmp_path / "c.json").write_text('{"baseline": {"rates": {}, "device": "T4"}}')
-    with pytest.raises(ArgumentError, match="measured on T4"):
-        make_trainer(tmp_path, ROWS, baseline_json=str(tmp_path / "c.json"))
-    here = detect_hardware("cpu").name
-    (tmp_path / "c.json").write_text(json.dumps({"baseline": {"rates": {}, "device": here}}))
-    assert make_trainer(tmp_path, ROWS, baseline_json=str(tmp_path / "c.json"))
-
-
 # --- in a Trainer -----------------------------------------------------------------------------------------------------
 
 
 def test_the_bar_shows_it_and_nothing_is_printed_beside(tmp_path, capsys, lines) -> None:
-    make_trainer(tmp_path, ROWS, max_steps=5, disable_tqdm=False, **BASELINE).train()
+    make_trainer(tmp_path, ROWS, max_steps=5, disable_tqdm=False).train()
     last = capsys.readouterr().err.replace("\r", "\n").rstrip().splitlines()[-1]
     assert " batches/s, " in last
-    assert "x the baseline, " in last
     assert lines() == []
 
 
 def test_without_a_bar_it_is_a_line_of_its_own_and_a_continued_run_shows_its_own_rates(tmp_path, lines) -> None:
-    settings = {"save_strategy": "steps", "save_steps": 1, **BASELINE}
+    settings = {"save_strategy": "steps", "save_steps": 1}
     with pytest.raises(KeyboardInterrupt):
         make_trainer(tmp_path, ROWS, Kill(6), **settings).train()
     (first,) = lines()
     assert " batches/s, " in first
-    assert "x the baseline, " in first
 
     class Slow(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -217,7 +189,7 @@ def test_without_a_bar_it_is_a_line_of_its_own_and_a_continued_run_shows_its_own
     trainer.throughput._clock = clock
     trainer.train()
     assert lines()[1].startswith("0.01 batches/s, ")  # its fourth step is the run's tenth
-    assert lines()[1].endswith(" baseline, 0 s left")
+    assert lines()[1].endswith(", 0 s left")
 
 
 def test_the_table_of_a_notebook_shows_it_above(tmp_path, monkeypatch, lines) -> None:

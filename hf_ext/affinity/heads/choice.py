@@ -247,11 +247,9 @@ def _read(file: Path, facts: Mapping[str, Any], fixed: Mapping[str, Any]) -> dic
 
 
 def _apply(chosen: HeadSettings, trainer: Any, args: AffinityArguments, training: FastTrainingArguments) -> None:
-    scaled = trainer.args.learning_rate / training.learning_rate if training.learning_rate else 1.0  # --lr_scaling
     args.head_sizes, args.head_dropout = list(chosen.sizes), chosen.dropout
-    training.learning_rate = chosen.learning_rate / scaled
-    trainer.args.learning_rate = chosen.learning_rate
     for each in (training, trainer.args):
-        each.weight_decay, each.num_train_epochs = chosen.weight_decay, chosen.epochs
+        each.learning_rate, each.weight_decay = chosen.learning_rate, chosen.weight_decay
+        each.num_train_epochs = chosen.epochs
     set_seed(training.seed)  # the head's first weights are the same whether the search was made or read
     trainer.model.set_head(chosen.form, args.head_sizes, args.head_dropout)

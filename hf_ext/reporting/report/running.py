@@ -61,7 +61,6 @@ def cost_section(task: TaskReport) -> Section:
         *_padding(task),
         ["waiting for data", units.share(train.get("train_data_wait_share"))],
         ["model FLOPs utilization", units.share(train.get("train_mfu"))],
-        ["speed against the baseline", units.factor(train.get("train_speed_vs_baseline"))],
         [f"peak memory{_of(costs)}", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib")))],
         ["price", _price(costs)],
         ["money", units.dollars(costs.get("dollars"))],
