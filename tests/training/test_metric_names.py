@@ -19,9 +19,7 @@ EVERY_TWO = {"eval_strategy": "steps", "eval_steps": 2}
 def make(folder: Any, compute: Any = None, cls: type = FastTrainer, sets: Any = ROWS, **given: Any) -> Any:
     callbacks = given.pop("callbacks", None)
     args = make_args(folder, **{**EVERY_TWO, **given})
-    return cls(
-        make_model(), args, train_dataset=ROWS, eval_dataset=sets, compute_metrics=compute, callbacks=callbacks
-    )
+    return cls(make_model(), args, train_dataset=ROWS, eval_dataset=sets, compute_metrics=compute, callbacks=callbacks)
 
 
 def accuracy(prediction):
