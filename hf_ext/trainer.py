@@ -51,8 +51,7 @@ from .training.backends import Backend, choose_backend
 from .training.backends.deepspeed import check_optimizer
 from .training.checks import Checks, check_training
 from .training.collapse import CollapseAlarm
-from .training.comparable import spell_out_best
-from .training.early_stopping import EarlyStopping
+from .training.early_stopping import EarlyStopping, spell_out_best
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..evaluation.guards import Alarm, AlarmKind, examine_predictions
 from ..evaluation.scores import PLAIN_METRICS
-from .comparable import Evaluation
+from .early_stopping import Evaluation
 
 EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
 SAID_EARLY = (AlarmKind.BFLOAT16, AlarmKind.NOT_FINITE, AlarmKind.UNDEFINED)  # that time does not mend

@@ -20,7 +20,7 @@ from ..errors import ArgumentError
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
 from ..evaluation.row_metrics import RowMetrics
 from ..models.process_settings import replaced
-from .comparable import Evaluation, check_metric_on_rows, make_comparable, name_undefined
+from .early_stopping import Evaluation, check_metric_on_rows, make_comparable
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp
 
@@ -133,9 +133,6 @@ class Evaluator(TrainerCallback):
         for name, dataset in sets.items() if isinstance(sets, Mapping) else [("", sets)]:
             rows = None if trainer.args.eval_subset is None else self._subset(name).chosen.rows
             check_metric_on_rows(trainer.args, trainer.compute_metrics, dataset, name, rows)
-            problems = name_undefined(trainer.compute_metrics, dataset, rows) if trainer._ext_team.is_main else []
-            for problem in problems:
-                logger.warning("While training %s", problem)
 
     def _subset(self, name: str) -> Subset:
         """Of the set of that name ("" where there is but one), chosen once as long as what decides it is the same."""
