@@ -672,7 +672,6 @@ class FastTrainer(Trainer):
     stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
     collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
     profile = property(attrgetter("_ext_parts.profiling.found"), doc="What `torch_profiler` found, or None.")
-    compared_evaluation = property(attrgetter("_ext_evaluator.compared"), doc="The last `Evaluation`, or None.")
 
     stop_reason = property(attrgetter("_ext_stopper.reason"), doc="Why training stopped before its end, or None.")
 

@@ -33,18 +33,16 @@ class Evaluation:
     Attributes:
         predictions, labels: row by row, as `compute_metrics` gets them: (n,) or (n, columns); the first of a tuple.
         name: key of a dictionary of evaluation sets, or "".
-        is_full: whether these are all rows of the set.
         groups: of the rows, (n,), where `compute_metrics` is a `RowMetrics` that scores by groups.
     """
 
     predictions: np.ndarray
     labels: np.ndarray
     name: str
-    is_full: bool
     groups: np.ndarray | None = None
 
 
-def make_comparable(output: Any, name: str, is_full: bool, groups: np.ndarray | None) -> Evaluation | None:
+def make_comparable(output: Any, name: str, groups: np.ndarray | None) -> Evaluation | None:
     """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token.
 
     Those are left out because they would fill the memory until the next evaluation.
@@ -54,7 +52,7 @@ def make_comparable(output: Any, name: str, is_full: bool, groups: np.ndarray | 
     is_small = isinstance(predictions, np.ndarray) and predictions.ndim <= 2
     if not is_small or not isinstance(labels, np.ndarray):
         return None
-    return Evaluation(predictions, labels, name, is_full, groups)
+    return Evaluation(predictions, labels, name, groups)
 
 
 class EarlyStopping:

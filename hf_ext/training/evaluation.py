@@ -20,13 +20,13 @@ from ..errors import ArgumentError
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
 from ..evaluation.row_metrics import RowMetrics
 from ..models.process_settings import replaced
-from .early_stopping import Evaluation, check_metric_on_rows, make_comparable
+from .early_stopping import check_metric_on_rows, make_comparable
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp
 
 FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
 FEW_ROWS = 50
-COUNTED = ("subset_rows", "full_rows", "num_evaluations", "num_full", "seconds", "full_s")
+COUNTED = ("subset_rows", "full_rows", "num_evaluations", "num_full", "seconds")
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,6 @@ class Evaluator(TrainerCallback):
             returns is logged with it. `state` and `load` put them back where one is given up.
 
     Attributes:
-        compared: the last evaluation, if its predictions can be compared with those of another step.
         is_due: whether an evaluation that Trainer's loop asked for is under way.
 
     Raises (from the constructor):
@@ -77,7 +76,6 @@ class Evaluator(TrainerCallback):
     def __init__(self, trainer: Any, watchers: Iterable[Any] = ()):
         self._trainer, self._watchers = trainer, tuple(watchers)
         check_schedule(trainer.args, trainer.eval_dataset)
-        self.compared: Evaluation | None = None
         self.is_due = False
         self._subsets: dict[str, Subset] = {}
         self._at_hand: tuple[str | None, Any] = None, None  # name of the run's own set or None, and the rows
@@ -106,17 +104,10 @@ class Evaluator(TrainerCallback):
             counts[key] = number if key.endswith("_rows") else counts[key] + number
 
     def facts(self) -> dict[str, Any]:
-        """Sums over the sets: rows, numbers of evaluations, `seconds`, and `seconds_saved` where that is known."""
+        """Sums over the sets: rows, numbers of evaluations, and `seconds`; nothing before the first."""
         sets = self._sets.values()
-        facts: dict[str, Any] = {key: sum(one[key] for one in sets) for key in COUNTED[:-1]} if sets else {}
-        if facts:
-            facts["seconds"] = round(facts["seconds"], 3)
-        if facts and not facts["subset_rows"]:
-            del facts["subset_rows"]
-        elif facts and all(one["num_full"] for one in sets):
-            saved = [(one["num_evaluations"] - one["num_full"]) * one["full_s"] / one["num_full"] for one in sets]
-            facts["seconds_saved"] = round(sum(saved), 3)
-        return facts
+        facts = {key: round(sum(one[key] for one in sets), 3) for key in COUNTED} if sets else {}
+        return {key: number for key, number in facts.items() if number or key != "subset_rows"}
 
     # --- which rows -------------------------------------------------------------------------------------------------
 
@@ -140,11 +131,13 @@ class Evaluator(TrainerCallback):
         dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
         seed = args.seed if args.data_seed is None else args.data_seed
-        settings = args.eval_subset, group_column, seed, args.eval_batch_size
+        size = args.eval_subset
+        size = int(size) if size > 1 and size == int(size) else float(size)  # a count, or a share
+        settings = size, group_column, seed, args.eval_batch_size
         known = self._subsets.get(name)
         if known is not None and known.dataset is dataset and known.settings == settings:
             return known
-        chosen = choose_rows(dataset, size=subset_size(args), group_column=group_column, seed=seed)
+        chosen = choose_rows(dataset, size=size, group_column=group_column, seed=seed)
         if len(chosen.rows) < FEW_ROWS and not chosen.are_all and trainer._ext_team.is_main:
             logger.warning(
                 "eval_subset=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
@@ -176,7 +169,6 @@ class Evaluator(TrainerCallback):
         if it had not begun, but that as many random numbers are drawn; the run stops, and has saved.
         """
         trainer = self._trainer
-        self.compared = None
         at_hand: tuple[str | None, Any] = (None, asked_for)
         if asked_for is None:
             at_hand = "", trainer.eval_dataset
@@ -244,11 +236,11 @@ class Evaluator(TrainerCallback):
         began = time.perf_counter()
         output = trainer._ext_one_pass(loader, given, compute)
         self._count(name, num_evaluations=1, num_full=int(is_full), seconds=time.perf_counter() - began)
-        self.compared = make_comparable(output, name, is_full, getattr(compute, "groups", None))
+        compared = make_comparable(output, name, getattr(compute, "groups", None)) if self.is_due else None
         metrics = dict(output.metrics)
-        if self.is_due and self.compared is not None:
+        if compared is not None:
             for watcher in self._watchers:
-                added = watcher.see(self.compared, metrics)
+                added = watcher.see(compared, metrics)
                 self._added |= added.keys()
                 output.metrics.update(added)
         if subset is None:
@@ -283,8 +275,7 @@ class Evaluator(TrainerCallback):
         with kept_random_states():
             given = (*given[:-1], full_key(given[-1]))
             output = self._trainer._ext_one_pass(subset.whole, given, self._compute_on(subset.dataset))
-        seconds = time.perf_counter() - began
-        self._count(name, num_full=1, seconds=seconds, full_s=seconds)
+        self._count(name, num_full=1, seconds=time.perf_counter() - began)
         return output
 
     # --- what Trainer decides by it ---------------------------------------------------------------------------------
@@ -378,32 +369,12 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
             logger.info("%s=%s is passed over: it needs %s.", name, value, needed)
     if args.eval_subset is None:
         return
-    subset_size(args)
     if args.dataloader_drop_last:
         raise ArgumentError(
             f"dataloader_drop_last=True: with eval_subset={args.eval_subset} all rows of the subset are needed, also "
             "those of the last batch. Leave one of the two out."
         )
-    if (args.metric_for_best_model or "").removeprefix("eval_").startswith("full_"):
-        raise ArgumentError(
-            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with eval_subset the best "
-            "model is always that of all rows."
-        )
     names = eval_dataset if isinstance(eval_dataset, Mapping) else ()
     taken = [name for name in names if f"{name}_".startswith("full_")]
     if taken:
         raise ArgumentError(f"Evaluation set {taken[0]!r}: eval_full_* are the metrics of all rows. Call it otherwise.")
-
-
-def subset_size(args: Any) -> int | float:
-    """`eval_subset` as `choose_subset` takes it: a count (int) above 1, else a share (float).
-
-    Raises:
-        ArgumentError: a count that is not whole.
-    """
-    value = args.eval_subset
-    if value <= 1:
-        return float(value)
-    if value != int(value):
-        raise ArgumentError(f"eval_subset={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
-    return int(value)
