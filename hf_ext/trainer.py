@@ -62,7 +62,7 @@ from .training.oom_policy import OomPolicy, find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.planned import plan_run
 from .training.profiling import Profiling
-from .training.progress import HostSteps, MemoryWatch, SpeedLine
+from .training.progress import HostSteps, SpeedLine
 from .training.stop import Stopper, keep_from_workers
 from .training_args import complete_arguments
 
@@ -136,7 +136,6 @@ class FastTrainer(Trainer):
         early_stopping, collapse_alarm = EarlyStopping(self), CollapseAlarm(self)
         return SimpleNamespace(
             checks=Checks(self),
-            memory=MemoryWatch(self),
             throughput=throughput,
             speed_line=SpeedLine(self),
             run_clock=RunClockCallback(),

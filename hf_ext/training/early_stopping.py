@@ -88,7 +88,7 @@ class EarlyStopping:
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def see(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> dict[str, float]:
+    def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Feeds the rule, and ends training where it says so; returns the interval of the improvement."""
         trainer, step = self._trainer, self._trainer.state.global_step
         is_seen = self.decisions and self.decisions[-1]["step"] == step  # the same weights again

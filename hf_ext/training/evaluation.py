@@ -60,7 +60,7 @@ class Evaluator(TrainerCallback):
 
     Args:
         trainer: the `FastTrainer`.
-        watchers: whose `see(evaluation, metrics)` is called in each evaluation that Trainer's loop asks for; what it
+        watchers: whose `see(evaluation)` is called in each evaluation that Trainer's loop asks for; what it
             returns is logged with it. `state` and `load` put them back where one is given up.
 
     Attributes:
@@ -240,7 +240,7 @@ class Evaluator(TrainerCallback):
         metrics = dict(output.metrics)
         if compared is not None:
             for watcher in self._watchers:
-                added = watcher.see(compared, metrics)
+                added = watcher.see(compared)
                 self._added |= added.keys()
                 output.metrics.update(added)
         if subset is None:

@@ -1,8 +1,7 @@
-"""What a run says of its speed and its memory while it trains: how fast it is, what is off, what a step takes."""
+"""What a run says of its speed while it trains: how fast it is, what is off, what the host takes."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
@@ -13,19 +12,12 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..data.random_states import kept_random_states
 from ..hardware import detect_hardware
-from ..memory.forecast import model_on_batch
-from ..memory.report import MemoryReport, format_memory, format_savings, report_run
-from ..models.activation_checkpointing import is_recomputed
 from ..models.host_optimizer import HostTimes, find_host_optimizer
-from ..reporting import units
 from ..reporting.progress import LiveProgress, describe_speed
 from ..reporting.rates import find_baseline
 from ..reporting.shortfall import SpeedFacts, encoder_width, find_shortfall
-from ..reporting.throughput import WARMUP_STEPS, peak_bytes
-from ..speedups.base import optimizer_name
-from ..speedups.sample import longest_rows
+from ..reporting.throughput import WARMUP_STEPS
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
@@ -90,62 +82,6 @@ class SpeedLine(TrainerCallback):
         if not (bars or tables) or (bars and causes and causes not in self._said):  # a bar has no room for the sentence
             self._said.add(causes)
             logger.info("Speed: %s", text)
-
-
-class MemoryWatch(TrainerCallback):
-    """Predicts the fullest moment of a step on a card, before the first, and measures the run's.
-
-    `plan.json` holds both, as `facts.memory`. In runs that use speed-ups: there the answer counts, and a tenth of a
-    second per switch does not. On a CPU the doctor has it.
-    """
-
-    def __init__(self, trainer: Any):
-        self._trainer = trainer
-        self._report: MemoryReport | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Says what a step will take, and whether it fits."""
-        planned = self._trainer._ext_planned
-        is_asked = planned.keeps_records and planned.plan.hardware.kind == "cuda"
-        self._report = self._predict(args, given["model"], given.get("train_dataloader")) if is_asked else None
-        if self._report is None:
-            return
-        planned.plan.facts["memory"] = self._report.to_dict()
-        planned.save()
-        if state.is_world_process_zero:
-            say = logger.info if self._report.fits else logger.warning
-            say("%s", "\n".join([*format_memory(self._report), format_savings(self._report)]))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Puts what was measured, the peak of torch's allocator, beside what was predicted."""
-        if self._report is None:
-            return
-        planned, measured = self._trainer._ext_planned, peak_bytes(args.device)
-        planned.plan.facts["memory"]["measured_peak_bytes"] = measured
-        planned.save()
-        if state.is_world_process_zero:
-            predicted = units.memory(self._report.forecast.peak)
-            logger.info("memory: %s at the fullest moment, %s predicted", units.memory(measured), predicted)
-
-    def _predict(self, args: Any, model: Any, loader: Any) -> MemoryReport | None:
-        """The report; None where the model or its rows do not lend themselves to it."""
-        plan, rows = self._trainer.plan, args.train_batch_size
-        dataset, collator = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-        if collator is None or not hasattr(dataset, "__len__") or self._trainer._ext_backend.is_spread:
-            return None
-        try:
-            with kept_random_states(dataset, collator):
-                batch = copy.copy(collator)(longest_rows(dataset, collator, args.length_column_name, rows))
-            memory, length = model_on_batch(model, dict(batch))
-            has_recomputing = any(is_recomputed(part) for part in model.modules())
-            passes, optimizer = args.gradient_accumulation_steps, optimizer_name(args)
-            gib = plan.hardware.memory_gib
-            capacity = None if gib is None else round(gib * 2**30)
-            given = {"policy": None if has_recomputing else "none", "passes": passes, "optimizer": optimizer}
-            return report_run(memory, args, plan, rows, length, capacity, **given)
-        except Exception:  # a user's model, on tensors without values; training goes on as it would have
-            logger.debug("no prediction of memory", exc_info=True)
-            return None
 
 
 class HostSteps(TrainerCallback):

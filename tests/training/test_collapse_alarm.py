@@ -69,14 +69,6 @@ def test_a_fresh_head_may_be_constant_in_warm_up_and_not_after_it(tmp_path):
     assert said(late) == [(4, "The predictions spread 0.020")]
 
 
-def test_a_metric_without_a_value_is_named_with_its_reason(tmp_path, caplog):
-    trainer = train(tmp_path, CONSTANT, CONSTANT, max_steps=10)
-    alarms = trainer.collapse_alarms[0]["alarms"]
-    assert "spearman undefined: all 200 predictions are equal (8)." in alarms
-    assert trainer.collapse_alarms[0]["step"] == 1
-    assert caplog.text.count("spearman undefined") == 1
-
-
 def test_values_that_are_not_finite_are_alarming_at_once(tmp_path):
     broken = np.where(np.arange(NUM_ROWS) == 3, np.nan, GOOD)
     trainer = train(tmp_path, broken, GOOD, max_steps=10)
