@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -55,7 +54,7 @@ from .training.early_stopping import EarlyStopping, spell_out_best
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
-from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
+from .training.loaders import Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
 from .training.nan_guard import NanGuard, unfiltered
 from .training.oom_policy import OomPolicy, find_batch_size
@@ -294,11 +293,7 @@ class FastTrainer(Trainer):
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
-            try:
-                yield
-            except BROKEN:
-                time.sleep(0.5)  # torch raises where it hears of a worker's death: here, and not while all is left
-                raise
+            yield
 
     # --- data -------------------------------------------------------------------------------------------------------
 

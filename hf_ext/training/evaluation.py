@@ -83,20 +83,19 @@ class Evaluator(TrainerCallback):
         self._left_out: dict[str, Given] = {}  # sets of which only the subset was looked at
         self._num_begun = 0  # sets
         self._evaluated_step: int | None = None
-        self._identity = ""  # of the subset that `metric_for_best_model` was last computed on
         self.load(None)
 
     # --- counts, for the report and for checkpoints -----------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Counts and seconds of each set, and what the best model so far scored on which subset."""
-        return {"sets": self._sets, "best_on_subset": self._best_on_subset, "best_is_of": self._best_is_of}
+        """Counts and seconds of each set, and what the best model so far scored on its subset."""
+        return {"sets": self._sets, "best_on_subset": self._best_on_subset}
 
     def load(self, tree: dict[str, Any] | None) -> None:
         """Goes on from these; None: as before the first evaluation."""
-        tree = tree or {"sets": {}, "best_on_subset": None, "best_is_of": None}
+        tree = tree or {"sets": {}, "best_on_subset": None}
         self._sets: dict[str, dict[str, float]] = tree["sets"]
-        self._best_on_subset, self._best_is_of = tree["best_on_subset"], tree["best_is_of"]
+        self._best_on_subset: float | None = tree["best_on_subset"]
 
     def _count(self, name: str, **numbers: float) -> None:
         counts = self._sets.setdefault(name, dict.fromkeys(COUNTED, 0))
@@ -247,8 +246,6 @@ class Evaluator(TrainerCallback):
             self._count(name, full_rows=output.num_samples)
             return output
         self._count(name, full_rows=subset.chosen.num_rows, subset_rows=output.num_samples)
-        if self.best_metric_key in metrics:
-            self._identity = f"{self.best_metric_key} {trainer.args.greater_is_better} {subset.chosen.digest()}"
         if is_full:
             output.metrics.update({full_key(key): value for key, value in metrics.items()})
         elif self.is_due and self._needs_all_rows(name, metrics):
@@ -265,7 +262,7 @@ class Evaluator(TrainerCallback):
             return True
         if self._trainer.state.global_step == 0 or value is None or not math.isfinite(value):
             return False  # nothing is decided before the first step, nor by a number that is not finite
-        return self._best_is_of != self._identity or self._beats(value, self._best_on_subset)
+        return self._beats(value, self._best_on_subset)
 
     def _look_at_all(self, name: str, given: Given) -> EvalLoopOutput:
         """A pass over all rows of a set, under names that say so; no random number of the run is drawn for it."""
@@ -306,7 +303,7 @@ class Evaluator(TrainerCallback):
         if not metrics or is_of_subset or not can_be_best(key, decided, trainer.state.global_step):
             return {**decided, key: math.nan if best is None else best}
         if self._beats(decided[key], best):
-            self._best_on_subset, self._best_is_of = metrics[key], self._identity
+            self._best_on_subset = metrics[key]
         return decided
 
     # --- when -------------------------------------------------------------------------------------------------------

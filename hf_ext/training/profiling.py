@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,7 @@ class Profiling(TrainerCallback):
         first = state.global_step + self._trainer.throughput.warmup_steps + 2
         self._window = range(first, min(first + asked, state.max_steps + 1))
         if len(self._window) < asked:
-            few = f"{len(self._window)} of them are profiled" if self._window else "none is profiled"
-            logger.warning("--torch_profiler %d: after warm-up too few steps are left to train, so %s.", asked, few)
+            logger.warning("--torch_profiler %d: after warm-up only %d are left to train.", asked, len(self._window))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A step of the window is none of the throughput's, nor is the one before it."""
@@ -105,13 +103,10 @@ class Profiling(TrainerCallback):
         }
         place = ""
         if args.save_total_size_gb is None:  # which has no room set aside for it
-            draft = folder / f".{TRACE}"  # torch packs what ends in .gz
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                profiler.export_chrome_trace(str(draft))
-                os.replace(draft, folder / TRACE)
+                profiler.export_chrome_trace(str(folder / TRACE))
                 self.found["trace"], place = TRACE, f"; {TRACE} in {folder} opens in ui.perfetto.dev"
             except OSError as error:
-                draft.unlink(missing_ok=True)
                 logger.warning("%s was not written: %s", TRACE, describe_failure(error, str(folder / TRACE)))
         logger.info("Profiled steps %d to %d%s.", *steps, place)

@@ -84,11 +84,6 @@ def test_sizes_are_those_of_the_weights_and_of_deepspeeds_own_states():
     assert choose_backend(launched(stage=2, save_only_model=True)).checkpoint_sizes(model, 5).optimizer == 0
 
 
-@pytest.mark.parametrize(("given", "is_gathered"), [({}, False), ({"stage": 2}, False), ({"stage": 3}, True)])
-def test_weights_are_gathered_only_where_they_are_split(given, is_gathered):
-    assert choose_backend(launched(**given)).whole_weights() == ({"of": "engine"} if is_gathered else None)
-
-
 def test_an_optimizer_that_trainer_would_drop_under_deepspeed_is_refused():
     args = launched(stage=2).args
     check_given(args, (None, None))

@@ -183,29 +183,6 @@ def test_metrics_do_not_depend_on_the_eval_batch_size_and_stock_trainers_loss_do
         assert abs(evaluate(4, **stock)["eval_loss"] - whole["eval_loss"]) > 1e-4
 
 
-def test_the_loss_alone_is_of_both_too(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37, "masked"), "masked", eval_subset=5)
-    trainer.train()
-    (log,) = evaluations(trainer)
-    assert log["eval_full_loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-6)
-    assert log["eval_loss"] != pytest.approx(log["eval_full_loss"], rel=1e-4)
-
-
-def test_inputs_and_losses_of_all_rows_reach_compute_metrics(tmp_path):
-    shapes = []
-
-    def note(prediction):
-        shapes.append((prediction.inputs.shape, prediction.losses.shape))
-        return {}
-
-    given = {"include_for_metrics": ["inputs", "loss"], "eval_subset": 5}
-    make_trainer(tmp_path, make_rows(37), compute_metrics=note, **given).train()
-    (subset, *_), (whole, losses), *_ = shapes
-    assert subset[0] == 5
-    assert whole == (37, 20)
-    assert losses == (37,)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", ["mse", "tobit"])
 def test_cached_embeddings_are_looked_at_in_two_parts_from_one_table(tmp_path, make_affinity, demo_rows, loss):
@@ -479,21 +456,6 @@ def test_a_resumed_run_remembers_what_a_new_best_must_beat_and_what_was_counted(
     assert [fact["num_full"] for fact in facts] == [3, 3]
     stored = json.loads((tmp_path / "cut" / "checkpoint-2" / "progress.json").read_text())
     assert stored["evaluations"]["best_on_subset"] == 0.5
-
-
-def test_a_resumed_run_with_another_subset_confirms_anew(tmp_path):
-    given = {**STEPS, **BEST, "save_strategy": "steps", "save_steps": 2}
-    first = Scripted(of_5=[0.5, 0.4], of_37=[0.5])
-    try:
-        cut = make_trainer(tmp_path, make_rows(37), compute_metrics=first, callbacks=[Crash(3)], **given, eval_subset=5)
-        cut.train()
-    except KeyboardInterrupt:
-        pass
-    second = Scripted(of_6=[0.1, 0.1], of_37=[0.6, 0.2])
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=second, **given, eval_subset=6)
-    trainer.train(resume_from_checkpoint="auto")
-    assert second.num_rows == [6, 37, 6, 37]
-    assert trainer.state.best_metric == 0.6
 
 
 def test_a_second_run_of_a_trainer_counts_from_the_start(tmp_path):
