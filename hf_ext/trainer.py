@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -54,9 +55,9 @@ from .training.early_stopping import EarlyStopping, spell_out_best
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
-from .training.loaders import Loaders, naming_dead_workers, take_rows
+from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
-from .training.nan_guard import NanGuard, unfiltered
+from .training.nan_guard import NanGuard
 from .training.oom_policy import OomPolicy, find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.planned import plan_run
@@ -176,7 +177,7 @@ class FastTrainer(Trainer):
     def _ext_carried(self) -> list[Any]:
         """The parts that have a state in each checkpoint."""
         parts = self._ext_parts
-        carried = (parts.loaders, parts.run_clock, parts.evaluator, parts.profiling)
+        carried = (parts.loaders, parts.run_clock, parts.evaluator)
         return [*carried, parts.collapse_alarm, parts.early_stopping]
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
@@ -288,12 +289,17 @@ class FastTrainer(Trainer):
             around.enter_context(naming_dead_workers(self))
             around.callback(parts.profiling.leave)
             around.callback(self._ext_saver.leave)
-            around.enter_context(unfiltered(self.args))
+            # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.
+            around.enter_context(replaced(self.args, logging_nan_inf_filter=False))
             around.enter_context(self._ext_stopper.during_training())
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
-            yield
+            try:
+                yield
+            except BROKEN:
+                time.sleep(0.5)  # torch raises where it hears of a worker's death: here, and not while all is left
+                raise
 
     # --- data -------------------------------------------------------------------------------------------------------
 

@@ -53,8 +53,6 @@ class CollapseAlarm:
             self.alarms.append({"step": step, "name": name, "alarms": new})
         if new and args.process_index == 0:
             logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
-        elif said and not alarms and args.process_index == 0:
-            logger.info("Step %d%s: the predictions are no longer alarming.", step, of)
         self._said[name] = [_without_numbers(text) for text in due]
         spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
         return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}

@@ -27,6 +27,7 @@ from .streams import TrainingStream, read_together
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
+BROKEN = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what a loader raises where a worker is gone
 _ADVICE = (
     "Workers are killed mostly where memory, or shared memory (/dev/shm), runs out: give fewer than "
     "dataloader_num_workers={}. Or code of the dataset or of the collator ended it (sys.exit, os._exit), which "
@@ -246,7 +247,7 @@ def naming_dead_workers(trainer: Any) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except BROKEN as error:
         said = _DEATH.match(str(error))
         if said is None:
             raise

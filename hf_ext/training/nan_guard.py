@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
 from ..models.padding_watch import PaddingWatch
-from ..models.process_settings import replaced
 from ..overrides import find_override
 
 MAX_SKIPPED_IN_A_ROW = 10  # then it is not a matter of some rows
@@ -182,14 +180,6 @@ class NanGuard(TrainerCallback):
         loader.set_epoch(int(epoch))
         drawn = [*islice(loader.batch_sampler, first, first + batches[-1] + 1)]
         return "rows " + "; ".join(", ".join(map(str, drawn[i])) for i in batches) + " of the training data"
-
-
-def unfiltered(args: TrainingArguments) -> AbstractContextManager[None]:
-    """Without Trainer's filter, which shows the mean of other steps in place of a loss that is not finite.
-
-    It also waits for the device every batch. The arguments may be the caller's, who finds them as they were.
-    """
-    return replaced(args, logging_nan_inf_filter=False)
 
 
 def can_be_best(name: str, metrics: dict[str, float], step: int) -> bool:

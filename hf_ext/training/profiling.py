@@ -20,20 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 class Profiling(TrainerCallback):
-    """Profiles `torch_profiler` optimizer steps, once in a run, after those in which kernels are loaded.
+    """Profiles `torch_profiler` optimizer steps, once in a session, after those in which kernels are loaded.
 
     The window begins after the steps that no rate includes and one that only warms the profiler up. It ends before an
-    evaluation or a save, with the steps it has, and without any where an exception ends it; the next session then
-    profiles. All processes count the steps, the main one records. Rates leave the window out; Trainer's own
-    `train_runtime` has it. Nothing that training computes or draws is changed.
+    evaluation or a save, with the steps it has, and without any where an exception ends it. All processes count the
+    steps, the main one records. Rates leave the window out; Trainer's own `train_runtime` has it. Nothing that training
+    computes or draws is changed.
     Cost: steps of the window take longer, which no rate counts, and writing the trace takes seconds.
 
     Attributes:
         found: `steps` (first and last), `seconds` of each, `operations` (see `costly_operations`), `device`, and
-            `trace`, the file's name, or None where it was not written; None before there is a profile. In checkpoints.
+            `trace`, the file's name, or None where it was not written; None before there is a profile.
     """
-
-    name = "torch_profiler"
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -41,15 +39,6 @@ class Profiling(TrainerCallback):
         self._window = range(0)  # steps
         self._profiler: Any = None  # on the main process, within the window
         self._recording, self._step = ExitStack(), ExitStack()
-
-    def state(self) -> dict[str, Any] | None:
-        """For a checkpoint."""
-        return self.found
-
-    def load(self, tree: dict[str, Any] | None) -> None:
-        """A run that goes on has its profile already; None where it has none."""
-        self.found = tree
-        self._window = self._window if tree is None else range(0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decides which steps; says so where the run has fewer than were asked for."""

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from functools import partial
 
 import numpy as np
@@ -150,6 +151,36 @@ def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_comman
     assert same(train(tmp_path / "killed", resume=True, rows=lambda table: more), whole)
 
 
+class Fatal(Collator):
+    """In a worker, `at_batch` is handed over by `last_words` of the worker's process number."""
+
+    def __init__(self, last_words, at_batch=5):
+        super().__init__(Case())
+        self.last_words, self.at_batch, self.num = last_words, at_batch, 0
+
+    def __call__(self, rows):
+        self.num += 1
+        batch = super().__call__(rows)
+        return {"last": HandedOver(self.last_words), **batch} if self.num == self.at_batch else batch
+
+
+class HandedOver:
+    """Calls a function with its sender's process number where it is received."""
+
+    def __init__(self, receive):
+        self.receive = receive
+
+    def __reduce__(self):
+        return self.receive, (os.getpid(),)
+
+
+def receive_nothing(error, kills, pid):
+    """The worker's connection is gone; its process follows a moment later, as torch looks whether it is alive."""
+    if kills:
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    raise error
+
+
 def train_with(tmp_path, collator):
     args = FastTrainingArguments(output_dir=str(tmp_path), **SETTINGS)
     trainer = FastTrainer(make_narrow_esm(), args, collator, make_number_rows(16, 1))
@@ -157,6 +188,31 @@ def train_with(tmp_path, collator):
         trainer.train()
     finally:
         trainer.end()
+
+
+BROKEN = {
+    "reset": ConnectionResetError(104, "Connection reset by peer"),
+    "end": EOFError(),
+    "no file": FileNotFoundError(2, "No such file or directory"),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, name):
+    last_words = partial(receive_nothing, BROKEN[name], True)
+    with pytest.raises(DataWorkerDied) as died:
+        train_with(tmp_path, Fatal(last_words))
+    text = str(died.value)
+    assert re.match(r"DataLoader worker \(pid \d+.*\. checkpoint-\d is the last one saved, and valid\. ", text)
+    assert "mostly where memory" in text
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_same_error_with_the_workers_alive_stays_what_it_is(tmp_path, name):
+    with pytest.raises(type(BROKEN[name])):
+        train_with(tmp_path, Fatal(partial(receive_nothing, BROKEN[name], False)))
 
 
 class Ending(Collator):
