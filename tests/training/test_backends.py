@@ -29,20 +29,6 @@ def launched(stage=None, plugin=None, version=None, **given):
     return trainer
 
 
-@pytest.mark.parametrize(
-    ("given", "is_spread", "written_by"),
-    [
-        ({}, False, "Trainer"),
-        ({"version": 1}, True, "FSDP 1"),
-        ({"version": 2, "plugin": SimpleNamespace(state_dict_type="x")}, True, "FSDP2 (x)"),
-        ({"stage": 2}, True, "ZeRO-2 on 1 processes, its optimizer on the device"),
-    ],
-)
-def test_one_is_chosen_by_what_accelerate_made_of_the_launch(given, is_spread, written_by):
-    backend = choose_backend(launched(**given))
-    assert (backend.is_spread, backend.written_by, backend.is_zero) == (is_spread, written_by, "stage" in given)
-
-
 def test_each_trial_of_a_search_gets_the_settings_of_its_own_accelerator(tmp_path):
     trainer = make_trainer(tmp_path)
     before, backend = trainer.accelerator, trainer._ext_backend
