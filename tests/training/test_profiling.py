@@ -103,8 +103,9 @@ class Dies(TrainerCallback):
 @pytest.mark.nightly
 def test_a_run_that_dies_in_the_window_has_no_profile_and_the_next_session_makes_one(tmp_path):
     saves = {**QUIET, "save_strategy": "steps", "save_steps": 1, "torch_profiler": 1}
-    whole, broken, resumed = (make(tmp_path / name, **saves, resume="auto") for name in ("whole", "run", "run"))
+    whole = make(tmp_path / "whole", **saves)
     whole.train()
+    broken, resumed = (make(tmp_path / "run", **saves, resume="auto") for _ in range(2))
     broken.add_callback(Dies(3))
     with pytest.raises(RuntimeError, match="in the middle"):
         broken.train()
