@@ -98,8 +98,8 @@ class Loaders(TrainerCallback):
         hands_out = config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1
         if hands_out or (is_streamed and (config.split_batches or config.dispatch_batches)):
             raise ArgumentError(
-                "Every process reads its training rows itself: leave Accelerate's dispatch_batches (with a stream, "
-                "split_batches too) out of --accelerator_config."
+                "Every process reads its training rows itself: leave Accelerate's dispatch_batches out of "
+                "--accelerator_config, with a stream split_batches too."
             )
         if is_streamed and is_split_by_node(rows):
             raise ArgumentError(
