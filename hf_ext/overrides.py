@@ -7,9 +7,11 @@ that they go through are its own or Trainer's. Where one is not, the trainer has
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 
+@lru_cache(maxsize=1024)  # asked for many times in each step
 def is_in(module: str, packages: tuple[str, ...]) -> bool:
     """Whether a module, by its name, is one of `packages` or in one."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)

@@ -51,19 +51,18 @@ from .training.backends import Backend, choose_backend
 from .training.backends.deepspeed import check_optimizer
 from .training.checks import Checks, check_training
 from .training.collapse import CollapseAlarm
-from .training.comparable import spell_out_best
-from .training.early_stopping import EarlyStopping
+from .training.early_stopping import EarlyStopping, spell_out_best
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
 from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
-from .training.nan_guard import NanGuard, unfiltered
+from .training.nan_guard import NanGuard
 from .training.oom_policy import OomPolicy, find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.planned import plan_run
 from .training.profiling import Profiling
-from .training.progress import HostSteps, MemoryWatch, SpeedLine
+from .training.progress import HostSteps, SpeedLine
 from .training.stop import Stopper, keep_from_workers
 from .training_args import complete_arguments
 
@@ -137,7 +136,6 @@ class FastTrainer(Trainer):
         early_stopping, collapse_alarm = EarlyStopping(self), CollapseAlarm(self)
         return SimpleNamespace(
             checks=Checks(self),
-            memory=MemoryWatch(self),
             throughput=throughput,
             speed_line=SpeedLine(self),
             run_clock=RunClockCallback(),
@@ -179,7 +177,7 @@ class FastTrainer(Trainer):
     def _ext_carried(self) -> list[Any]:
         """The parts that have a state in each checkpoint."""
         parts = self._ext_parts
-        carried = (parts.loaders, parts.run_clock, parts.evaluator, parts.profiling)
+        carried = (parts.loaders, parts.run_clock, parts.evaluator)
         return [*carried, parts.collapse_alarm, parts.early_stopping]
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
@@ -284,7 +282,8 @@ class FastTrainer(Trainer):
             around.enter_context(naming_dead_workers(self))
             around.callback(parts.profiling.leave)
             around.callback(self._ext_saver.leave)
-            around.enter_context(unfiltered(self.args))
+            # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.
+            around.enter_context(replaced(self.args, logging_nan_inf_filter=False))
             around.enter_context(self._ext_stopper.during_training())
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
@@ -666,7 +665,6 @@ class FastTrainer(Trainer):
     stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
     collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
     profile = property(attrgetter("_ext_parts.profiling.found"), doc="What `torch_profiler` found, or None.")
-    compared_evaluation = property(attrgetter("_ext_evaluator.compared"), doc="The last `Evaluation`, or None.")
 
     stop_reason = property(attrgetter("_ext_stopper.reason"), doc="Why training stopped before its end, or None.")
 

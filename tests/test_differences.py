@@ -18,7 +18,7 @@ from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_ROWS = 43
+NUM_ROWS = 40
 
 
 def read_rows(text: str) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,15 +34,6 @@ class ChosenRows:
     def are_all(self) -> bool:
         """Whether there are no others."""
         return len(self.rows) == self.num_rows
-
-    @property
-    def rest(self) -> IntArray:
-        """The numbers of all others, ascending."""
-        return np.setdiff1d(np.arange(self.num_rows, dtype=np.int64), self.rows, assume_unique=True)
-
-    def digest(self) -> str:
-        """Tells one choice from another: SHA-256 over the row numbers and the size of the set."""
-        return hashlib.sha256(np.append(self.rows, self.num_rows).astype("<i8").tobytes()).hexdigest()
 
 
 def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = None, seed: int = 42) -> ChosenRows:

@@ -26,7 +26,6 @@ class AlarmKind(Enum):
     """What is wrong with predictions."""
 
     NOT_FINITE = "NaN or infinite"
-    UNDEFINED = "a metric has no value"
     CONSTANT = "one value"
     FEW_VALUES = "few values"
     BLOCK = "many times the same value"

@@ -67,7 +67,7 @@ def _num_wanted(size: int | float, num_rows: int) -> int:
             raise ArgumentError(f"size={size}: {allowed}.")
         return min(size, num_rows)
     if not 0.0 < size <= 1.0:
-        raise ArgumentError(f"size={size}: {allowed}.")
+        raise ArgumentError(f"size={size} (eval_subset): {allowed}.")
     if round(size * num_rows) == 0:
         raise ArgumentError(f"size={size} (eval_subset): less than one of {num_rows} rows; {allowed}.")
     return round(size * num_rows)

@@ -160,14 +160,13 @@ class Pusher(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Waits for the push under way, and makes up for one that failed.
 
-        Half an hour at most; after a stop, for as long as a scheduler leaves. What is not on the Hub then is left.
+        Half an hour at most, after a stop a few seconds. What is not on the Hub then is left.
         """
         trainer, stopper = self._trainer, self._trainer._ext_stopper
         newest = trainer._ext_saver.saved_step
         if not args.push_to_hub or newest is None:
             return
-        left_s = stopper.left_s() or 0.0  # of `max_hours`, where that has stopped the run
-        limit_s = END_WAIT_S if stopper.reason is None else max(GRACE_S, left_s - GRACE_S)
+        limit_s = END_WAIT_S if stopper.reason is None else GRACE_S
         end = time.monotonic() + limit_s
         self._wait(end)
         self.push_checkpoint(newest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,9 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..data.batch_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
-from ..models.affinity import AffinityModel
 from ..models.ledger import BLOCK_BYTES
-from ..models.lora import unwrap_peft
 from ..models.wrapping import find_base_layers
 from .fakes import Base, LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import LayerLedger, Timeline, record_pass
@@ -25,7 +23,6 @@ from .stored import gradient_bytes, optimizer_bytes, weight_bytes
 # A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
 MANY_ROWS = 1009
 LABELLED = 0.15  # of the tokens, in masked language modelling
-MASKED_LM_COLUMNS = {"input_ids", "attention_mask", "labels", "token_type_ids", "layout"}
 
 logger = logging.getLogger(__name__)
 
@@ -223,20 +220,3 @@ def affinity_batch(lengths: Mapping[str, int], embedded: Mapping[str, int], rows
         sequences[name] = {"input_ids": ids, "attention_mask": ids, "residue_mask": ids.bool()}
     embeddings = {name: torch.zeros(rows, width, device="meta") for name, width in embedded.items()}
     return {"sequences": sequences, "embeddings": embeddings, "labels": torch.zeros(rows, device="meta")}
-
-
-def model_on_batch(model: Any, batch: dict[str, Any]) -> tuple[MemoryModel, int]:
-    """A model, with everything applied that a plan applies, on batches like this one; and tokens of a row.
-
-    Batches of other sizes are made for the models of hf_ext's tasks; of others there is this one alone.
-    """
-    inner = unwrap_peft(model)
-    if isinstance(model, AffinityModel):
-        lengths = {name: part["input_ids"].shape[1] for name, part in batch.get("sequences", {}).items()}
-        embedded = {name: part.shape[1] for name, part in batch.get("embeddings", {}).items()}
-        return MemoryModel(model, partial(affinity_batch, lengths, embedded)), max(1, sum(lengths.values()))
-    length = batch["input_ids"].shape[1] if "input_ids" in batch else 1
-    if type(inner).__name__.endswith("ForMaskedLM") and set(batch) <= MASKED_LM_COLUMNS:
-        # A head that computes at labels only reads where they are from the batch, where the collator says it not.
-        return MemoryModel(model, partial(masked_lm_batch, length, "forward" in vars(inner))), length
-    return MemoryModel(model, lambda rows: batch, scales=False), length

@@ -14,7 +14,6 @@ from .rates import Device
 UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
 NARROW_WIDTH = 512
 MUCH_WAITING = 0.2  # of the time of a step
-IDLE = 0.5  # a card that is busy less than that has too little to do
 PROFILE = "--torch_profiler 5 shows where the time goes"
 
 
@@ -26,13 +25,11 @@ class SpeedFacts:
         device: with the precision of the run's products.
         rates: `data_wait_share`, and where encoders run `residues_per_s` or `tokens_per_s`, and `mfu`.
         width: of the widest encoder; None where that is not known.
-        gpu_use: share of the time in which the card computed anything; None where nobody can tell.
     """
 
     device: Device
     rates: Mapping[str, float]
     width: int | None = None
-    gpu_use: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,16 +57,13 @@ class Shortfall:
 def find_shortfall(facts: SpeedFacts) -> Shortfall | None:
     """What to say of a run's speed; None where nothing is known to be wrong.
 
-    Of a card something is claimed where model FLOPs utilisation is below what is usual, where the card is idle for most
-    of the time, or where a cause that always costs time is there. Heads on cached embeddings are too small for the
-    first two.
+    Of a card something is claimed where model FLOPs utilisation is below what is usual, or where a cause that always
+    costs time is there. Heads on cached embeddings are too small for the first.
     """
     hardware, causes = facts.device.hardware, [*_certain_causes(facts)]
     if hardware.kind not in ("cuda", "rocm"):
         return Shortfall("", tuple(causes)) if causes else None
     evidence = _evidence(facts)
-    if evidence:
-        causes += _possible_causes(facts)
     if not (evidence or causes):
         return None
     return Shortfall(f"below what this {hardware.name} should reach{evidence}", tuple(causes))
@@ -86,8 +80,6 @@ def _evidence(facts: SpeedFacts) -> str:
     mfu = facts.rates.get("mfu")
     if mfu is not None and mfu < low:
         return f" ({mfu:.1%} of its {facts.device.dtype} peak, where {low:.0%} to {high:.0%} is usual)"
-    if facts.gpu_use is not None and facts.gpu_use < IDLE:
-        return f" (it is busy {facts.gpu_use:.0%} of the time)"
     return ""
 
 
@@ -103,13 +95,6 @@ def _certain_causes(facts: SpeedFacts) -> Iterator[tuple[str, str]]:
     is_half_better = hardware.kind == "cuda" and (hardware.native_bf16 or hardware.native_fp16)
     if is_half_better and dtype in ("fp32", "tf32") and _runs_encoders(facts):
         yield "float32", f"it computes in {dtype} (--{'bf16' if hardware.native_bf16 else 'fp16'} true)"
-
-
-def _possible_causes(facts: SpeedFacts) -> Iterator[tuple[str, str]]:
-    waiting = facts.rates.get("data_wait_share", 0.0)
-    if facts.gpu_use is not None and facts.gpu_use < IDLE and waiting < MUCH_WAITING:
-        text = f"it is busy {facts.gpu_use:.0%} of the time though rows are there: its steps are small (a larger "
-        yield "small steps", f"{text}--per_device_train_batch_size)"
 
 
 def encoder_width(model: Any) -> int | None:

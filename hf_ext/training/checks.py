@@ -5,32 +5,21 @@ Trainer reports success for runs of no step, and trains one where `max_steps` is
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import datasets
-import numpy as np
 import torch
-from pyarrow import compute
 from torch import nn
-from torch.utils.data import DataLoader, Subset
 from transformers import TrainerCallback, TrainingArguments
 
 from ..arguments.checks import check_choices
 from ..arguments.names import name_nearest
-from ..data.columns import column_names, column_values, has_numbered_rows
-from ..data.random_states import kept_random_states
+from ..data.columns import has_numbered_rows
 from ..errors import ArgumentError, DataError
-from ..models.lora import unwrap_peft
-from ..models.process_settings import replaced
-from ..overrides import BATCHES, EVALUATION, find_override, find_own_loss
-from ..speedups.sample import modes_kept
+from ..overrides import EVALUATION, find_override
 
-NUM_BATCHES = 2  # of each evaluation set
 MIN_ROWS = 4  # of which nothing is known, for an error: one may be odd
 NUM_NAMED = 5
 _REMEDY = "Many tokenizers for proteins want blanks between residues, ' '.join(sequence), others want capitals."
@@ -39,14 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class Checks(TrainerCallback):
-    """Looks at rows, weights and metrics when a run begins, at tokens and gradients in its first step.
+    """Looks at weights and the name of the best metric when a run begins, at tokens and gradients in its first step.
 
     Raises (when training begins, or in its first step):
-        DataError: a label that is text, None to train on, or a class the model does not have; a row that is too long;
-            text that the tokenizer does not know at all.
-        ArgumentError: weights train in float16 under a loss scale; evaluations do not give `metric_for_best_model`.
-
-    Cost: one look at a column or two; where that metric is the user's own, two batches of each evaluation set.
+        DataError: text that the tokenizer does not know at all.
+        ArgumentError: weights train in float16 under a loss scale; evaluations cannot give `metric_for_best_model`.
     """
 
     def __init__(self, trainer: Any):
@@ -56,15 +42,9 @@ class Checks(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Model and optimizer are ready, and nobody has begun to count."""
         trainer = self._trainer
-        if not find_own_loss(trainer, trainer.compute_loss_func) and not find_override(trainer, *BATCHES):
-            num_seen = state.max_steps * trainer.get_total_train_batch_size(args)
-            check_rows("train", trainer.train_dataset, trainer.model, trainer.data_collator, num_seen)
-            for name, rows in (trainer._ext_eval_sets if args.eval_strategy != "no" else {}).items():
-                check_rows(name, rows, trainer.model, trainer.data_collator)
         if not trainer._ext_backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(trainer.model, getattr(trainer.accelerator, "scaler", None) is not None)
-        if state.global_step == 0:  # a resumed run was looked at when it began
-            check_best_metric(trainer)
+        check_best_metric(trainer)
 
     def see(self, batch: Any) -> None:
         """Looks whether the tokenizer, where the trainer or its collator has one, knows the text of the first batch."""
@@ -136,41 +116,6 @@ def check_training(args: TrainingArguments, rows: Any, model: Any = None) -> Non
             )
 
 
-def check_rows(name: str, rows: Any, model: Any, collator: Any, num_seen: float = math.inf) -> None:
-    """Looks at labels and lengths of a `Dataset`, for models and collators of transformers, which take no others.
-
-    Models that count positions from their padding token take longer rows of padding.
-
-    Args:
-        name: of the data, for messages.
-        num_seen: so many rows are read; where there are more, a row may not come up, and none is looked at.
-
-    Raises:
-        DataError: see `Checks`.
-    """
-    inner = unwrap_peft(model)
-    modules = f"{type(inner).__module__} {getattr(collator, '__module__', '')}"
-    is_plain = isinstance(rows, datasets.Dataset) and rows.format["type"] != "custom"
-    if not is_plain or not 0 < len(rows) <= num_seen or modules.count("transformers.") < 2:
-        return
-    kind, config, names = type(inner).__name__, inner.config, {*column_names(rows)}
-    is_one_of = config.num_labels > 1 and config.problem_type in (None, "single_label_classification")
-    needed = f"a whole number from 0 to {config.num_labels - 1} (num_labels)" if is_one_of else "a number"
-    for column in {"label", "labels"} & names if kind.endswith("ForSequenceClassification") else ():
-        for i, value in enumerate(column_values(rows, column)):
-            is_other = is_one_of and isinstance(value, int) and value != -100 and not 0 <= value < config.num_labels
-            if (value is None and name == "train") or isinstance(value, str) or is_other:  # else there is no loss
-                raise DataError(f"{name} data, row {i}, column {column!r}: {value!r}, but {kind} takes {needed}.")
-    layers = [part for path, part in inner.named_modules() if path.endswith((".position_embeddings", ".wpe"))]
-    if len(layers) == 1 and getattr(layers[0], "padding_idx", 0) is None and "input_ids" in names:
-        tables = rows.select_columns(["input_ids"]).with_format("arrow").iter(10_000)
-        lengths = np.concatenate([compute.list_value_length(table["input_ids"]).to_numpy() for table in tables])
-        limit, row = layers[0].num_embeddings, int(lengths.argmax())
-        if lengths[row] > limit:
-            problem = f"{name} data, row {row}: {lengths[row]} tokens, but {kind} has {limit} positions."
-            raise DataError(f"{problem} Cut rows when tokenizing: truncation=True, max_length={limit}.")
-
-
 def check_weights(model: nn.Module, is_scaled: bool) -> None:
     """Names weights that train in float16, where small updates and the optimizer's squares are zero.
 
@@ -187,59 +132,26 @@ def check_weights(model: nn.Module, is_scaled: bool) -> None:
 
 
 def check_best_metric(trainer: Any) -> None:
-    """Raises ArgumentError where evaluations will not give `metric_for_best_model`, which ends a run at the first one.
+    """Raises ArgumentError where evaluations cannot give `metric_for_best_model`, which ends a run at the first one.
 
-    Names that nobody knows are tried, on two batches of each set. Not looked at: weights spread over processes,
+    Of a `compute_metrics` that does not tell its `names`, any name of one of the evaluation sets may be. Not looked at:
     subclasses that evaluate their own way, and callbacks of the user's that may add metrics.
     """
     args, sets = trainer.args, trainer._ext_eval_sets
     asked = args.metric_for_best_model if args.eval_strategy != "no" else None
     hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in trainer.callback_handler.callbacks}
-    is_left = (
-        trainer._ext_backend.is_spread or find_override(trainer, *EVALUATION) or hooks - {"hf_ext", "transformers"}
-    )
-    if asked is None or is_left or asked.endswith(("_runtime", "_per_second")):  # measured by Trainer
+    if asked is None or hooks - {"hf_ext", "transformers"} or find_override(trainer, *EVALUATION):
         return
     best, names = f"eval_{asked.removeprefix('eval_')}", {"loss", *getattr(trainer.compute_metrics, "names", ())}
-    found: Any = {f"{prefix}_{name}" for prefix in sets for name in names}
-    if best not in found and trainer.compute_metrics is not None:
-        found = _try_evaluation(trainer)
-    if found is not None and best not in found:
+    found = {f"{prefix}_{name}" for prefix in sets for name in names}
+    may_be_own = trainer.compute_metrics is not None and not hasattr(trainer.compute_metrics, "names")
+    is_of_a_set = best.startswith(tuple(f"{prefix}_" for prefix in sets))
+    is_measured = asked.endswith(("_runtime", "_per_second"))  # by Trainer
+    if best not in found and not (is_of_a_set and (may_be_own or is_measured)):
         raise ArgumentError(
-            f"metric_for_best_model: evaluated before training there is no {best!r}, but {', '.join(sorted(found))}. "
-            f"Give one of these, or return it as nan where it has no value{name_nearest(best, found)}"
+            f"metric_for_best_model: evaluations give no {best!r}, but {', '.join(sorted(found))}"
+            f"{' and more of these sets' if may_be_own else ''}. Give one of these{name_nearest(best, found)}"
         )
-
-
-def _try_evaluation(trainer: Any) -> dict[str, Any] | None:
-    """Metrics of two batches of each set, spread over it; None where they cannot be had, which is said.
-
-    Nothing that training depends on changes. Streams, `batch_eval_metrics`, whose `compute_metrics` keeps sums, and
-    `predict_with_generate`, since generating takes long, are not tried.
-    """
-    args, sets = trainer.args, trainer._ext_eval_sets
-    found: dict[str, Any] = {}
-    is_slow = args.batch_eval_metrics or getattr(args, "predict_with_generate", False)
-    if is_slow or not all(has_numbered_rows(rows) and len(rows) for rows in sets.values()):
-        return None
-    if trainer._ext_parts.embedder.is_on:
-        sets = {prefix: trainer.embed_dataset(rows) for prefix, rows in sets.items()}
-    collator = trainer._get_collator_with_removed_columns(trainer.data_collator)
-    draws = (trainer, trainer.compute_metrics, trainer.compute_loss_func, collator, trainer.data_collator)
-    silent = replaced(trainer.callback_handler, callbacks=[], eval_dataloader=None)
-    kept = kept_random_states(*draws, *sets.values(), *trainer.model.modules())
-    with kept, modes_kept(trainer.model), silent, warnings.catch_warnings(action="ignore"):
-        try:
-            for prefix, rows in sets.items():
-                places = np.linspace(0, len(rows) - 1, min(NUM_BATCHES * args.eval_batch_size, len(rows))).astype(int)
-                # A collator that makes its generator when first called makes it for itself.
-                one = copy.copy(collator)
-                loader = DataLoader(Subset(rows, np.unique(places).tolist()), args.eval_batch_size, collate_fn=one)
-                found |= trainer.evaluation_loop(loader, "Evaluation", metric_key_prefix=prefix).metrics or {}
-        except Exception as error:  # metrics may lack rows; what is wrong with them, an evaluation shows
-            logger.warning("The evaluation is not checked before training: %s: %s", type(error).__name__, error)
-            return None
-    return found
 
 
 def _shorten(names: list[str]) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..evaluation.guards import Alarm, AlarmKind, examine_predictions
-from ..evaluation.scores import PLAIN_METRICS
-from .comparable import Evaluation
+from ..evaluation.guards import AlarmKind, examine_predictions
+from .early_stopping import Evaluation
 
 EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
-SAID_EARLY = (AlarmKind.BFLOAT16, AlarmKind.NOT_FINITE, AlarmKind.UNDEFINED)  # that time does not mend
+SAID_EARLY = (AlarmKind.BFLOAT16, AlarmKind.NOT_FINITE)  # that time does not mend
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +23,7 @@ class CollapseAlarm:
     Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes. Each alarm
     is said once until it goes away, and stands in `alarms` ("step", "name" of the evaluation set, "alarms"). Within the
     learning rate's warm-up and the first tenth of the steps only rounding and values that are not finite are alarming.
-    A metric that is NaN is named with its reason. Logged: `eval_num_distinct` and `eval_spread_ratio` (the predictions'
+    Logged: `eval_num_distinct` and `eval_spread_ratio` (the predictions'
     standard deviation divided by the labels').
 
     Cost: two sorts per evaluation: 10 ms for 26,000 rows.
@@ -39,7 +36,7 @@ class CollapseAlarm:
         self.alarms: list[dict[str, Any]] = []
         self._said: dict[str, list[str]] = {}  # name of the evaluation set -> what holds, without numbers
 
-    def see(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> dict[str, float]:
+    def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
         if not _is_regression(evaluation):
             return {}
@@ -47,7 +44,6 @@ class CollapseAlarm:
         name, step = evaluation.name, state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
         report, alarms = examine_predictions(evaluation.predictions, evaluation.labels)
-        alarms = [*_undefined_metrics(metrics, prefix, evaluation), *alarms]
         is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
         due = [alarm.text for alarm in alarms if not is_early or alarm.kind in SAID_EARLY]
         said = self._said.get(name, [])
@@ -57,8 +53,6 @@ class CollapseAlarm:
             self.alarms.append({"step": step, "name": name, "alarms": new})
         if new and args.process_index == 0:
             logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
-        elif said and not alarms and args.process_index == 0:
-            logger.info("Step %d%s: the predictions are no longer alarming.", step, of)
         self._said[name] = [_without_numbers(text) for text in due]
         spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
         return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
@@ -78,17 +72,6 @@ def _is_regression(evaluation: Evaluation) -> bool:
     if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
         return False
     return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2
-
-
-def _undefined_metrics(metrics: Mapping[str, float], prefix: str, evaluation: Evaluation) -> list[Alarm]:
-    """An alarm for each metric that is NaN because it has no value for these predictions."""
-    alarms = []
-    for name, metric in PLAIN_METRICS.items():
-        value = metrics.get(f"{prefix}{name}")
-        if isinstance(value, float) and math.isnan(value):
-            reason = metric(evaluation.predictions, evaluation.labels).undefined
-            alarms += [Alarm(AlarmKind.UNDEFINED, f"{name} undefined: {reason}.")] if reason else []
-    return alarms
 
 
 def _without_numbers(text: str) -> str:

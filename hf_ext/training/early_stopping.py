@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError
-from ..evaluation.paired import PairedComparison
+from ..errors import ArgumentError, CheckpointError, DataError
+from ..evaluation.metrics import DEFAULT_THRESHOLD, MIN_GROUP_ROWS
+from ..evaluation.paired import RATIO_METRICS, PairedComparison
+from ..evaluation.resampling import MIN_UNITS
+from ..evaluation.row_metrics import RowMetrics
+from ..evaluation.scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
-from .comparable import Evaluation, Watched, choose_watched, comparable_columns
+from ..reporting.units import less_is_better
 
 ROW_BYTES = 26  # of a float64 as JSON has it
-SETTINGS = ("early_stopping_patience", "early_stopping_min_delta", "metric_for_best_model", "eval_subset")
+COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
+BY_ROW_METRICS = (*THRESHOLD_METRICS, GROUP_METRIC)  # need a threshold or groups, which `RowMetrics` knows
+SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the model said of rows that are the same in every evaluation of a run.
+
+    Attributes:
+        predictions, labels: row by row, as `compute_metrics` gets them: (n,) or (n, columns); the first of a tuple.
+        name: key of a dictionary of evaluation sets, or "".
+        groups: of the rows, (n,), where `compute_metrics` is a `RowMetrics` that scores by groups.
+    """
+
+    predictions: np.ndarray
+    labels: np.ndarray
+    name: str
+    groups: np.ndarray | None = None
+
+
+def make_comparable(output: Any, name: str, groups: np.ndarray | None) -> Evaluation | None:
+    """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token.
+
+    Those are left out because they would fill the memory until the next evaluation.
+    """
+    columns = output.predictions, output.label_ids
+    predictions, labels = (column[0] if isinstance(column, tuple) else column for column in columns)
+    is_small = isinstance(predictions, np.ndarray) and predictions.ndim <= 2
+    if not is_small or not isinstance(labels, np.ndarray):
+        return None
+    return Evaluation(predictions, labels, name, groups)
 
 
 class EarlyStopping:
@@ -44,23 +79,23 @@ class EarlyStopping:
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self.decisions: list[dict[str, Any]] = []
-        self._watched: Watched | None = None
+        self._metric: str | None = None  # what is looked at, of the evaluation set of this name, "" of the only one
+        self._set = ""
         self._rule: StoppingRule | None = None
         self._stored_rule: dict[str, Any] | None = None  # until the first evaluation has shown its rows
         if trainer.args.early_stopping_patience is not None:
-            self._watched = choose_watched(trainer.args, trainer.eval_dataset, trainer.compute_metrics)
+            self._metric, self._set = choose_metric(trainer.args, trainer.eval_dataset, trainer.compute_metrics)
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def see(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> dict[str, float]:
+    def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Feeds the rule, and ends training where it says so; returns the interval of the improvement."""
-        trainer, watched, step = self._trainer, self._watched, self._trainer.state.global_step
-        if watched is None or evaluation.name != watched.name:
+        trainer, step = self._trainer, self._trainer.state.global_step
+        is_seen = self.decisions and self.decisions[-1]["step"] == step  # the same weights again
+        if self._metric is None or evaluation.name != self._set or is_seen:
             return {}
-        if self.decisions and self.decisions[-1]["step"] == step:
-            return {}  # the same weights again
-        labels, predictions = comparable_columns(evaluation, watched)
-        rule = self._rule_of(labels, watched, evaluation.groups)
+        labels, predictions = comparable_columns(evaluation, self._metric, trainer.compute_metrics)
+        rule = self._rule_of(labels, evaluation.groups)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())
         stops = trainer._ext_team.agree([decision.should_stop])[0]
@@ -68,17 +103,21 @@ class EarlyStopping:
             trainer.control.should_training_stop = True
         if trainer._ext_team.is_main:
             logger.log(logging.WARNING if stops else logging.INFO, describe(decision, rule))
-        return improvement_logs(decision.against_best, f"eval_{evaluation.name}_" if evaluation.name else "eval_")
+        best = decision.against_best
+        values = {} if best is None else {"": best.improvement, "_low": best.low, "_high": best.high}
+        prefix = f"eval_{self._set}_" if self._set else "eval_"
+        return {f"{prefix}improvement{end}": value for end, value in values.items() if value is not None}
 
-    def _rule_of(self, labels: np.ndarray, watched: Watched, groups: np.ndarray | None) -> StoppingRule:
+    def _rule_of(self, labels: np.ndarray, groups: np.ndarray | None) -> StoppingRule:
         """The rule of these rows: the one there is, that of the checkpoint, or a new one."""
         if self._rule is not None and self._rule.is_of(labels):
             return self._rule
-        args = self._trainer.args
+        args, metric = self._trainer.args, str(self._metric)
+        has_threshold = metric in THRESHOLD_METRICS
         rule = StoppingRule(
             labels,
-            metric=watched.metric,
-            threshold=watched.threshold,
+            metric=metric,
+            threshold=self._trainer.compute_metrics.threshold if has_threshold else DEFAULT_THRESHOLD,
             groups=groups,
             patience=args.early_stopping_patience,
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
@@ -98,52 +137,135 @@ class EarlyStopping:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """What a resumed run compares with, and the settings that it was decided by."""
-        if self._watched is None:
+        """What was decided, and what a resumed run compares with."""
+        if self._metric is None:
             return None
         rule = self._stored_rule if self._rule is None else self._rule.state_dict()
-        return {"settings": self._settings(), "rule": rule, "decisions": self.decisions}
+        return {"rule": rule, "decisions": self.decisions}
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """As the run was that gave this state; afresh without one.
-
-        A run that had stopped does not train on, unless a setting of early stopping has changed.
-        """
-        trainer, resumed = self._trainer, self._trainer._ext_resumer.resumed
-        self._rule, self._stored_rule, self.decisions = None, None, []
-        if self._watched is None:
-            return
-        if tree is None:
-            if resumed is not None:
-                logger.info("%s has no state of early stopping: counting starts anew.", resumed.folder)
-            return
-        self._stored_rule, self.decisions = tree["rule"], tree["decisions"]
-        has_stopped = bool(self.decisions) and self.decisions[-1]["should_stop"]
-        if has_stopped and tree["settings"] == self._settings():
-            trainer.control.should_training_stop = True
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self._trainer.args, name) for name in SETTINGS}
+        """As the run was that gave this state; afresh without one. A run that had stopped needs more patience."""
+        self._rule = None
+        self._stored_rule, self.decisions = (tree["rule"], tree["decisions"]) if tree and self._metric else (None, [])
+        counted = self.decisions[-1]["num_without_improvement"] if self.decisions else 0
+        if counted and counted >= self._trainer.args.early_stopping_patience:
+            self._trainer.control.should_training_stop = True
 
     def num_bytes(self) -> int:
-        """Upper bound of the arrays that this adds to a checkpoint, from the rows that evaluation can look at."""
-        if self._watched is None:
+        """Upper bound of the arrays that this adds to a checkpoint, of all rows that evaluation can look at."""
+        if self._metric is None:
             return 0
-        args, sets = self._trainer.args, self._trainer.eval_dataset
-        rows = sets[self._watched.name] if self._watched.name else sets
-        num_rows, most = len(rows) if hasattr(rows, "__len__") else 0, args.eval_subset
-        if most is not None:
-            num_rows = min(num_rows or math.inf, math.ceil(most if most > 1 else most * num_rows))
+        sets = self._trainer.eval_dataset
+        rows = sets[self._set] if self._set else sets
+        num_rows = len(rows) if hasattr(rows, "__len__") else 0
         num_rows = max(num_rows, 0 if self._rule is None else len(self._rule.labels))
-        return ROW_BYTES * num_rows * (args.early_stopping_patience + 1)
+        return ROW_BYTES * num_rows * (self._trainer.args.early_stopping_patience + 1)
 
 
-def improvement_logs(comparison: PairedComparison | None, prefix: str) -> dict[str, float]:
-    """What is logged of the comparison with the best: three numbers, without those that have no value."""
-    if comparison is None:
-        return {}
-    values = {"": comparison.improvement, "_low": comparison.low, "_high": comparison.high}
-    return {f"{prefix}improvement{end}": value for end, value in values.items() if value is not None}
+def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[str, str]:
+    """Reads `metric_for_best_model` as a metric whose difference on the same rows has an interval.
+
+    A `compute_metrics` whose metrics are means over rows, of errors that are not those of `COMPARABLE`, names them as
+    `row_metrics` and has `row_values(metric, predictions)`, (n,): then these are compared.
+
+    Returns:
+        The metric, and the key of the evaluation set, "" where there is one.
+
+    Raises:
+        ArgumentError: there is none, its direction contradicts `greater_is_better`, or predictions are not kept.
+    """
+    given = args.metric_for_best_model
+    metric, name = (given or "").removeprefix("eval_"), ""
+    if isinstance(eval_dataset, Mapping):
+        name = max((key for key in eval_dataset if metric.startswith(f"{key}_")), key=len, default="")
+        metric = metric.removeprefix(f"{name}_")
+        if not name:
+            raise ArgumentError(
+                f"metric_for_best_model={given!r}: of several evaluation sets, early stopping looks at one, whose name "
+                f"comes first, such as {next(iter(eval_dataset), 'NAME')}_spearman."
+            )
+    own = tuple(getattr(compute_metrics, "row_metrics", ()))
+    known = compute_metrics.names if isinstance(compute_metrics, RowMetrics) else ()
+    if metric not in (own or COMPARABLE) and not (metric in BY_ROW_METRICS and metric in known):
+        hint = "; rmse orders models as a mean squared loss does" if metric == "loss" else ""
+        usual = (
+            f"{', '.join(PLAIN_METRICS)}, or, over masked residues, {', '.join(RATIO_METRICS)}{hint}; in "
+            f"{', '.join(BY_ROW_METRICS)} where compute_metrics is a RowMetrics that computes it"
+        )
+        raise ArgumentError(
+            f"early_stopping_patience={args.early_stopping_patience} with metric_for_best_model={given!r}: models are "
+            f"compared row by row, in {', '.join(own) or usual}. Give one of these, or transformers' "
+            "EarlyStoppingCallback, which takes any metric."
+        )
+    if args.greater_is_better == less_is_better(metric):
+        raise ArgumentError(
+            f"metric_for_best_model={given!r} with greater_is_better={args.greater_is_better}: the worst model would "
+            f"be kept as the best. Give --greater_is_better {not less_is_better(metric)}."
+        )
+    lacking = None
+    if compute_metrics is None or args.prediction_loss_only or args.batch_eval_metrics:
+        lacking = "predictions: compute_metrics, without prediction_loss_only and batch_eval_metrics"
+    elif args.eval_strategy == "no" or eval_dataset is None:
+        lacking = "an evaluation set and an --eval_strategy"
+    if lacking:
+        raise ArgumentError(f"early_stopping_patience={args.early_stopping_patience} needs {lacking}.")
+    return metric, name
+
+
+def spell_out_best(args: Any, compute_metrics: Any) -> str | None:
+    """`metric_for_best_model`, with the threshold or the groups that decide its value too."""
+    name = args.metric_for_best_model
+    return compute_metrics.spell_out(name) if name and isinstance(compute_metrics, RowMetrics) else name
+
+
+def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
+    """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
+
+    Args:
+        dataset, name: an evaluation set, and its name where there are several.
+        rows: numbers of those that evaluations look at; None: all.
+
+    Raises:
+        DataError: labels or groups do not allow the metric, or, for early stopping, too few groups; no group column.
+    """
+    if not isinstance(compute_metrics, RowMetrics):
+        return
+    metric = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix(f"{name}_" if name else "")
+    num_groups = compute_metrics.count_groups(dataset, rows)
+    problem = compute_metrics.why_undefined(metric, dataset, rows)
+    stops = metric == GROUP_METRIC and args.early_stopping_patience is not None
+    if problem is None and stops and num_groups < MIN_UNITS:
+        problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {num_groups}"
+    if problem:
+        where = "" if rows is None else f" ({len(rows):,} of --eval_subset)"
+        raise DataError(
+            f"metric_for_best_model={args.metric_for_best_model!r}: {problem}{where}. Take another metric"
+            + (", more rows" if rows is not None else "")
+            + (" or another threshold." if metric in THRESHOLD_METRICS else ".")
+        )
+
+
+def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any) -> tuple[np.ndarray, np.ndarray]:
+    """An evaluation's labels and predictions as `StoppingRule` takes them, (n,) each.
+
+    Raises:
+        ArgumentError: the predictions are neither one number per row nor, where the metric needs them, sums per row.
+    """
+    predictions = np.asarray(evaluation.predictions)
+    if metric in getattr(compute_metrics, "row_metrics", ()):
+        return np.ones(len(predictions)), compute_metrics.row_values(metric, predictions)
+    if metric in RATIO_METRICS:
+        if predictions.shape[1:] == (3,):
+            return predictions[:, 2], predictions[:, SUM_COLUMN[metric]]
+        needed = "a summed loss, a number of right predictions and a number of predictions per row, (n, 3)"
+    elif predictions.ndim == 1 or predictions.shape[1:] == (1,):
+        return np.asarray(evaluation.labels), predictions
+    else:
+        needed = "one number per row, (n,) or (n, 1)"
+    raise ArgumentError(
+        f"early_stopping_patience with metric_for_best_model={metric}: needs {needed}, but predictions have shape "
+        f"{predictions.shape}. Let preprocess_logits_for_metrics return that, or give another metric."
+    )
 
 
 def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
@@ -153,9 +275,10 @@ def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
         return f"{start} the first model with a score, the best so far."
     if best.undefined:
         return f"{start} cannot tell, {best.undefined}."
-    text = f"{start} {rule.metric} {_interval(best)} against step {decision.best_step}"
+    text = f"{start} {rule.metric} {_interval(best)} against the best"
     if decision.verdict == "improved":
-        return f"{start} {rule.metric} {_interval(best)}: certainly better than the best before, and the new best."
+        return f"{text} before: certainly better, and the new best."
+    text += f" (step {decision.best_step})"
     if decision.verdict == "undecided":
         return f"{text}: cannot tell, counting restarts."
     if not best.excludes_improvement(rule.min_delta) and decision.against_recent is not None:

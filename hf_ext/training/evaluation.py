@@ -20,13 +20,13 @@ from ..errors import ArgumentError
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
 from ..evaluation.row_metrics import RowMetrics
 from ..models.process_settings import replaced
-from .comparable import Evaluation, check_metric_on_rows, make_comparable, name_undefined
+from .early_stopping import check_metric_on_rows, make_comparable
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp
 
 FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
 FEW_ROWS = 50
-COUNTED = ("subset_rows", "full_rows", "num_evaluations", "num_full", "seconds", "full_s")
+COUNTED = ("subset_rows", "full_rows", "num_evaluations", "num_full", "seconds")
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +60,10 @@ class Evaluator(TrainerCallback):
 
     Args:
         trainer: the `FastTrainer`.
-        watchers: whose `see(evaluation, metrics)` is called in each evaluation that Trainer's loop asks for; what it
+        watchers: whose `see(evaluation)` is called in each evaluation that Trainer's loop asks for; what it
             returns is logged with it. `state` and `load` put them back where one is given up.
 
     Attributes:
-        compared: the last evaluation, if its predictions can be compared with those of another step.
         is_due: whether an evaluation that Trainer's loop asked for is under way.
 
     Raises (from the constructor):
@@ -77,7 +76,6 @@ class Evaluator(TrainerCallback):
     def __init__(self, trainer: Any, watchers: Iterable[Any] = ()):
         self._trainer, self._watchers = trainer, tuple(watchers)
         check_schedule(trainer.args, trainer.eval_dataset)
-        self.compared: Evaluation | None = None
         self.is_due = False
         self._subsets: dict[str, Subset] = {}
         self._at_hand: tuple[str | None, Any] = None, None  # name of the run's own set or None, and the rows
@@ -85,20 +83,19 @@ class Evaluator(TrainerCallback):
         self._left_out: dict[str, Given] = {}  # sets of which only the subset was looked at
         self._num_begun = 0  # sets
         self._evaluated_step: int | None = None
-        self._identity = ""  # of the subset that `metric_for_best_model` was last computed on
         self.load(None)
 
     # --- counts, for the report and for checkpoints -----------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Counts and seconds of each set, and what the best model so far scored on which subset."""
-        return {"sets": self._sets, "best_on_subset": self._best_on_subset, "best_is_of": self._best_is_of}
+        """Counts and seconds of each set, and what the best model so far scored on its subset."""
+        return {"sets": self._sets, "best_on_subset": self._best_on_subset}
 
     def load(self, tree: dict[str, Any] | None) -> None:
         """Goes on from these; None: as before the first evaluation."""
-        tree = tree or {"sets": {}, "best_on_subset": None, "best_is_of": None}
+        tree = tree or {"sets": {}, "best_on_subset": None}
         self._sets: dict[str, dict[str, float]] = tree["sets"]
-        self._best_on_subset, self._best_is_of = tree["best_on_subset"], tree["best_is_of"]
+        self._best_on_subset: float | None = tree["best_on_subset"]
 
     def _count(self, name: str, **numbers: float) -> None:
         counts = self._sets.setdefault(name, dict.fromkeys(COUNTED, 0))
@@ -106,17 +103,10 @@ class Evaluator(TrainerCallback):
             counts[key] = number if key.endswith("_rows") else counts[key] + number
 
     def facts(self) -> dict[str, Any]:
-        """Sums over the sets: rows, numbers of evaluations, `seconds`, and `seconds_saved` where that is known."""
+        """Sums over the sets: rows, numbers of evaluations, and `seconds`; nothing before the first."""
         sets = self._sets.values()
-        facts: dict[str, Any] = {key: sum(one[key] for one in sets) for key in COUNTED[:-1]} if sets else {}
-        if facts:
-            facts["seconds"] = round(facts["seconds"], 3)
-        if facts and not facts["subset_rows"]:
-            del facts["subset_rows"]
-        elif facts and all(one["num_full"] for one in sets):
-            saved = [(one["num_evaluations"] - one["num_full"]) * one["full_s"] / one["num_full"] for one in sets]
-            facts["seconds_saved"] = round(sum(saved), 3)
-        return facts
+        facts = {key: round(sum(one[key] for one in sets), 3) for key in COUNTED} if sets else {}
+        return {key: number for key, number in facts.items() if number or key != "subset_rows"}
 
     # --- which rows -------------------------------------------------------------------------------------------------
 
@@ -133,9 +123,6 @@ class Evaluator(TrainerCallback):
         for name, dataset in sets.items() if isinstance(sets, Mapping) else [("", sets)]:
             rows = None if trainer.args.eval_subset is None else self._subset(name).chosen.rows
             check_metric_on_rows(trainer.args, trainer.compute_metrics, dataset, name, rows)
-            problems = name_undefined(trainer.compute_metrics, dataset, rows) if trainer._ext_team.is_main else []
-            for problem in problems:
-                logger.warning("While training %s", problem)
 
     def _subset(self, name: str) -> Subset:
         """Of the set of that name ("" where there is but one), chosen once as long as what decides it is the same."""
@@ -143,11 +130,13 @@ class Evaluator(TrainerCallback):
         dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
         seed = args.seed if args.data_seed is None else args.data_seed
-        settings = args.eval_subset, group_column, seed, args.eval_batch_size
+        size = args.eval_subset
+        size = int(size) if size > 1 and size == int(size) else float(size)  # a count, or a share
+        settings = size, group_column, seed, args.eval_batch_size
         known = self._subsets.get(name)
         if known is not None and known.dataset is dataset and known.settings == settings:
             return known
-        chosen = choose_rows(dataset, size=subset_size(args), group_column=group_column, seed=seed)
+        chosen = choose_rows(dataset, size=size, group_column=group_column, seed=seed)
         if len(chosen.rows) < FEW_ROWS and not chosen.are_all and trainer._ext_team.is_main:
             logger.warning(
                 "eval_subset=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
@@ -179,7 +168,6 @@ class Evaluator(TrainerCallback):
         if it had not begun, but that as many random numbers are drawn; the run stops, and has saved.
         """
         trainer = self._trainer
-        self.compared = None
         at_hand: tuple[str | None, Any] = (None, asked_for)
         if asked_for is None:
             at_hand = "", trainer.eval_dataset
@@ -247,19 +235,17 @@ class Evaluator(TrainerCallback):
         began = time.perf_counter()
         output = trainer._ext_one_pass(loader, given, compute)
         self._count(name, num_evaluations=1, num_full=int(is_full), seconds=time.perf_counter() - began)
-        self.compared = make_comparable(output, name, is_full, getattr(compute, "groups", None))
+        compared = make_comparable(output, name, getattr(compute, "groups", None)) if self.is_due else None
         metrics = dict(output.metrics)
-        if self.is_due and self.compared is not None:
+        if compared is not None:
             for watcher in self._watchers:
-                added = watcher.see(self.compared, metrics)
+                added = watcher.see(compared)
                 self._added |= added.keys()
                 output.metrics.update(added)
         if subset is None:
             self._count(name, full_rows=output.num_samples)
             return output
         self._count(name, full_rows=subset.chosen.num_rows, subset_rows=output.num_samples)
-        if self.best_metric_key in metrics:
-            self._identity = f"{self.best_metric_key} {trainer.args.greater_is_better} {subset.chosen.digest()}"
         if is_full:
             output.metrics.update({full_key(key): value for key, value in metrics.items()})
         elif self.is_due and self._needs_all_rows(name, metrics):
@@ -276,7 +262,7 @@ class Evaluator(TrainerCallback):
             return True
         if self._trainer.state.global_step == 0 or value is None or not math.isfinite(value):
             return False  # nothing is decided before the first step, nor by a number that is not finite
-        return self._best_is_of != self._identity or self._beats(value, self._best_on_subset)
+        return self._beats(value, self._best_on_subset)
 
     def _look_at_all(self, name: str, given: Given) -> EvalLoopOutput:
         """A pass over all rows of a set, under names that say so; no random number of the run is drawn for it."""
@@ -286,8 +272,7 @@ class Evaluator(TrainerCallback):
         with kept_random_states():
             given = (*given[:-1], full_key(given[-1]))
             output = self._trainer._ext_one_pass(subset.whole, given, self._compute_on(subset.dataset))
-        seconds = time.perf_counter() - began
-        self._count(name, num_full=1, seconds=seconds, full_s=seconds)
+        self._count(name, num_full=1, seconds=time.perf_counter() - began)
         return output
 
     # --- what Trainer decides by it ---------------------------------------------------------------------------------
@@ -318,7 +303,7 @@ class Evaluator(TrainerCallback):
         if not metrics or is_of_subset or not can_be_best(key, decided, trainer.state.global_step):
             return {**decided, key: math.nan if best is None else best}
         if self._beats(decided[key], best):
-            self._best_on_subset, self._best_is_of = metrics[key], self._identity
+            self._best_on_subset = metrics[key]
         return decided
 
     # --- when -------------------------------------------------------------------------------------------------------
@@ -381,32 +366,12 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
             logger.info("%s=%s is passed over: it needs %s.", name, value, needed)
     if args.eval_subset is None:
         return
-    subset_size(args)
     if args.dataloader_drop_last:
         raise ArgumentError(
             f"dataloader_drop_last=True: with eval_subset={args.eval_subset} all rows of the subset are needed, also "
             "those of the last batch. Leave one of the two out."
         )
-    if (args.metric_for_best_model or "").removeprefix("eval_").startswith("full_"):
-        raise ArgumentError(
-            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with eval_subset the best "
-            "model is always that of all rows."
-        )
     names = eval_dataset if isinstance(eval_dataset, Mapping) else ()
     taken = [name for name in names if f"{name}_".startswith("full_")]
     if taken:
         raise ArgumentError(f"Evaluation set {taken[0]!r}: eval_full_* are the metrics of all rows. Call it otherwise.")
-
-
-def subset_size(args: Any) -> int | float:
-    """`eval_subset` as `choose_subset` takes it: a count (int) above 1, else a share (float).
-
-    Raises:
-        ArgumentError: a count that is not whole.
-    """
-    value = args.eval_subset
-    if value <= 1:
-        return float(value)
-    if value != int(value):
-        raise ArgumentError(f"eval_subset={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
-    return int(value)

@@ -18,12 +18,12 @@ from transformers.trainer_utils import seed_worker
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..data.even_batches import EvenBatchSampler, RepeatedRows
 from ..data.length_grouping import LengthGroupedSampler
-from ..data.streams import PassedRows, StreamPassSampler, is_stream
+from ..data.streams import PassedRows, StreamPassSampler, is_split_by_node, is_stream
 from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError, DataWorkerDied
 from ..models.process_settings import replaced
 from ..overrides import find_override
-from .streams import TrainingStream, check_stream, read_together
+from .streams import TrainingStream, read_together
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
@@ -93,15 +93,18 @@ class Loaders(TrainerCallback):
         return make_stock(sampler_fn)
 
     def _check_dispatch(self, rows: Any) -> None:
-        config = self._trainer.args.accelerator_config
-        if is_stream(rows):
-            check_stream(rows, config)
-        elif config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1:
-            # It joins the batches of all processes into one: of unequal width they fail on the main process, while the
-            # others wait.
+        """Accelerate would join the batches of all processes: of unequal width they fail on one, while others wait."""
+        config, is_streamed = self._trainer.args.accelerator_config, is_stream(rows)
+        hands_out = config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1
+        if hands_out or (is_streamed and (config.split_batches or config.dispatch_batches)):
             raise ArgumentError(
                 "Every process reads its training rows itself: leave Accelerate's dispatch_batches out of "
-                "--accelerator_config."
+                "--accelerator_config, with a stream split_batches too."
+            )
+        if is_streamed and is_split_by_node(rows):
+            raise ArgumentError(
+                "The training stream was split for processes (split_dataset_by_node): every process reads all of it "
+                "and trains on its share. Leave the split out."
             )
 
     def _deals_evenly(self) -> bool:

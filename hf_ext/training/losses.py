@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,16 +31,16 @@ class ExactLoss:
     """The loss of a model of `LOSS_KINDS` over the whole effective batch, as a `compute_loss_func` of Trainer's.
 
     Args:
-        model: without PEFT's wrapper.
+        model: without PEFT's wrapper; `kind`: of its loss.
     """
 
     model: Any
+    kind: LossKind
 
     def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         """The sum of the loss over its items, by `num_items_in_batch`, or by how many there are here."""
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
-        kind = cast(LossKind, find_loss_kind(self.model))
-        return exact_loss(kind, self.model.config, logits, labels, num_items_in_batch)
+        return exact_loss(self.kind, self.model.config, logits, labels, num_items_in_batch)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,14 @@ class DecidedLoss:
     Attributes:
         model: without PEFT's wrapper.
         function: what Trainer calls with outputs and labels, the user's or `ExactLoss`; None: the model's own loss.
+        kind: of the model's loss, see `find_loss_kind`.
         is_smoothed: whether Trainer smooths labels, with a loss of its own.
         override: who overrides a method of `TRAINING_LOSS`; None where nobody does.
     """
 
     model: Any
     function: LossFunction | None
+    kind: LossKind | None
     is_smoothed: bool
     override: str | None
 
@@ -84,13 +86,12 @@ class DecidedLoss:
     @property
     def model_divides(self) -> bool:
         """Whether the model says that it divides by `num_items_in_batch` itself."""
-        return getattr(self.model, "accepts_loss_kwargs", None) is True
+        return _divides(self.model)
 
     @property
     def has_rows(self) -> bool:
         """Whether the model is one of which the loss of single rows can be had, and adds up to that of a batch."""
-        is_known = self.knows_rows or find_loss_kind(self.model) is not None
-        return is_known and not self.is_smoothed and not self.is_users
+        return (self.kind is not None or self.knows_rows) and not self.is_smoothed and not self.is_users
 
     @property
     def knows_rows(self) -> bool:
@@ -102,9 +103,8 @@ class DecidedLoss:
     def sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
         """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""
         logits = logits[0] if isinstance(logits, tuple) else logits
-        kind = find_loss_kind(self.model)
-        if kind is not None:
-            return sum_loss_rows(kind, self.model.config, logits, labels)
+        if self.kind is not None:
+            return sum_loss_rows(self.kind, self.model.config, logits, labels)
         losses = self.model.row_losses(logits, labels, None if bounds is None else bounds.to(logits.device))
         return None if losses is None else torch.stack([losses, torch.ones_like(losses)], dim=1)
 
@@ -142,13 +142,13 @@ class Losses:
 
     def decide(self) -> DecidedLoss:
         """The loss of the moment, since a method can be assigned at any time. Cost: 10 microseconds."""
-        trainer = self._trainer
+        trainer, args, model = self._trainer, self._trainer.args, unwrap_peft(self._trainer.model)
         override, is_smoothed = find_override(trainer, *TRAINING_LOSS), trainer.label_smoother is not None
-        loss = DecidedLoss(unwrap_peft(trainer.model), self.given, is_smoothed, override)
-        is_left = trainer.args.n_gpu > 1 or trainer.args.use_liger_kernel  # whose loss has no logits
-        if is_left or not loss.is_models or loss.model_divides or find_loss_kind(loss.model) is None:
-            return loss
-        return DecidedLoss(loss.model, ExactLoss(loss.model), is_smoothed, override)
+        kind, function = find_loss_kind(model), self.given
+        is_left = args.n_gpu > 1 or args.use_liger_kernel or _divides(model)  # the loss of liger has no logits
+        if kind is not None and function is None and override is None and not (is_smoothed or is_left):
+            function = ExactLoss(model, kind)
+        return DecidedLoss(model, function, kind, is_smoothed, override)
 
     def warn_of_means(self) -> None:
         """Where an optimizer step sees several batches, or batches of any size, and the loss may not count that."""
@@ -196,7 +196,7 @@ class Losses:
         """
         loss, counted = self.decide(), []
         counts_all = loss.is_exact or (loss.is_models and loss.knows_rows)  # and for whom -100 is a measurement
-        shifts = not loss.is_users and find_loss_kind(loss.model) == "next_tokens"
+        shifts = not loss.is_users and loss.kind == "next_tokens"
         for batch in batches:
             labels = batch.get("labels") if isinstance(batch, Mapping) else None
             if isinstance(labels, torch.Tensor):
@@ -251,6 +251,10 @@ class Losses:
         if self._trainer.args.logging_nan_inf_filter and finite.any():  # as Trainer does with batches
             rows = rows[finite]
         metrics[f"{prefix}_loss"] = float(rows[:, 0].sum() / max(float(rows[:, 1].sum()), 1.0))
+
+
+def _divides(model: Any) -> bool:
+    return getattr(model, "accepts_loss_kwargs", None) is True
 
 
 def _reads_num_items(function: Any) -> bool:

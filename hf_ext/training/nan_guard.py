@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
 from ..models.padding_watch import PaddingWatch
-from ..models.process_settings import replaced
 from ..overrides import find_override
 
 MAX_SKIPPED_IN_A_ROW = 10  # then it is not a matter of some rows
-# From 65536, where loss scales start, 1 is reached in 16 halvings; a higher start may take a few more.
-MAX_OVERFLOWS_IN_A_ROW = 20
-LOWEST_SCALE = 1.0  # here nothing is scaled up any more: the gradients themselves are not finite
-NUM_NAMED = 4
+# Nothing is scaled up any more: the gradients themselves are not finite. Scales start at 65536: 16 halvings.
+LOWEST_SCALE = 1.0
 LOWER_RATE = "--resume auto --allow_changed learning_rate goes on with a lower one."
 
 logger = logging.getLogger(__name__)
@@ -36,7 +31,7 @@ class NanGuard(TrainerCallback):
 
     A skipped step leaves weights, optimizer state and the logged loss as if its rows had not been there; the schedule
     moves on. A gradient that is not finite under a `GradScaler` is the scaler's affair: it leaves the step out and
-    halves its scale, but does so for ever. Here that ends where the scale cannot be the cause any more. A loss that is
+    halves its scale, but does so for ever. Here that ends where nothing is scaled up any more. A loss that is
     not finite never is the scaler's.
 
     Raises (before the optimizer steps):
@@ -58,8 +53,7 @@ class NanGuard(TrainerCallback):
         self.losses: list[torch.Tensor] = []
         self._loss_before = torch.zeros(())
         self._norm: Any = None
-        self._num_skipped_in_a_row = self._num_overflows_in_a_row = self._num_overflows = 0
-        self._overflows: deque[str] = deque(maxlen=NUM_NAMED)
+        self._num_skipped_in_a_row = 0
         self._scale_before: float | None = None
 
     def see_norm(self, norm: Any) -> Any:
@@ -68,9 +62,8 @@ class NanGuard(TrainerCallback):
         return self._norm
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """There may be another loss scale."""
-        self._num_skipped_in_a_row = self._num_overflows_in_a_row = self._num_overflows = 0
-        self._overflows.clear()
+        """Counts afresh."""
+        self._num_skipped_in_a_row = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-batch of a step comes next: forgets the step before."""
@@ -99,9 +92,7 @@ class NanGuard(TrainerCallback):
             self._leave_out(train_dataloader, scaler)
         else:
             self._num_skipped_in_a_row = 0
-            if finite_gradient:
-                self._num_overflows_in_a_row = 0
-            else:
+            if not finite_gradient:
                 self._see_overflow(train_dataloader, scaler.get_scale())
         self._trainer._ext_backend.forget_overflow(optimizer)
 
@@ -147,24 +138,16 @@ class NanGuard(TrainerCallback):
         self._scale_before = None if scaler is None else scaler.get_scale()
 
     def _see_overflow(self, loader: Any, scale: float) -> None:
-        """Lets the scaler leave a step out and lower its scale, until that cannot be the cause any more."""
-        self._num_overflows_in_a_row += 1
-        self._num_overflows += 1
-        rows = self._name_rows(loader, range(self._trainer.current_gradient_accumulation_steps))
-        self._overflows.append(f"{self._trainer.state.global_step + 1} ({rows})")
-        if scale <= LOWEST_SCALE:
-            why = f"a loss scale of {scale:.12g} (it starts at 65536 and is halved at each step that is left out)"
-        elif self._num_overflows_in_a_row >= MAX_OVERFLOWS_IN_A_ROW:
-            why = f"{self._num_overflows_in_a_row} steps in a row, at a loss scale of {scale:.12g} by now"
-        else:
-            if self._trainer.args.nan_policy == "skip":
-                logger.warning("Left out by the loss scale, which is halved: %s", self._describe(loader))
+        """Lets the scaler leave a step out and halve its scale, until that cannot be the cause any more."""
+        if scale > LOWEST_SCALE:
+            level = logging.WARNING if self._trainer.args.nan_policy == "skip" else logging.INFO
+            logger.log(level, "Left out by the loss scale, which is halved: %s", self._describe(loader))
             return
         raise NotFiniteError(
             f"Gradients are not finite in {self._describe(loader)} The loss is, and it is not the loss scale either: "
-            f"{why}. There were {self._num_overflows} such steps, the last of them {', '.join(self._overflows)}; none "
-            f"touched the weights; {self._trainer._ext_saver.last_good()}. Nothing was overwritten. Usual causes: a "
-            "row that these steps share, weights or activations too large for float16, too high a learning rate. "
+            f"that is {scale:.12g} by now (it starts at 65536 and is halved at each step that is left out). No such "
+            f"step touched the weights; {self._trainer._ext_saver.last_good()}. Nothing was overwritten. Usual causes: "
+            "a row that these steps share, weights or activations too large for float16, too high a learning rate. "
             "Look at these rows; --bf16, where the device has it, and float32 (--without precision) have no such "
             f"limit; {LOWER_RATE}"
         )
@@ -197,14 +180,6 @@ class NanGuard(TrainerCallback):
         loader.set_epoch(int(epoch))
         drawn = [*islice(loader.batch_sampler, first, first + batches[-1] + 1)]
         return "rows " + "; ".join(", ".join(map(str, drawn[i])) for i in batches) + " of the training data"
-
-
-def unfiltered(args: TrainingArguments) -> AbstractContextManager[None]:
-    """Without Trainer's filter, which shows the mean of other steps in place of a loss that is not finite.
-
-    It also waits for the device every batch. The arguments may be the caller's, who finds them as they were.
-    """
-    return replaced(args, logging_nan_inf_filter=False)
 
 
 def can_be_best(name: str, metrics: dict[str, float], step: int) -> bool:

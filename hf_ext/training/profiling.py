@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 class Profiling(TrainerCallback):
-    """Profiles `torch_profiler` optimizer steps, once in a run, after those in which kernels are loaded.
+    """Profiles `torch_profiler` optimizer steps, once in a session, after those in which kernels are loaded.
 
     The window begins after the steps that no rate includes and one that only warms the profiler up. It ends before an
-    evaluation or a save, with the steps it has, and without any where an exception ends it; the next session then
-    profiles. All processes count the steps, the main one records. Rates leave the window out; Trainer's own
-    `train_runtime` has it. Nothing that training computes or draws is changed.
+    evaluation or a save, with the steps it has, and without any where an exception ends it. All processes count the
+    steps, the main one records. Rates leave the window out; Trainer's own `train_runtime` has it. Nothing that training
+    computes or draws is changed.
     Cost: steps of the window take longer, which no rate counts, and writing the trace takes seconds.
 
     Attributes:
         found: `steps` (first and last), `seconds` of each, `operations` (see `costly_operations`), `device`, and
-            `trace`, the file's name, or None where it was not written; None before there is a profile. In checkpoints.
+            `trace`, the file's name, or None where it was not written; None before there is a profile.
     """
-
-    name = "torch_profiler"
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -43,23 +40,13 @@ class Profiling(TrainerCallback):
         self._profiler: Any = None  # on the main process, within the window
         self._recording, self._step = ExitStack(), ExitStack()
 
-    def state(self) -> dict[str, Any] | None:
-        """For a checkpoint."""
-        return self.found
-
-    def load(self, tree: dict[str, Any] | None) -> None:
-        """A run that goes on has its profile already; None where it has none."""
-        self.found = tree
-        self._window = self._window if tree is None else range(0)
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decides which steps; says so where the run has fewer than were asked for."""
         self.found, asked = None, args.torch_profiler or 0
         first = state.global_step + self._trainer.throughput.warmup_steps + 2
         self._window = range(first, min(first + asked, state.max_steps + 1))
         if len(self._window) < asked:
-            few = f"{len(self._window)} of them are profiled" if self._window else "none is profiled"
-            logger.warning("--torch_profiler %d: after warm-up too few steps are left to train, so %s.", asked, few)
+            logger.warning("--torch_profiler %d: after warm-up only %d are left to train.", asked, len(self._window))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A step of the window is none of the throughput's, nor is the one before it."""
@@ -105,13 +92,10 @@ class Profiling(TrainerCallback):
         }
         place = ""
         if args.save_total_size_gb is None:  # which has no room set aside for it
-            draft = folder / f".{TRACE}"  # torch packs what ends in .gz
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                profiler.export_chrome_trace(str(draft))
-                os.replace(draft, folder / TRACE)
+                profiler.export_chrome_trace(str(folder / TRACE))
                 self.found["trace"], place = TRACE, f"; {TRACE} in {folder} opens in ui.perfetto.dev"
             except OSError as error:
-                draft.unlink(missing_ok=True)
                 logger.warning("%s was not written: %s", TRACE, describe_failure(error, str(folder / TRACE)))
         logger.info("Profiled steps %d to %d%s.", *steps, place)

@@ -49,7 +49,6 @@ class Stopper(TrainerCallback):
         self.process_began = time.monotonic() - (time.time() - psutil.Process().create_time())
         self._received: signal.Signals | None = None
         self._num_signals = 0
-        self._is_time_up = False
         self._longest_save_s = 0.0
         self._last_save = time.monotonic()
         self._saved_step: int | None = None
@@ -60,7 +59,7 @@ class Stopper(TrainerCallback):
         """While entered, signals are noted; one that came when nothing was left to stop is raised at the end."""
         self.reason = self._received = self._saved_step = None
         self._num_signals = 0
-        self._is_time_up = self._save_is_postponed = False
+        self._save_is_postponed = False
         self._last_save = time.monotonic()
         previous: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -112,12 +111,6 @@ class Stopper(TrainerCallback):
         """That a save took so long: before `max_hours`, time for two of the longest is left."""
         self._longest_save_s = max(self._longest_save_s, seconds)
 
-    def left_s(self) -> float | None:
-        """Seconds that `max_hours` leaves a run which it has stopped; None for any other."""
-        if not self._is_time_up:
-            return None
-        return float(self._trainer.args.max_hours * 3600 - (time.monotonic() - self.process_began))
-
     def check_evaluation(self) -> None:
         """Raises EvaluationGivenUp where the run stops; a hyperparameter search, though, is to get its number."""
         if self.reason is not None and not self._trainer.state.is_hyper_param_search:
@@ -137,7 +130,6 @@ class Stopper(TrainerCallback):
         *signalled, is_time_up, is_save_due = self._trainer._ext_team.agree(wishes)
         names = [f"received {number.name}" for number, came in zip(STOPPING, signalled, strict=True) if came]
         if names or is_time_up:
-            self._is_time_up = not names
             self.reason = names[0] if names else f"max_hours={hours} is near"
             logger.warning("Stopping at step %d: %s.", self._trainer.state.global_step, self.reason)
         return is_save_due

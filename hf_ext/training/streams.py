@@ -8,8 +8,8 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from ..data.masking import EPOCH_COLUMN
-from ..data.streams import CountedRows, StreamBatchSampler, StreamPassSampler, count_rows, is_split_by_node
-from ..errors import ArgumentError, DataError
+from ..data.streams import CountedRows, StreamBatchSampler, StreamPassSampler, count_rows
+from ..errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -59,20 +59,6 @@ class TrainingStream:
     def _num_batches(self, step: int) -> int:
         """Batches of all processes in the optimizer steps of the run, as many as Trainer would drop."""
         return step * self._args.gradient_accumulation_steps * self._args.world_size
-
-
-def check_stream(stream: Any, config: Any) -> None:
-    """Raises ArgumentError where Accelerate, or the stream, would hand out rows that every process reads itself."""
-    if config.split_batches or config.dispatch_batches:
-        raise ArgumentError(
-            "Every process reads a training stream itself: leave Accelerate's split_batches and dispatch_batches "
-            "out of --accelerator_config."
-        )
-    if is_split_by_node(stream):
-        raise ArgumentError(
-            "The training stream was split for processes (split_dataset_by_node): every process reads all of it "
-            "and trains on its share. Leave the split out."
-        )
 
 
 def read_together(

@@ -220,7 +220,7 @@ def test_a_frozen_parameter_that_is_no_number_and_not_used_is_harmless(make, tmp
 
 @pytest.mark.parametrize("greater", [True, False])
 def test_a_metric_that_is_no_number_is_never_best(greater, make, tmp_path):
-    scores = iter([0.0, NAN, 1.0, INF if greater else -INF])  # the first before training
+    scores = iter([NAN, 1.0, INF if greater else -INF])
     given = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": make_rows(2), "save_total_limit": 1}
     given |= {"metric_for_best_model": "score", "greater_is_better": greater, "load_best_model_at_end": True}
     trainer = make(tmp_path, compute_metrics=lambda _: {"score": next(scores)}, **given)

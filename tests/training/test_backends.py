@@ -29,20 +29,6 @@ def launched(stage=None, plugin=None, version=None, **given):
     return trainer
 
 
-@pytest.mark.parametrize(
-    ("given", "is_spread", "written_by"),
-    [
-        ({}, False, "Trainer"),
-        ({"version": 1}, True, "FSDP 1"),
-        ({"version": 2, "plugin": SimpleNamespace(state_dict_type="x")}, True, "FSDP2 (x)"),
-        ({"stage": 2}, True, "ZeRO-2 on 1 processes, its optimizer on the device"),
-    ],
-)
-def test_one_is_chosen_by_what_accelerate_made_of_the_launch(given, is_spread, written_by):
-    backend = choose_backend(launched(**given))
-    assert (backend.is_spread, backend.written_by, backend.is_zero) == (is_spread, written_by, "stage" in given)
-
-
 def test_each_trial_of_a_search_gets_the_settings_of_its_own_accelerator(tmp_path):
     trainer = make_trainer(tmp_path)
     before, backend = trainer.accelerator, trainer._ext_backend
@@ -82,11 +68,6 @@ def test_sizes_are_those_of_the_weights_and_of_deepspeeds_own_states():
     model.bias.requires_grad_(False)
     assert choose_backend(launched(stage=2)).checkpoint_sizes(model, 5).optimizer == 2 * 16 + RANK_BYTES
     assert choose_backend(launched(stage=2, save_only_model=True)).checkpoint_sizes(model, 5).optimizer == 0
-
-
-@pytest.mark.parametrize(("given", "is_gathered"), [({}, False), ({"stage": 2}, False), ({"stage": 3}, True)])
-def test_weights_are_gathered_only_where_they_are_split(given, is_gathered):
-    assert choose_backend(launched(**given)).whole_weights() == ({"of": "engine"} if is_gathered else None)
 
 
 def test_an_optimizer_that_trainer_would_drop_under_deepspeed_is_refused():

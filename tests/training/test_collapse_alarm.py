@@ -49,7 +49,6 @@ def test_an_alarm_is_said_once_until_it_goes_away(tmp_path, caplog):
     trainer = train(tmp_path, GOOD, FLAT, FLAT * 1.001, GOOD, FLAT, FLAT)
     assert said(trainer) == [(2, "The predictions spread 0.020"), (5, "The predictions spread 0.020")]
     assert [record.levelname for record in caplog.records if "ALARM" in record.message] == ["WARNING"] * 2
-    assert "Step 4: the predictions are no longer alarming." in caplog.messages
 
 
 def test_another_kind_of_alarm_is_said_beside_one_that_holds(tmp_path):
@@ -67,14 +66,6 @@ def test_a_fresh_head_may_be_constant_in_warm_up_and_not_after_it(tmp_path):
     assert said(early) == []
     late = train(tmp_path / "late", *[FLAT] * 4, *[GOOD] * 6, warmup_steps=3)
     assert said(late) == [(4, "The predictions spread 0.020")]
-
-
-def test_a_metric_without_a_value_is_named_with_its_reason(tmp_path, caplog):
-    trainer = train(tmp_path, CONSTANT, CONSTANT, max_steps=10)
-    alarms = trainer.collapse_alarms[0]["alarms"]
-    assert "spearman undefined: all 200 predictions are equal (8)." in alarms
-    assert trainer.collapse_alarms[0]["step"] == 1
-    assert caplog.text.count("spearman undefined") == 1
 
 
 def test_values_that_are_not_finite_are_alarming_at_once(tmp_path):

@@ -192,7 +192,6 @@ def train_with(tmp_path, collator):
 
 BROKEN = {
     "reset": ConnectionResetError(104, "Connection reset by peer"),
-    "refused": ConnectionRefusedError(111, "Connection refused"),
     "end": EOFError(),
     "no file": FileNotFoundError(2, "No such file or directory"),
 }

@@ -181,20 +181,6 @@ def test_what_no_prediction_could_give_a_value_is_refused_before_the_first_step(
     assert steps.num_steps == 0
 
 
-def test_metrics_that_were_asked_for_and_can_have_no_value_are_named_once(tmp_path, caplog):
-    few = {"metrics": RowMetrics(99.0, "antigen"), "eval_subset": 40, "metric_for_best_model": "spearman"}
-    make(tmp_path, *WORSE, **few).train()
-    said = [record.message for record in caplog.records if "While training" in record.message]
-    assert said == [
-        "While training recall and what else needs binders will have no value: no label of the evaluation rows is "
-        "at or above the threshold 99.",
-        "While training Spearman within groups will have no value: no antigen has 10 of the evaluation rows.",
-    ]
-    caplog.clear()
-    make(tmp_path, *WORSE, max_steps=1).train()
-    assert "While training" not in caplog.text
-
-
 def test_early_stopping_by_a_threshold_that_nobody_knows_is_refused(tmp_path):
     stop = partial(make, tmp_path, *WORSE, early_stopping_patience=2, metric_for_best_model="recall")
     for metrics in (RowMetrics(None, "antigen"), lambda prediction: {"recall": 0.5}):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 from hf_ext.hardware import describe_hardware
 from hf_ext.reporting.progress import LiveProgress
 from hf_ext.reporting.throughput import ThroughputCallback
-from hf_ext.training.progress import SpeedLine, gpu_use
+from hf_ext.training.progress import SpeedLine
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
 
@@ -201,19 +200,3 @@ def test_the_table_of_a_notebook_shows_it_above(tmp_path, monkeypatch, lines) ->
     assert " batches/s, " in shown[-1]
     assert " left<br>" in shown[-1]
     assert lines() == []
-
-
-def test_how_busy_a_card_is_comes_from_its_driver(monkeypatch) -> None:
-    assert gpu_use(torch.device("cpu")) is None
-    library = ModuleType("pynvml")
-    library.NVMLError = type("NVMLError", (Exception,), {})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.setattr("hf_ext.training.progress.import_problem", lambda package: None)
-    monkeypatch.setattr("torch.cuda.utilization", lambda device: 37)
-    assert gpu_use(torch.device("cuda", 0)) == 0.37
-
-    def refuse(device: torch.device) -> int:
-        raise library.NVMLError("Not Supported")
-
-    monkeypatch.setattr("torch.cuda.utilization", refuse)
-    assert gpu_use(torch.device("cuda", 0)) is None

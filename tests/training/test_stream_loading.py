@@ -182,7 +182,7 @@ def test_rows_that_a_map_changes_at_random_are_refused_with_the_argument_that_go
 
 def test_what_cannot_be_is_refused_and_what_is_surprising_is_said(tmp_path, caplog):
     for setting in ("split_batches", "dispatch_batches"):
-        with pytest.raises(ArgumentError, match="split_batches and dispatch_batches"):
+        with pytest.raises(ArgumentError, match="with a stream split_batches too"):
             make_trainer(tmp_path, accelerator_config={setting: True}).train()
     with pytest.raises(ArgumentError, match="split_dataset_by_node"):
         make_trainer(tmp_path, split_dataset_by_node(make_stream(), 0, 2)).train()

@@ -22,7 +22,6 @@ _EVALUATION = {
     "num_evaluations": "evaluations",
     "num_full": "of them full passes",
     "seconds": "time in evaluation",
-    "seconds_saved": "time the subset saved, estimated",
 }
 _TIMES = ("runtime", "per_second", "num_distinct", "num_tokens")
 
