@@ -226,12 +226,6 @@ def _check_values(args: Any) -> None:
             re.compile(args.block_pattern)
         except re.error as error:
             raise ArgumentError(f"block_pattern={args.block_pattern!r}: no regular expression ({error}).") from None
-    budget = args.activation_budget_gb
-    if (args.activation_policy == "auto") != (budget is not None):
-        raise ArgumentError(
-            f"activation_policy={args.activation_policy!r}, activation_budget_gb={budget!r}: auto needs a budget, "
-            "and a budget needs auto."
-        )
     batches, rows = args.baseline_batches_per_second, args.baseline_batch_size
     if (batches is None) != (rows is None):
         raise ArgumentError(

@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 ADDED = """
     preset speedups without effective_batch_size lr_scaling cached_batch_size embedding_cache_dir max_encoder_noise
     max_tokens_per_batch encoder_learning_rate load_in_8bit load_in_4bit optim_ext attention activation_policy
-    activation_budget_gb block_pattern torch_profiler baseline_json baseline_batches_per_second
+    block_pattern torch_profiler baseline_json baseline_batches_per_second
     baseline_batch_size resume allow_changed save_minutes max_hours keep_epoch_checkpoint save_total_size_gb disk_policy
     local_checkpoint_dir nan_policy oom_policy find_batch_size eval_subset eval_every_epochs early_stopping_patience
     early_stopping_min_delta dollars_per_hour use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora

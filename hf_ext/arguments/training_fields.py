@@ -41,13 +41,10 @@ class SpeedArguments:
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
         option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
     )
-    activation_policy: Literal["none", "pointwise", "half", "attention", "full", "auto"] | None = option(
+    activation_policy: Literal["none", "pointwise", "half", "attention", "full"] | None = option(
         None,
         "What layers compute again in the backward pass to keep less: norms and GELU; every second layer; all but "
-        "attention; everything; or the least that fits --activation_budget_gb.",
-    )
-    activation_budget_gb: Positive | None = option(
-        None, "With --activation_policy auto: GB (10^9 bytes) that encoder layers may keep of a batch."
+        "attention; or everything.",
     )
     find_batch_size: bool = option(
         False,

@@ -135,8 +135,7 @@ def _base(plan: Plan) -> Base:
 
 def _policy(args: Any, plan: Plan) -> Any:
     if plan.applied("activation_checkpointing"):
-        policy = plan["activation_checkpointing"].settings["policy"]
-        return "none" if policy == "auto" else policy  # which depends on the budget: at most what none takes
+        return plan["activation_checkpointing"].settings["policy"]
     if not (args.activation_checkpointing or args.gradient_checkpointing):
         return "none"
     every = (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1)

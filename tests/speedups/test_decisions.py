@@ -70,7 +70,6 @@ ASKED = {
     "cpu_offload": ({"optim_ext": "cpu_offload"}, "give --optim_ext cpu_offload"),
     "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "activation_checkpointing": ({"activation_policy": "full"}, None),
-    "nccl": ({"nccl_preset": "pcie", "world_size": 2}, "give --nccl_preset"),
     "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
     "oom_ladder": ({"oom_policy": "step_down"}, None),
     "find_batch_size": ({"find_batch_size": True}, None),
@@ -234,8 +233,7 @@ FACTS = [
     ("batch_size", {"effective_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
      "refused", ""),
     ("batch_size", {"lr_scaling": "linear"}, "refused", "give --effective_batch_size"),
-    ("nccl", {"nccl_preset": "pcie"}, "skipped", "not used: one process"),
-    ("nccl", {"nccl_preset": "pcie", "world_size": 2, "hardware": "cpu"}, "skipped", "on cpu talk by other means"),
+    ("ddp", {"world_size": 2}, "applied", "gradients are views of what is exchanged"),
     ("ddp", {}, "off", "one process"),
     ("sharding", {"world_size": 2}, "off", "DDP: every process holds the whole model"),
 ]  # fmt: skip
@@ -384,32 +382,7 @@ def test_fields_that_the_user_set_are_left_alone():
     assert settings.keys().isdisjoint({*given, "non_blocking"})
 
 
-# --- CUDA graphs, and several GPUs in one process --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({}, None),
-        ({"hardware": "cpu"}, "CUDA graphs need a CUDA device"),
-        ({"activation_policy": "full"}, "recomputed layers would write into graphs"),
-        ({"speedups": ["packing", "compile"]}, "packed rows differ in length"),
-        ({"max_tokens_per_batch": 99}, "--max_tokens_per_batch makes batches of different shapes"),
-        ({"data": STREAM}, "a stream does not tell"),
-        (
-            {"data": DataFacts(63, num_batch_shapes=1)},
-            "the last batch of an epoch is smaller: add --dataloader_drop",
-        ),
-        ({"data": DataFacts(63, num_batch_shapes=1), "dataloader_drop_last": True}, None),
-        ({"data": DataFacts(64, num_batch_shapes=3)}, "a few places of the data have 3 shapes: pad rows to one length"),
-        ({"data": DataFacts(64)}, "no batches could be made"),
-    ],
-)
-def test_cuda_graphs_are_replayed_where_every_batch_has_one_shape_and_else_refused(given, reason):
-    graphs = {"speedups": ["compile"], "compile_mode": "reduce-overhead", "per_device_train_batch_size": 4}
-    decision = decide("compile", **{"data": DataFacts(64, num_batch_shapes=1), **graphs, **given})
-    assert decision.status == ("refused" if reason else "applied")
-    assert (reason or "block by block on A100-40GB, as CUDA graphs") in decision.reason
+# --- several GPUs in one process --------------------------------------------------------------------------------------
 
 
 def test_forwards_are_not_replaced_where_dataparallel_would_copy_them(monkeypatch):

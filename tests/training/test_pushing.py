@@ -396,7 +396,7 @@ def test_a_stop_does_not_wait_for_a_hub_that_hangs(
         trainer.train()
     assert time.monotonic() - began < 10
     assert "What is being sent to the Hub was not there after" in caplog.text
-    assert (tmp_path / "run" / "checkpoint-3" / "model.safetensors").is_file()
+    assert (trainer.checkpoints.path(trainer.state.global_step) / "model.safetensors").is_file()
 
 
 # What processes leave
