@@ -140,11 +140,6 @@ class SavingArguments:
     local_checkpoint_dir: str | None = option(
         None, "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
     )
-    hub_strategy: Literal["end", "best", "every_save", "checkpoint", "all_checkpoints"] = option(
-        "every_save",
-        "With --push_to_hub, beside the trained model at the end: nothing, the model of each new best checkpoint, of "
-        "each checkpoint with what continues the newest as last-checkpoint/, or of each checkpoint.",
-    )
 
 
 @dataclass(repr=False)
