@@ -199,7 +199,8 @@ def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Ca
     def swap(swapped: nn.Module) -> int:
         register_attention()
         encoders = find_encoders(swapped)
-        held.extend(hold_attention(encoder, _name(kernel)) for encoder in encoders)
+        name = PREFIX + kernel if kernel in KERNELS else kernel  # as transformers knows it
+        held.extend(hold_attention(encoder, name) for encoder in encoders)
         return len(encoders)
 
     def undo() -> None:
@@ -211,16 +212,7 @@ def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Ca
 
 def set_attention(model: nn.Module, kernel: str) -> int:
     """Selects an attention kernel for every encoder in `model`; returns how many. Weights are untouched."""
-    register_attention()
-    encoders = find_encoders(model)
-    for encoder in encoders:
-        encoder.set_attn_implementation(_name(kernel))
-    return len(encoders)
-
-
-def _name(kernel: str) -> str:
-    """What transformers knows a kernel by."""
-    return PREFIX + kernel if kernel in KERNELS else kernel
+    return int(swaps(model, kernel)[0](model))
 
 
 def set_faesm(model: nn.Module) -> int:
