@@ -67,7 +67,7 @@ def plan_of(monkeypatch, tmp_path):
         args = FastTrainingArguments(str(tmp_path), **{**fixed, **given})
         alone = make_plan(args, built, rows(), None, describe_hardware(card))
         context = replace(alone.context, world_size=processes)
-        return replace(alone, decisions=[speedup.decide(context) for speedup in REGISTRY], context=context)
+        return replace(alone, decisions=[speedup.decide(context).of(speedup) for speedup in REGISTRY], context=context)
 
     return make
 

@@ -19,36 +19,14 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models import attention as kernels
 from hf_ext.models.packing import find_encoders
 from hf_ext.plan import make_plan
-from hf_ext.speedups import Context, DataFacts, ModelFacts, attention
 from hf_ext.trainer import FastTrainer
-
-ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3)
-
-
-def decide(hardware: str, families=("esm",), data=ROWS, **given):
-    args = make_args(**{"speedups": ["all"], **given})
-    return attention.decide(Context(describe_hardware(hardware), args, ModelFacts(families), data))
 
 
 def implementations(model) -> list[str]:
     return [encoder.config._attn_implementation for encoder in find_encoders(model)]
 
 
-# --- decisions -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("hardware", "families", "kernel"),
-    [
-        ("cpu", ("esm",), "blocked"),
-        ("T4", ("esm",), "padded"),
-        ("A100", ("bert", "esm"), "varlen"),
-        ("A100", ("t5",), "padded"),
-    ],
-)
-def test_auto_takes_what_the_hardware_is_fastest_with(hardware, families, kernel):
-    decision = decide(hardware, families)
-    assert (decision.status, decision.settings) == ("applied", {"kernel": kernel, "asked": False})
+# --- what it does to a model -----------------------------------------------------------------------------------------
 
 
 def test_flex_may_encode_on_a_cpu_is_packed_and_is_proven_before_it_is_used(demo_encoders, tmp_path):
@@ -64,9 +42,6 @@ def test_flex_may_encode_on_a_cpu_is_packed_and_is_proven_before_it_is_used(demo
         other = make_affinity_model([demo_encoders[1]], "frozen")
         with pytest.raises(PlanRefused, match="flex against the old attention: states differ"):
             FastTrainer(other, args, build_collator(other, DataArguments()), Dataset.from_list(ROWS_OF_PAIRS))
-
-
-# --- what it does to a model -----------------------------------------------------------------------------------------
 
 
 def count_sdpa(model) -> int:
