@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..reporting import units
 from ..reporting.tables import format_table
@@ -85,27 +85,12 @@ def largest_rows(memory: MemoryModel, config: TrainConfig, room: int) -> int:
     return bisect.bisect_right(rows, room, key=lambda number: memory.forecast(replace(config, rows=number)).peak)
 
 
-@dataclass(frozen=True)
-class Fix:
-    """Switches that together make a step fit.
-
-    Attributes:
-        config: with them; where `config.rows` is less than asked for, there are as many more passes per step.
-    """
+class Fix(NamedTuple):
+    """Switches that together make a step fit; a `config` of fewer rows than asked for has as many more passes."""
 
     switches: tuple[Switch, ...]
     config: TrainConfig
     forecast: Forecast
-
-    def options(self, asked: TrainConfig, length: int, by_tokens: bool = False) -> str:
-        """On the command line, smaller passes first."""
-        parts, rows = [], self.config.rows
-        if rows < asked.rows:
-            size = f"--max_tokens_per_batch {rows * length}" if by_tokens else f"--per_device_train_batch_size {rows}"
-            parts.append(f"{size} --gradient_accumulation_steps {self.config.passes}")
-        for switch in sorted(self.switches, key=lambda each: each.cost):
-            parts.append(f"{switch.option} ({switch.note})" if switch.note else switch.option)
-        return ", ".join(parts)
 
 
 def find_fix(memory: MemoryModel, config: TrainConfig, room: int) -> Fix | None:
@@ -159,8 +144,17 @@ class MemoryReport:
         return self.room is None or self.forecast.peak <= self.room
 
     def options(self, by_tokens: bool = False) -> str:
-        """The command-line options that make it fit; "" where it does, or where none are known."""
-        return "" if self.fits or self.fix is None else self.fix.options(self.config, self.length, by_tokens)
+        """What makes it fit, on the command line, smaller passes first; "" where it does, or where nothing would."""
+        if self.fix is None:
+            return ""
+        parts, rows = [], self.fix.config.rows
+        if rows < self.config.rows:
+            by_rows = f"--per_device_train_batch_size {rows}"
+            size = f"--max_tokens_per_batch {rows * self.length}" if by_tokens else by_rows
+            parts.append(f"{size} --gradient_accumulation_steps {self.fix.config.passes}")
+        for switch in sorted(self.fix.switches, key=lambda each: each.cost):
+            parts.append(f"{switch.option} ({switch.note})" if switch.note else switch.option)
+        return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
