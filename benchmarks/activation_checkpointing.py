@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.hardware import detect_hardware
-from hf_ext.models.activation_bytes import weight_shapes
 from hf_ext.models.activation_checkpointing import POLICIES, set_policy
 from hf_ext.models.ledger import OTHER, Ledger
 from hf_ext.models.packing import pack_encoders
@@ -70,6 +70,11 @@ def step(model: EsmForMaskedLM, batch: dict[str, torch.Tensor], forward_done: Ca
     forward_done()
     loss.backward()
     return loss.detach()
+
+
+def weight_shapes(module: nn.Module) -> set[tuple[int, ...]]:
+    """Of a module's weights, and of matrices transposed: copies that autocast rounds are no activations."""
+    return {tuple(shape) for p in module.parameters() for shape in (p.shape, p.T.shape if p.dim() == 2 else p.shape)}
 
 
 def count_bytes(model: EsmForMaskedLM, batch: dict[str, torch.Tensor]) -> tuple[int, int]:

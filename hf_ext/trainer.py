@@ -332,8 +332,7 @@ class FastTrainer(Trainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
         if self.is_in_train:  # accelerate wraps both next
-            own_loss = find_own_loss(self, self.compute_loss_func)
-            self._ext_backend.begin_preparing(own_loss)
+            self._ext_backend.begin_preparing()
         is_new = self.optimizer is None
         made = super().create_optimizer(*args, **kwargs)
         finished = finish_optimizer(self, made, is_new)

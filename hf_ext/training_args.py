@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainingArguments
-from transformers.trainer_utils import HubStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 
 from .arguments.checks import (
@@ -26,7 +25,6 @@ from .arguments.checks import (
     field_types,
     members,
     ranges_in_types,
-    read_hub_strategy,
 )
 from .arguments.presets import preset_values
 from .arguments.training_fields import (
@@ -66,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(repr=False)
-class FastTrainingArguments(  # type: ignore[misc]  # `hub_strategy` has one word more
+class FastTrainingArguments(
     ReportingArguments,
     EvaluatingArguments,
     SavingArguments,
@@ -114,14 +112,11 @@ class FastTrainingArguments(  # type: ignore[misc]  # `hub_strategy` has one wor
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
         self.bf16 = bool(bf16 and (self.use_cpu or is_torch_bf16_gpu_available()))
-        strategy = read_hub_strategy(self)
-        self.hub_strategy = "end"  # the parent does not know "best"
         super().__post_init__()
         check_together(self.world_size)
         if moved and self.process_index == 0:
             logger.warning("No accelerator here: the %d processes train together on the CPU (gloo).", self.world_size)
         self.tf32, self.bf16 = tf32, bf16
-        self.hub_strategy = strategy if strategy == "best" else HubStrategy(strategy)  # type: ignore[assignment]
         if self.bf16:
             self.mixed_precision = "bf16"
         self._built = _values(self)
@@ -207,12 +202,6 @@ def _check_values(args: Any) -> None:
         for word in words or ():
             if isinstance(word, str) and word not in allowed:
                 raise ArgumentError(f"{name}={word!r}: allowed are {', '.join(allowed)}.")
-    budget = args.activation_budget_gb
-    if (args.activation_policy == "auto") != (budget is not None):
-        raise ArgumentError(
-            f"activation_policy={args.activation_policy!r}, activation_budget_gb={budget!r}: auto needs a budget, "
-            "and a budget needs auto."
-        )
 
 
 def complete_arguments(args: Any) -> Any:
@@ -238,7 +227,5 @@ def complete_arguments(args: Any) -> Any:
                 setattr(plain, name, copy.copy(default_of(spec)))
         check_together(plain.world_size)
         _read_types(plain)
-        if plain.push_to_hub:
-            read_hub_strategy(plain)
         _check_values(plain)
     return args

@@ -44,7 +44,7 @@ def train(cwd: Path, *arguments: str, **environment: str) -> subprocess.Complete
 def test_a_model_of_the_recipe_is_pushed_and_predicts_from_its_name(
     hub: HubServer, tmp_path: Path, training: str
 ) -> None:
-    done = train(tmp_path, "--tower_training", training, "--hub_strategy", "best", "--hub_token", TOKEN)
+    done = train(tmp_path, "--tower_training", training, "--hub_strategy", "every_save", "--hub_token", TOKEN)
     assert done.returncode == 0, done.stderr[-3000:]
     files = hub.repositories["me/x"].files
     assert {"README.md", "config.json", "inputs.json", "model.safetensors"} < set(files)

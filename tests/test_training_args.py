@@ -20,8 +20,8 @@ NAN, INF = float("nan"), float("inf")
 ADDED = """
     preset speedups without effective_batch_size cached_batch_size embedding_cache_dir max_encoder_noise
     max_tokens_per_batch encoder_learning_rate load_in_8bit load_in_4bit optim_ext attention activation_policy
-    activation_budget_gb block_pattern torch_profiler resume allow_changed save_minutes max_hours keep_epoch_checkpoint
-    save_total_size_gb disk_policy
+    block_pattern torch_profiler baseline_json baseline_batches_per_second
+    baseline_batch_size resume allow_changed save_minutes max_hours keep_epoch_checkpoint save_total_size_gb disk_policy
     local_checkpoint_dir nan_policy oom_policy find_batch_size eval_subset eval_every_epochs early_stopping_patience
     early_stopping_min_delta dollars_per_hour use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora
     use_dora
@@ -92,7 +92,6 @@ def test_bf16_together_with_fp16_is_refused_for_what_it_is_on_every_machine(end,
         ("nan_policy", "Stop", "allowed are stop, skip"),
         ("attention", None, "allowed are auto, "),
         ("optim_ext", "lion", "allowed are muon, "),
-        ("hub_strategy", "sometimes", "allowed are end, "),
         ("resume", "AUTO", "allowed are 'auto'"),
         ("resume", "", "allowed are 'auto'"),
         # types that would silently mean something else

@@ -144,16 +144,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [*value] if isinstance(value, tuple | set | frozenset) else value
-
-
-def read_hub_strategy(arguments: Any) -> str:
-    """The word of `hub_strategy`, which stock Trainer knows but for "best".
-
-    Raises:
-        ArgumentError: "best", where nothing says which checkpoint is.
-    """
-    strategy = str(getattr(arguments.hub_strategy, "value", arguments.hub_strategy))
-    knows_best = arguments.metric_for_best_model or arguments.load_best_model_at_end
-    if strategy == "best" and arguments.push_to_hub and not knows_best:
-        raise ArgumentError("hub_strategy=best: no checkpoint is the best one without --metric_for_best_model.")
-    return strategy

@@ -41,13 +41,10 @@ class SpeedArguments:
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
         option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
     )
-    activation_policy: Literal["none", "pointwise", "half", "attention", "full", "auto"] | None = option(
+    activation_policy: Literal["none", "pointwise", "half", "attention", "full"] | None = option(
         None,
         "What layers compute again in the backward pass to keep less: norms and GELU; every second layer; all but "
-        "attention; everything; or the least that fits --activation_budget_gb.",
-    )
-    activation_budget_gb: Positive | None = option(
-        None, "With --activation_policy auto: GB (10^9 bytes) that encoder layers may keep of a batch."
+        "attention; or everything.",
     )
     find_batch_size: bool = option(
         False,
@@ -136,11 +133,6 @@ class SavingArguments:
     )
     local_checkpoint_dir: str | None = option(
         None, "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
-    )
-    hub_strategy: Literal["end", "best", "every_save", "checkpoint", "all_checkpoints"] = option(
-        "every_save",
-        "With --push_to_hub, beside the trained model at the end: nothing, the model of each new best checkpoint, of "
-        "each checkpoint with what continues the newest as last-checkpoint/, or of each checkpoint.",
     )
 
 

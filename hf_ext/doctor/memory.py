@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..memory.fakes import Base
 from ..memory.forecast import MemoryModel, affinity_batch, masked_lm_batch
 from ..memory.report import MemoryReport, report_run
+from ..memory.stored import Base
 from ..models.affinity import AffinityModel
 from ..models.attention import KERNELS
 from ..models.configuration import input_name
@@ -26,7 +26,6 @@ from ..speedups.base import optimizer_name
 from ..speedups.fused_layers import fuse_gelu, label_only
 from ..speedups.lora import lora_settings
 from ..speedups.precision import best_precision
-from .sizes import EMBEDDING_BYTES
 from .work import Work
 
 logger = logging.getLogger(__name__)
@@ -76,11 +75,9 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
         "optimizer": optimizer_name(args),
         "passes": batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps),
     }
-    frozen = [encoder for encoder in work.encoders if encoder.training == "frozen" and cached]
-    tables = sum(encoder.num_distinct * encoder.width for encoder in frozen) * EMBEDDING_BYTES
-    memory = MemoryModel(model.train(), make, change=partial(_change, plan, kernel), tables=tables)
     has_half = best_precision(plan.hardware) != "fp32"
-    return report_run(memory, args, plan, rows, length, capacity, has_half, **given)
+    memory = MemoryModel(model.train(), make, change=partial(_change, plan, kernel), has_half=has_half)
+    return report_run(memory, args, plan, rows, length, capacity, **given)
 
 
 def _lengths(work: Work) -> dict[str, int]:
@@ -135,8 +132,7 @@ def _base(plan: Plan) -> Base:
 
 def _policy(args: Any, plan: Plan) -> Any:
     if plan.applied("activation_checkpointing"):
-        policy = plan["activation_checkpointing"].settings["policy"]
-        return "none" if policy == "auto" else policy  # which depends on the budget: at most what none takes
+        return plan["activation_checkpointing"].settings["policy"]
     if not (args.activation_checkpointing or args.gradient_checkpointing):
         return "none"
     every = (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1)

@@ -14,8 +14,8 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, ModelCard
 from transformers import TrainerCallback
+from transformers.trainer_utils import HubStrategy
 
-from ..arguments.checks import read_hub_strategy
 from ..errors import HfExtError, RunEnded
 from .allowed import CARD, LAST_CHECKPOINT, is_draft
 from .push import HubError, open_repository, push_folder
@@ -30,11 +30,11 @@ class Pusher(TrainerCallback):
     """`--push_to_hub` without what stock Trainer sends: by allow-list, private unless told otherwise, compared.
 
     `open` makes the repository and proves the token. While training, `hub_strategy` says what is pushed: "every_save"
-    the model of each checkpoint, "best" that of each new best one, "checkpoint" as every_save plus the whole newest
-    checkpoint as `last-checkpoint/`, from which a run continues elsewhere, "all_checkpoints" plus each checkpoint under
-    its own name; "end" nothing. A daemon thread sends. A save during a push is left to the next one, and the last one
-    to the end (`hub_always_push`: waits its turn). A push that failed is a warning and is made up for likewise. A
-    checkpoint stays on the disk while it is sent, on top of `save_total_limit` and `save_total_size_gb`.
+    the model of each checkpoint, "checkpoint" as every_save plus the whole newest checkpoint as `last-checkpoint/`,
+    from which a run continues elsewhere, "all_checkpoints" plus each checkpoint under its own name; "end" nothing. A
+    daemon thread sends. A save during a push is left to the next one, and the last one to the end (`hub_always_push`:
+    waits its turn). A push that failed is a warning and is made up for likewise. A checkpoint stays on the disk while
+    it is sent, on top of `save_total_limit` and `save_total_size_gb`.
     """
 
     def __init__(self, trainer: Any):
@@ -65,21 +65,18 @@ class Pusher(TrainerCallback):
 
     def push_checkpoint(self, newest: int) -> None:
         """Begins the push of what `hub_strategy` wants on the Hub when checkpoint `newest` is in place."""
-        trainer, strategy = self._trainer, read_hub_strategy(self._trainer.args)
-        if strategy == "end" or not trainer._ext_team.is_main:
-            return
-        step = trainer._ext_saver.retention.best_step() if strategy == "best" else newest
-        store, name = trainer.checkpoints, f"checkpoint-{step}"
-        if step is None or name == self._begun or not store.path(step).is_dir():
-            return
-        if self._is_sending() and not trainer.args.hub_always_push:
+        trainer, strategy = self._trainer, HubStrategy(self._trainer.args.hub_strategy)
+        store, name = trainer.checkpoints, f"checkpoint-{newest}"
+        is_due = strategy != HubStrategy.END and name != self._begun and store.path(newest).is_dir()
+        may_begin = trainer.args.hub_always_push or not self._is_sending()
+        if not (is_due and may_begin and trainer._ext_team.is_main):
             return
         self._begun = name
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
-        place = {"checkpoint": LAST_CHECKPOINT, "all_checkpoints": name}.get(strategy)
+        place = {HubStrategy.CHECKPOINT: LAST_CHECKPOINT, HubStrategy.ALL_CHECKPOINTS: name}.get(strategy)
         given = {"checkpoint_as": place, "message": f"Training in progress, {name}", **self._settings({})}
-        push = partial(push_folder, store.path(step), trainer.hub_model_id, **given)
-        self._send(name, store.pinned(step)(push))
+        push = partial(push_folder, store.path(newest), trainer.hub_model_id, **given)
+        self._send(name, store.pinned(newest)(push))
 
     def push_model(self, message: str | None, blocking: bool = True, **given: Any) -> CommitInfo | None:
         """Pushes what the output folder may share; all processes call it.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ from ..models.half_linear import HalfLinear
 from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..models.wrapping import find_base_layers
 
-Base = Literal["as it is", "half", "8-bit", "4-bit"]
 HALF = torch.bfloat16  # float16 takes as much
 PERIOD = 2  # layers that are taken to repeat together: every second one is recomputed under "half", and may be already
 
@@ -78,11 +77,14 @@ def _alike(layers: nn.ModuleList | nn.Sequential) -> bool:
     return len(seen) <= 1 and len({type(layer) for layer in layers}) <= 1
 
 
-def copy_as_fake(model: nn.Module, slices: list[LayerSlice], base: Base = "as it is") -> nn.Module:
+def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = False) -> nn.Module:
     """A copy with the layers that `slices` keep, its weights fake tensors on the CPU; to be called in a fake mode.
 
     What was changed on the model (attention, packing, adapters, a fused GELU) is changed on the copy. Not for
     compiled layers, whose code is no part of the module.
+
+    Args:
+        is_narrow: frozen layers that could be stored in fewer bits are used in half precision without a copy of it.
 
     Raises:
         TypeError, RuntimeError: the model holds what cannot be copied.
@@ -104,7 +106,7 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], base: Base = "as it
             in_turn = isinstance(part.layers, nn.Sequential)
             memo[id(part.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
-    _store_base(made, base)
+    _store_base(made, is_narrow)
     return made
 
 
@@ -120,47 +122,21 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(fake, requires_grad=tensor.requires_grad)
 
 
-def _store_base(model: nn.Module, base: Base) -> None:
-    """Stores frozen linear layers beside adapters as `base` says; codes become `CodedLinear` anyway."""
-    chosen = set() if base == "as it is" else {id(layer) for layer in find_base_layers(model)}
+def _store_base(model: nn.Module, is_narrow: bool) -> None:
+    """Stores frozen linear layers in the precision that they are used in: beside adapters, and those of 8 and 4 bits.
+
+    Codes and scales are counted by formula (`stored.py`), and are not here; their kernels know no fake tensors.
+    """
+    layers: list[Any] = find_base_layers(model) if is_narrow else []
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            layer: Any = child
-            if id(layer) in chosen and base == "half":
-                layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
-                layer.__class__ = HalfLinear
-            elif id(layer) in chosen or (hasattr(layer, "bits") and hasattr(layer, "scales")):
-                setattr(module, name, CodedLinear(layer.in_features, layer.out_features, layer.bias))
-
-
-class CodedLinear(nn.Module):
-    """A frozen linear layer of 8 or 4 bits, whose kernels know no fake tensors: a whole weight for each use's length.
-
-    Codes and scales are counted by formula (`stored.py`), and are not here.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: Any):
-        super().__init__()
-        self.in_features, self.out_features, self.bias = in_features, out_features, bias
-        self.weight = nn.Parameter(torch.empty(0, dtype=torch.int8), requires_grad=False)  # T5 asks for its dtype
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) to (..., out_features), in autocast's dtype where that is on."""
-        if torch.is_autocast_enabled("cpu"):
-            input = input.to(torch.get_autocast_dtype("cpu"))
-        output = _Coded.apply(input, self.out_features)
-        return output if self.bias is None else output + self.bias.to(output.dtype)
-
-
-class _Coded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, out_features: int) -> torch.Tensor:
-        ctx.shape = out_features, input.shape[-1]
-        return functional.linear(input, input.new_empty(ctx.shape))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient @ gradient.new_empty(ctx.shape), None
+            coded: Any = child
+            if hasattr(coded, "bits") and hasattr(coded, "scales"):
+                layers.append(nn.Linear(coded.in_features, coded.out_features, bias=coded.bias is not None))
+                setattr(module, name, layers[-1].requires_grad_(False))
+    for layer in layers if is_narrow else []:
+        layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
+        layer.__class__ = HalfLinear
 
 
 def fake_batch(mode: FakeTensorMode, value: Any) -> Any:

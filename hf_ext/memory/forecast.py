@@ -16,9 +16,9 @@ from ..data.batch_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
 from ..models.ledger import BLOCK_BYTES
 from ..models.wrapping import find_base_layers
-from .fakes import Base, LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
+from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import LayerLedger, Timeline, record_pass
-from .stored import gradient_bytes, optimizer_bytes, weight_bytes
+from .stored import HALF_BYTES, WEIGHT_BYTES, Base, gradient_bytes, optimizer_bytes, weight_bytes
 
 # A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
 MANY_ROWS = 1009
@@ -58,7 +58,6 @@ class Forecast:
 
     Attributes:
         moment: "backward pass" or "optimizer step", whichever is fuller.
-        host: what lies in host memory where the device is another.
     """
 
     weights: int
@@ -67,7 +66,6 @@ class Forecast:
     activations: int
     buckets: int = 0
     moment: str = "backward pass"
-    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -101,7 +99,7 @@ class MemoryModel:
             one pass then answers for all. Else `make_batch` may give the same one whatever is asked for.
         pattern: of the names of repeated layers, as of `find_blocks`.
         sends_gradients: whether several processes do (DDP), which holds all of them once more.
-        tables: bytes of cached embeddings, which lie in host memory.
+        has_half: whether the hardware computes in half precision.
     """
 
     model: nn.Module
@@ -112,9 +110,8 @@ class MemoryModel:
     scales: bool = True
     pattern: str | None = None
     sends_gradients: bool = False
-    tables: int = 0
-    timelines: dict[tuple[Any, ...], Timeline | None] = field(default_factory=dict)
-    _known: dict[Any, Any] = field(default_factory=dict)  # bytes between steps
+    has_half: bool = True
+    timelines: dict[tuple[Any, ...], Timeline] = field(default_factory=dict)
 
     @cached_property
     def slices(self) -> list[LayerSlice]:
@@ -138,21 +135,17 @@ class MemoryModel:
             Exception: whatever the model raises on tensors without values.
         """
         rows = MANY_ROWS if self.scales else config.rows
-        # The same operations in 8 bits and in 4: stored weights are not in a timeline.
-        base: Base = "4-bit" if config.base == "8-bit" else config.base
-        key = (config.policy, config.half, base, rows)
+        # The same operations in 16 bits, in 8 and in 4: stored weights are not in a timeline.
+        key = (config.policy, config.half, config.half and config.base != "as it is", rows)
         if key not in self.timelines:
-            self.timelines[key] = None  # what fails is not tried again
             self.timelines[key] = self._run_pass(*key)
         found = self.timelines[key]
-        if found is None:
-            raise RuntimeError(f"the model does not compute without values as {key}")
         return found.with_rows(config.rows / rows) if self.scales else found
 
-    def _run_pass(self, policy: Policy | None, half: bool, base: Base, rows: int) -> Timeline:
+    def _run_pass(self, policy: Policy | None, half: bool, is_narrow: bool, rows: int) -> Timeline:
         batch = self.make_batch(rows)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            model = copy_as_fake(self.model, self.slices, base)
+            model = copy_as_fake(self.model, self.slices, is_narrow)
             if self.change is not None:
                 self.change(model)
             give_layouts(model)
@@ -163,22 +156,22 @@ class MemoryModel:
 
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
         """Bytes of weights, of the optimizer's states wherever they lie, and of what a step of it makes besides."""
-        key = config.base, config.optimizer, config.is_muon
-        if key not in self._known:
-            weights = weight_bytes(self.model, config.base, self.base_layers)
-            self._known[key] = weights, *optimizer_bytes(self.model, *key[1:], self.pattern)
-        return self._known[key]
+        states = optimizer_bytes(self.model, config.optimizer, config.is_muon, self.pattern)
+        return weight_bytes(self.model, config.base, self.base_layers), *states
 
     def forecast(self, config: TrainConfig) -> Forecast:
         """The fullest moment of a step; see `timeline` for errors and cost."""
         weights, states, working = self.stored(config)
         peak = self.timeline(config).peak(self.all_gradients if config.passes > 1 else 0)
+        activations = peak.activations
+        if config.base in ("8-bit", "4-bit"):  # a layer that is used is there in full
+            largest = max((layer.weight.numel() for layer in self.base_layers), default=0)
+            activations += largest * (HALF_BYTES if config.half else WEIGHT_BYTES)
         buckets = self.all_gradients if self.sends_gradients else 0
-        host = self.tables
         if config.on_host:  # which steps tensor by tensor, fused
-            host, states, working = host + states + self.all_gradients, 0, 0
-        backward = Forecast(weights, peak.gradients, states, peak.activations, buckets, host=host)
-        step = Forecast(weights, self.all_gradients, states, working, buckets, "optimizer step", host)
+            states, working = 0, 0
+        backward = Forecast(weights, peak.gradients, states, activations, buckets)
+        step = Forecast(weights, self.all_gradients, states, working, buckets, "optimizer step")
         return max(backward, step, key=lambda found: found.peak)
 
     def try_forecast(self, config: TrainConfig) -> Forecast | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,25 +12,11 @@ import torch
 
 Result = TypeVar("Result")
 
-# RuntimeErrors of allocators and libraries. Triton's "out of resource: shared memory" is none: no memory would help.
-_SIGNS = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "cudaErrorMemoryAllocation",
-    "Triton Error [CUDA]: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",
-    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "HIP out of memory",
-    "HIP error: out of memory",
-    "hipErrorOutOfMemory",
-    "XPU out of memory",
-    "MPS backend out of memory",
-    "can't allocate memory",  # DefaultCPUAllocator: ... you tried to allocate ... bytes
-    "not enough memory: you tried to allocate",  # the same on Windows
-    "std::bad_alloc",
+# RuntimeErrors of allocators (CUDA, HIP, XPU, MPS, the CPU's on each system) and of libraries that allocate.
+# Triton's "out of resource: shared memory" is none: no memory would help.
+_SIGNS = re.compile(
+    r"(CUDA|HIP|XPU|MPS)\b.*out of memory|ErrorOutOfMemory|MemoryAllocation|_ALLOC_FAILED|_INSUFFICIENT_RESOURCES"
+    r"|can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc"
 )
 
 
@@ -42,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     while cause is not None:
         if isinstance(cause, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(cause, RuntimeError) and any(sign in str(cause) for sign in _SIGNS):
+        if isinstance(cause, RuntimeError) and _SIGNS.search(str(cause)):
             return True
         cause = cause.__cause__
     return False

@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..reporting import units
 from ..reporting.tables import format_table
@@ -63,19 +63,15 @@ BASE_4 = Switch("--load_in_4bit true", 9, {"base": "4-bit"}, NUMERICS)
 HOST = Switch("--optim_ext cpu_offload", 10, {"on_host": True})
 
 
-def find_switches(memory: MemoryModel, config: TrainConfig, has_half: bool = True) -> list[list[Switch]]:
-    """Those that would change something, in groups of which one can be on at a time.
-
-    Args:
-        has_half: whether the hardware computes in half precision.
-    """
+def find_switches(memory: MemoryModel, config: TrainConfig) -> list[list[Switch]]:
+    """Those that would change something, in groups of which one can be on at a time."""
     has_adapters = config.base == "as it is" and bool(memory.base_layers)
     trains_much = memory.all_gradients > memory.forecast(config).peak // 50
     policies = {"full": [], None: [], "attention": [FULL]}.get(config.policy, [ATTENTION, FULL])
     is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
     groups = [
         policies if getattr(memory.model, "supports_gradient_checkpointing", True) else [],
-        [HALF] if has_half and not config.half else [],
+        [HALF] if memory.has_half and not config.half else [],
         [*([HALF_BASE] if config.half else []), BASE_8, BASE_4] if has_adapters else [],
         [STATES] if is_adamw and trains_much else [],
         [HOST] if is_adamw and trains_much and memory.kind == "cuda" else [],
@@ -89,35 +85,20 @@ def largest_rows(memory: MemoryModel, config: TrainConfig, room: int) -> int:
     return bisect.bisect_right(rows, room, key=lambda number: memory.forecast(replace(config, rows=number)).peak)
 
 
-@dataclass(frozen=True)
-class Fix:
-    """Switches that together make a step fit.
-
-    Attributes:
-        config: with them; where `config.rows` is less than asked for, there are as many more passes per step.
-    """
+class Fix(NamedTuple):
+    """Switches that together make a step fit; a `config` of fewer rows than asked for has as many more passes."""
 
     switches: tuple[Switch, ...]
     config: TrainConfig
     forecast: Forecast
 
-    def options(self, asked: TrainConfig, length: int, by_tokens: bool = False) -> str:
-        """On the command line, smaller passes first."""
-        parts, rows = [], self.config.rows
-        if rows < asked.rows:
-            size = f"--max_tokens_per_batch {rows * length}" if by_tokens else f"--per_device_train_batch_size {rows}"
-            parts.append(f"{size} --gradient_accumulation_steps {self.config.passes}")
-        for switch in sorted(self.switches, key=lambda each: each.cost):
-            parts.append(f"{switch.option} ({switch.note})" if switch.note else switch.option)
-        return ", ".join(parts)
 
-
-def find_fix(memory: MemoryModel, config: TrainConfig, room: int, has_half: bool = True) -> Fix | None:
+def find_fix(memory: MemoryModel, config: TrainConfig, room: int) -> Fix | None:
     """The cheapest set of switches that makes a step fit into `room`, its effective batch as it is; None where none.
 
     Passes of half the rows are the cheapest switch: they change nothing but the pace.
     """
-    groups = [[None, *group] for group in find_switches(memory, config, has_half)]
+    groups = [[None, *group] for group in find_switches(memory, config)]
     sets = [tuple(switch for switch in chosen if switch) for chosen in product(*groups)]
     most = (config.rows & -config.rows).bit_length() - 1  # more halves would not leave the effective batch as it is
     halvings = range(most + 1 if memory.scales else 1)
@@ -163,8 +144,17 @@ class MemoryReport:
         return self.room is None or self.forecast.peak <= self.room
 
     def options(self, by_tokens: bool = False) -> str:
-        """The command-line options that make it fit; "" where it does, or where none are known."""
-        return "" if self.fits or self.fix is None else self.fix.options(self.config, self.length, by_tokens)
+        """What makes it fit, on the command line, smaller passes first; "" where it does, or where nothing would."""
+        if self.fix is None:
+            return ""
+        parts, rows = [], self.fix.config.rows
+        if rows < self.config.rows:
+            by_rows = f"--per_device_train_batch_size {rows}"
+            size = f"--max_tokens_per_batch {rows * self.length}" if by_tokens else by_rows
+            parts.append(f"{size} --gradient_accumulation_steps {self.fix.config.passes}")
+        for switch in sorted(self.fix.switches, key=lambda each: each.cost):
+            parts.append(f"{switch.option} ({switch.note})" if switch.note else switch.option)
+        return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -172,7 +162,6 @@ class MemoryReport:
             "predicted_peak_bytes": self.forecast.peak,
             "lines": dict(self.forecast.lines()),
             "moment": self.forecast.moment,
-            "host_bytes": self.forecast.host,
             "rows": self.config.rows,
             "tokens_per_row": self.length,
             "capacity_bytes": self.capacity,
@@ -185,28 +174,25 @@ class MemoryReport:
         }
 
 
-def report_memory(
-    memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, has_half: bool = True
-) -> MemoryReport:
+def report_memory(memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None) -> MemoryReport:
     """Everything that can be said of a step before it is taken. Errors and cost: as `MemoryModel.timeline`.
 
     Args:
         length: tokens of each row.
         capacity: bytes of the device; None where not known.
-        has_half: whether the hardware computes in half precision.
     """
     found = memory.forecast(config)
     room = None if capacity is None else usable_bytes(capacity, memory.kind)
     report = MemoryReport(config, found, length, capacity, room)
     if room is None or found.peak > WORTH_SAVING * room:
-        for switch in (switch for group in find_switches(memory, config, has_half) for switch in group):
+        for switch in (switch for group in find_switches(memory, config) for switch in group):
             changed = memory.try_forecast(replace(config, **switch.settings))
             if changed is not None:
                 report.savings.append((switch, changed))
     if room is not None and memory.scales:
         report.largest = largest_rows(memory, config, room)
     if room is not None and not report.fits:
-        report.fix = find_fix(memory, config, room, has_half)
+        report.fix = find_fix(memory, config, room)
     return report
 
 
@@ -217,7 +203,6 @@ def report_run(
     rows: int,
     length: int,
     capacity: int | None,
-    has_half: bool = True,
     **given: Any,
 ) -> MemoryReport:
     """`report_memory` of a run, as its arguments and its plan have it.
@@ -234,7 +219,7 @@ def report_run(
         rows = max(1, args.max_tokens_per_batch // length)
     switches = {"half": "precision", "is_muon": "muon", "on_host": "cpu_offload"}
     config = TrainConfig(rows, **{name: plan.applied(speedup) for name, speedup in switches.items()}, **given)
-    return report_memory(memory, config, length, capacity, has_half)
+    return report_memory(memory, config, length, capacity)
 
 
 def format_memory(report: MemoryReport) -> list[str]:
@@ -248,8 +233,6 @@ def format_memory(report: MemoryReport) -> list[str]:
         line += f"; at most {report.largest:,} rows fit"
     if report.room is not None and found.peak > WORTH_SAVING * report.room:
         line += f" ({NOT_CALIBRATED})"
-    if found.host:
-        line += f"; {units.memory(found.host)} in host memory"
     if report.fits:
         return [line]
     options = report.options()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
 from ..models.muon import block_matrices
-from .fakes import Base
 
+Base = Literal["as it is", "half", "8-bit", "4-bit"]
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, HALF_BYTES = 4, 4, 8, 2  # AdamW has two float32 states
 SCALE_BLOCK = 64  # nf4 keeps a float32 scale per 64 weights (bitsandbytes, arXiv:2305.14314)
 # bitsandbytes keeps tensors below this size in 32 bits, and a float32 scale per 256 numbers of the others

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,31 +226,6 @@ def _read_quantized_again(model: PeftModel) -> None:
     made_from = {name: fresh.get_submodule(names[id(layer)]).weight for name, layer in stored.items()}
     for name in make_float(model):
         model.get_submodule(name).weight = made_from[name].requires_grad_(False)
-
-
-@contextmanager
-def trained_in_full(model: nn.Module) -> Iterator[None]:
-    """Within it, the model as full fine-tuning would have it: adapters out of the way, the weights beside them train.
-
-    For measuring what LoRA saves. Encoders without adapters stay as they are; all is put back afterwards.
-    """
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    roots = [model] if isinstance(model, PeftModel) else [m for m in model.modules() if hasattr(m, "peft_config")]
-    for layer in layers:
-        layer.enable_adapters(False)
-    for root in roots:
-        for name, parameter in root.named_parameters():
-            # A head that PEFT trains is there twice: as it was, and the copy that trains.
-            if not any(part in name for part in ("lora_", "original_module", "contact_head")):
-                parameter.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-        for parameter, trained in before:
-            parameter.requires_grad_(trained)
 
 
 def _lora_config(model: nn.Module, settings: LoraSettings, heads: list[str] | None = None) -> LoraConfig:

@@ -12,7 +12,6 @@ from . import (
     compile,
     cpu_offload,
     cpu_threads,
-    ddp,
     encoder_precision,
     lora,
     lora_base,
@@ -25,7 +24,7 @@ from . import (
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
-from .trainer_fields import DataLoading, EmbeddingCache, FindBatchSize, LengthGrouping, OomLadder
+from .trainer_fields import DataLoading, Ddp, EmbeddingCache, FindBatchSize, LengthGrouping, OomLadder
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
@@ -51,7 +50,7 @@ REGISTRY: tuple[Speedup, ...] = (
     cpu_offload,
     activation_checkpointing,  # on layers as they stay; before those that run the model to see what it does
     sharding,  # once no layer changes its class any more, and no weights are added
-    ddp,  # after sharding, which freezes what gets no gradient
+    Ddp,
     compile,  # last: it compiles what the others left
 )
 

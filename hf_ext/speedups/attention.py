@@ -12,14 +12,13 @@ Class N. Choices of `--attention`:
 - `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
-refused; `auto` tries `padded` instead of `varlen`, which keeps packing, and otherwise goes back to the old attention.
+refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
 Cost: two or three forward passes over four rows, and backward passes where encoders train.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +44,6 @@ KIND: Kind = "N"
 FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
 TRITON = (7, 0)  # compute capability that its kernels need
-FALLBACKS = {"varlen": ("padded",)}  # what `auto` tries where its choice does not hold
 PACKED = ("blocked", "padded", "varlen", "flex", "flash_attention_2")  # kernels that take unpadded sequences
 
 
@@ -115,7 +113,7 @@ def _flex_problem(context: Context) -> str | None:
         return f"torch has no backward pass of it for {hardware.name}: use --attention auto"
     if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < TRITON:
         return f"{hardware.name} is older than Triton's 7.0: use --attention auto"
-    if context.args.activation_policy in ("attention", "pointwise", "auto"):
+    if context.args.activation_policy in ("attention", "pointwise"):
         return (
             f"--activation_policy {context.args.activation_policy} does not know its kernel by name: use half or full"
         )
@@ -160,31 +158,22 @@ def apply(decision: Decision, run: Run) -> Decision:
 
 
 def _apply(decision: Decision, run: Run) -> Decision:
-    chosen, asked = decision.settings["kernel"], decision.settings["asked"]
+    kernel, asked = decision.settings["kernel"], decision.settings["asked"]
     reader = _find_reader(run)
-    if reader is not None and chosen != "eager":
+    if reader is not None and kernel != "eager":
         if asked:
-            raise PlanRefused(f"--attention {chosen}: {reader}. If it does not, set_attn_implementation('sdpa') first.")
+            raise PlanRefused(f"--attention {kernel}: {reader}. If it does not, set_attn_implementation('sdpa') first.")
         return skipped(reader)
-    failed: list[str] = []
-    for kernel in (chosen,) if asked else (chosen, *FALLBACKS.get(chosen, ())):
-        swap, undo = swaps(run.model, kernel)
-        found = parity.prove(run, partial(swap, run.model))
-        if not (found and found.problem):
-            break
+    swap, undo = swaps(run.model, kernel)
+    found = parity.prove(run, partial(swap, run.model))
+    if found and found.problem:
         undo()
-        failed.append(f"{kernel} against the old attention: {found.problem}")
-    else:
+        problem = f"{kernel} against the old attention: {found.problem}"
         if asked:
-            raise PlanRefused(f"--attention {failed[0]}. Use --attention auto.")
-        return skipped("; ".join(failed), found.evidence() if found else {})
+            raise PlanRefused(f"--attention {problem}. Use --attention auto.")
+        return skipped(problem, found.evidence())
     run.change_encoders(swap)
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
-    if failed:
-        reason = f"SDPA, with padding around attention only: {failed[0]}"
-        decision = replace(decision, reason=reason)
-    if kernel != decision.settings["kernel"]:  # a run that goes on is told where another was chosen
-        decision = replace(decision, settings={"kernel": kernel, "asked": asked})
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
 
 
@@ -210,7 +199,8 @@ def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Ca
     def swap(swapped: nn.Module) -> int:
         register_attention()
         encoders = find_encoders(swapped)
-        held.extend(hold_attention(encoder, _name(kernel)) for encoder in encoders)
+        name = PREFIX + kernel if kernel in KERNELS else kernel  # as transformers knows it
+        held.extend(hold_attention(encoder, name) for encoder in encoders)
         return len(encoders)
 
     def undo() -> None:
@@ -222,16 +212,7 @@ def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Ca
 
 def set_attention(model: nn.Module, kernel: str) -> int:
     """Selects an attention kernel for every encoder in `model`; returns how many. Weights are untouched."""
-    register_attention()
-    encoders = find_encoders(model)
-    for encoder in encoders:
-        encoder.set_attn_implementation(_name(kernel))
-    return len(encoders)
-
-
-def _name(kernel: str) -> str:
-    """What transformers knows a kernel by."""
-    return PREFIX + kernel if kernel in KERNELS else kernel
+    return int(swaps(model, kernel)[0](model))
 
 
 def set_faesm(model: nn.Module) -> int:

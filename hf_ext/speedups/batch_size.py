@@ -92,12 +92,7 @@ def _accumulate(context: Context, effective: int) -> Decision:
     if found[0] != rows:
         settings["per_device_train_batch_size"] = found[0]
     reason = f"{effective} rows per optimizer step: {found[0]} x {devices} device{'s' if devices > 1 else ''}"
-    reason = f"{reason} x {_passes(found[1])}; the learning rate stays as given"
-    return applied(reason + _shortage(effective, context.data.num_rows), settings)
-
-
-def _shortage(effective: int, num_rows: int | None) -> str:
-    return f"; there are {num_rows:,} rows, so an epoch is one step" if num_rows and effective > num_rows else ""
+    return applied(f"{reason} x {_passes(found[1])}; the learning rate stays as given", settings)
 
 
 def _passes(number: int) -> str:

@@ -165,16 +165,15 @@ def count_graphs(graphs: str = "graphs", seconds: str = "compile_s") -> Callable
 
     The counts are those of the process, which has no list of graphs per model (`get_compilation_metrics` keeps 64).
     """
-    first = _compiled_so_far()
+    from torch._dynamo.utils import calculate_time_spent, counters  # half a second to import
+
+    def read() -> tuple[int, float]:
+        return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
+
+    first = read()
 
     def measure() -> dict[str, float]:
-        last = _compiled_so_far()
+        last = read()
         return {graphs: last[0] - first[0], seconds: round(last[1] - first[1], 1)}
 
     return measure
-
-
-def _compiled_so_far() -> tuple[int, float]:
-    from torch._dynamo.utils import calculate_time_spent, counters  # half a second to import
-
-    return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]

@@ -3,15 +3,15 @@
 Class N: sums over several threads may differ in their last bits. Effect: products of matrices run on several cores.
 `accelerate launch` gives a process one thread where no configuration names a CPU (`accelerate/commands/launch.py`,
 1.15), and torch by itself one per core of the machine, whatever a container's quota is.
-Hardware: CPUs with two cores or more, a run of one process. OMP_NUM_THREADS or MKL_NUM_THREADS that you set are met:
-set one to less on a machine whose cores others use, where several threads may be slower than one.
+Hardware: CPUs with two cores or more, a run of one process. OMP_NUM_THREADS or MKL_NUM_THREADS that you set are met,
+but for OMP_NUM_THREADS=1 under `accelerate launch`, which may be its own word: set one to less on a machine whose cores
+others use, where several threads may be slower than one.
 `--without cpu_threads` keeps what the process has.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
@@ -39,21 +39,11 @@ def decide(context: Context) -> Decision:
     return applied(f"one for each of {context.cpu_cores} cores", {"threads": context.cpu_cores})
 
 
-def chosen_by_user(launcher: Path | None = None) -> str | None:
-    """The variable by which the user chose a number of threads; None where none is set, or by accelerate alone.
-
-    accelerate's launcher sets OMP_NUM_THREADS for what it starts; whether it was set before, its own environment tells
-    (`launcher`, by default that of the parent process; Linux only, elsewhere what is set counts as the user's).
-    """
-    found = next((name for name in VARIABLES if os.environ.get(name)), None)
-    if found is None or "ACCELERATE_MIXED_PRECISION" not in os.environ:
-        return found
-    try:
-        given = (launcher or Path(f"/proc/{os.getppid()}/environ")).read_bytes().split(b"\0")
-    except OSError:
-        return found
-    set_by_user = {line.partition(b"=")[0].decode(errors="replace") for line in given if not line.endswith(b"=")}
-    return next((name for name in VARIABLES if name in set_by_user), None)
+def chosen_by_user() -> str | None:
+    """The variable by which the user chose a number of threads; None where there is none, or accelerate's 1."""
+    by_launcher = "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    names = ("MKL_NUM_THREADS",) if by_launcher else VARIABLES
+    return next((name for name in names if os.environ.get(name)), None)
 
 
 def apply(decision: Decision, run: Run) -> Decision:

@@ -49,9 +49,7 @@ def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
 
 def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
     """Row count, distinct inputs, and the padding that random batches would have."""
-    if dataset is None:
-        return DataFacts()
-    if isinstance(dataset, Mapping):  # several, for a data loader of the user's
+    if dataset is None or isinstance(dataset, Mapping):  # several are for a data loader of the user's
         return DataFacts()
     if not has_numbered_rows(dataset):
         return DataFacts(streaming=True)

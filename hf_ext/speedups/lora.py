@@ -16,12 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
 from transformers import set_seed
 
 from ..errors import PlanRefused
 from ..memory.stored import optimizer_bytes, trained
-from ..models.lora import LORA_TARGETS, LoraSettings, has_adapters, trained_in_full, wrap_with_lora
+from ..models.lora import LORA_TARGETS, LoraSettings, has_adapters, wrap_with_lora
 from .base import Context, Decision, Kind, Run, applied, refused
 
 NAME = "lora"
@@ -62,7 +61,7 @@ def decide(context: Context) -> Decision:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Wraps `run.model` where it has no adapters yet, seeded by `args.seed`; counts what they save.
+    """Wraps `run.model` where it has no adapters yet, seeded by `args.seed`; counts what trains.
 
     Raises:
         ArgumentError: a named target matches no layer.
@@ -73,25 +72,12 @@ def apply(decision: Decision, run: Run) -> Decision:
             raise PlanRefused("lora: no tower of this model has adapters: build it with --tower_training lora.")
         set_seed(run.args.seed)  # Trainer seeds later; without this the adapters would not follow --seed
         run.model = wrap_with_lora(run.model, LoraSettings(**decision.settings))
-    here = _count(run.model)
-    with trained_in_full(run.model):
-        full = _count(run.model)
-    numbers = [found["trainable_parameters"] for found in (here, full)]
-    mib = [found["adamw_bytes"] / 2**20 for found in (here, full)]
-    reason = f"{decision.reason}: {numbers[0]:,} parameters train instead of {numbers[1]:,}"
-    reason += f", AdamW keeps {mib[0]:.1f} MiB instead of {mib[1]:.1f} MiB"
-    evidence = {**describe_adapters(run.model), "with_lora": here, "full_fine_tuning": full}
-    return replace(decision, reason=reason).with_evidence(**evidence)
-
-
-def describe_adapters(model: nn.Module) -> dict[str, Any]:
-    """Rank and number of adapted layers, as they are in the model."""
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers = [module for module in run.model.modules() if isinstance(module, BaseTunerLayer)]
     ranks = sorted({rank for layer in layers for rank in getattr(layer, "r", {}).values()})
-    return {"rank": ranks[0] if len(ranks) == 1 else ranks, "adapted_layers": len(layers)}
-
-
-def _count(model: nn.Module) -> dict[str, int]:
-    """What trains, and what AdamW keeps for it."""
-    num_trained = sum(parameter.numel() for parameter in trained(model))
-    return {"trainable_parameters": num_trained, "adamw_bytes": optimizer_bytes(model, "adamw_torch_fused")[0]}
+    num_trained = sum(parameter.numel() for parameter in trained(run.model))
+    reason = (
+        f"{decision.reason}: {num_trained:,} of {sum(p.numel() for p in run.model.parameters()):,} parameters train"
+    )
+    evidence = {"rank": ranks[0] if len(ranks) == 1 else ranks, "adapted_layers": len(layers)}
+    adamw_bytes = optimizer_bytes(run.model, "adamw_torch_fused")[0]
+    return replace(decision, reason=reason).with_evidence(**evidence, adamw_bytes=adamw_bytes)

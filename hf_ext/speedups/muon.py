@@ -18,7 +18,6 @@ Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand t
 
 from __future__ import annotations
 
-from ..memory.stored import optimizer_bytes
 from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, optimizer_name, refused, skipped
 
@@ -70,8 +69,5 @@ def _find_problem(context: Context) -> str | None:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Changes nothing: the optimizer is made when training starts. Records what it will keep."""
-    muon, adamw = (
-        optimizer_bytes(run.model, "adamw_torch_fused", is_muon, run.args.block_pattern)[0] for is_muon in (True, False)
-    )
-    return decision.with_evidence(optimizer_bytes=muon, adamw_bytes=adamw)
+    """Changes nothing: the optimizer is made when training starts."""
+    return decision

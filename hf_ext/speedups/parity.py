@@ -188,9 +188,8 @@ def _too_noisy(ratio: float) -> str:
 def identify(encoder: nn.Module) -> dict[str, Any]:
     """What must not change: each weight (the object, and how often it was written to) and each dropout."""
     weights = {name: (id(weight), weight._version) for name, weight in encoder.named_parameters()}
-    dropouts = {name: module.p for name, module in encoder.named_modules() if isinstance(module, nn.Dropout)}
-    of_scores = {name: getattr(module, "dropout", None) for name, module in encoder.named_modules()}
-    dropouts |= {f"{name}.dropout": p for name, p in of_scores.items() if isinstance(p, float)}
+    rates = [(name, getattr(module, at, None)) for name, module in encoder.named_modules() for at in ("p", "dropout")]
+    dropouts = [(name, rate) for name, rate in rates if isinstance(rate, float)]
     config = getattr(encoder, "config", None)
     settings = {name: value for name, value in vars(config).items() if "drop" in name} if config else {}
     return {"weights": weights, "dropouts": dropouts, "settings": settings}

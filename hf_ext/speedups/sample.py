@@ -121,7 +121,6 @@ class Sample:
         batch: arguments of its forward.
         autocast: dtype that training runs under; None for that of the weights.
         pattern: of the names of repeated layers, as of `find_blocks`.
-        num_read: tokens of these rows that an encoder of several inputs reads in all; 0 for those of the batch.
         least_scale: differences of states are relative to the largest one, and to this where that is smaller.
     """
 
@@ -129,7 +128,6 @@ class Sample:
     batch: dict[str, Any]
     autocast: torch.dtype | None
     pattern: str | None = None
-    num_read: int = 0
     least_scale: ClassVar[float] = 0.0
 
     @property
@@ -144,16 +142,6 @@ class Sample:
     def trains(self) -> bool:
         """Whether backward passes go through the model."""
         return any(weight.requires_grad for weight in self.module.parameters())
-
-    @property
-    def num_rows(self) -> int:
-        return next((len(value) for value in self.batch.values() if isinstance(value, torch.Tensor) and value.dim()), 1)
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the attention mask; rows where there is none."""
-        mask = self.batch.get("attention_mask")
-        return int(mask.sum()) if isinstance(mask, torch.Tensor) else self.num_rows
 
     def states(self, autocast: torch.dtype | None) -> torch.Tensor:
         """What the model puts out, (tokens or rows, width), float32; without padding where there is a mask."""
@@ -243,8 +231,8 @@ def _first_tensor(output: Any) -> torch.Tensor:
     raise TypeError(f"no tensor is in what the model puts out ({type(output).__name__})")
 
 
-def find_samples(run: Run, rows: list[Any] | None = None) -> list[Sample]:
-    """One for each encoder with a packed path, and of a model without any the whole, on `rows`, or else the first.
+def find_samples(run: Run) -> list[Sample]:
+    """One for each encoder with a packed path, and of a model without any the whole, on the first rows.
 
     An `AffinityModel` loads the encoders that it references.
 
@@ -254,7 +242,7 @@ def find_samples(run: Run, rows: list[Any] | None = None) -> list[Sample]:
     if run.args.fsdp or splits_weights(run.args):
         return []
     run.model.to(run.args.device)
-    rows = first_rows(run.train_dataset) if rows is None else rows
+    rows = first_rows(run.train_dataset)
     if hasattr(run.model, "attach_encoders"):
         return _tower_samples(run, rows)
     encoders = find_encoders(run.model)
@@ -305,8 +293,7 @@ def _tower_samples(run: Run, rows: list[Any]) -> list[Sample]:
         batch = send_to_device(run.collator.encode_rows(name, rows), run.args.device)
         frozen = run.model.config.encoder_specs[index].training == "frozen"
         autocast = run.model.encoder_autocast if frozen else training_dtype(run.args)
-        sample = samples.setdefault(index, EncoderSample(inside[0], _given(batch), autocast))
-        samples[index] = replace(sample, num_read=sample.num_read + int(batch["attention_mask"].sum()))
+        samples.setdefault(index, EncoderSample(inside[0], _given(batch), autocast))
     return list(samples.values())
 
 

@@ -86,7 +86,6 @@ def _decide_fsdp2(context: Context) -> Decision:
         "is_sharded": True,
         "has_frozen": bool(context.model.frozen_inputs),
         "caches": context.wants("embedding_cache", "I") and not context.data.streaming,
-        "head_only": context.caches_all_inputs,
         "classes": plugin.transformer_cls_names_to_wrap,
         "wraps_layers": bool(plugin.activation_checkpointing),
     }
@@ -108,16 +107,6 @@ def _decide_zero(args: Any) -> Decision:
         what = f"DeepSpeed's CPU Adam makes AdamW's steps on the {device}"
         return applied(f"DeepSpeed ZeRO-{stage}; {what}", {"is_sharded": False})
     return applied(f"DeepSpeed ZeRO-{stage}", {"is_sharded": False})
-
-
-def _name_pieces(settings: dict[str, Any]) -> str:
-    if settings["head_only"]:
-        return "the head as one piece, since encoders are cached and not in the model while it trains"
-    if not settings["classes"]:
-        if settings["has_frozen"]:
-            return "layer by layer, once encoders are loaded"
-        return "as one piece: there are no repeated layers"
-    return f"layer by layer ({', '.join(settings['classes'])})"
 
 
 def _why_all_must_train(args: Any) -> str | None:
@@ -147,7 +136,8 @@ def apply(decision: Decision, run: Run) -> Decision:
             return replace(decision, status="refused", reason=LOSES_ADAPTERS)
         if settings["caches"] and settings["has_frozen"] and getattr(run.model.config, "save_full", False):
             return replace(decision, status="refused", reason=ENCODES_APART)
-        parts.append(_name_pieces(settings))
+        unnamed = "layer by layer, once encoders are loaded" if settings["has_frozen"] else "as one piece"
+        parts.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
     unused = unused_parameters(run.model)
     for parameter in unused.values():
         parameter.requires_grad_(False)

@@ -1,6 +1,6 @@
 """Speed-ups that set arguments, or only ask for what a part of `hf_ext/training` then does.
 
-Trainer's sampler and loaders where they pay; embedding once; rows that fit into memory; NCCL's environment.
+Trainer's sampler and loaders where they pay; embedding once; rows that fit into memory; DDP's gradients.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ..processes import fsdp_version
 from . import packing
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
 
@@ -230,3 +231,27 @@ class OomLadder(ByTrainer):
         if problem:
             return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
         return applied("a step that does not fit is made again with fewer rows at a time")
+
+
+class Ddp(ByTrainer):
+    """DDP whose gradients live where they are sent from.
+
+    Class I. Effect: gradients are views of the buckets that processes exchange, not copies: 4 bytes per trained weight
+    less, and one copy of each (`gradient_as_bucket_view`).
+    Hardware: any, with more than one process. Trainer lets DDP walk the graph of every forward pass for weights that
+    get no gradient; `--ddp_find_unused_parameters false` ends that where all that train get one (`sharding` then
+    freezes ESM's contact head, which no loss reaches).
+    """
+
+    NAME = "ddp"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """On under DDP."""
+        if not context.wants(cls.NAME, cls.KIND):
+            return off()
+        if context.world_size == 1:
+            return off("one process")
+        if fsdp_version(context.args) or context.args.deepspeed_plugin is not None:
+            return skipped("weights or gradients are split: not DDP")
+        return applied("gradients are views of what is exchanged")

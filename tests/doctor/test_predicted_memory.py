@@ -3,7 +3,6 @@
 import pytest
 from doctored import look
 
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.page import format_page
 from hf_ext.masked_lm.arguments import MaskedLMArguments
@@ -50,15 +49,6 @@ def test_towers_with_adapters_have_a_prediction(device, settings):
     assert isinstance(facts.forecast, MemoryReport)
     head_and_encoders = dict(facts.memory)["weights"]
     assert facts.forecast.forecast.weights == pytest.approx(head_and_encoders, rel=0.05)
-
-
-@pytest.mark.nightly
-def test_tables_of_cached_embeddings_lie_in_host_memory():
-    facts = look("t4", model=AffinityArguments(tower_training=["lora", "frozen"]))
-    assert (
-        facts.forecast.forecast.host == dict(facts.memory)["embedding tables (host memory, where the device lacks it)"]
-    )
-    assert "in host memory" in " ".join(format_page(facts, []).split())
 
 
 def test_where_all_inputs_are_cached_the_formula_answers():

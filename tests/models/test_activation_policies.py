@@ -15,12 +15,11 @@ from tiny_encoders import make_batch, packed, real_outputs, states_and_gradients
 from tiny_generators import make_batch as make_antigens
 from tiny_generators import make_generator
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface, BertConfig, BertModel, EsmModel
+from transformers import AttentionInterface, BertConfig, BertModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_ext.errors import ArgumentError
 from hf_ext.models import activation_checkpointing, cpu_attention
-from hf_ext.models.activation_bytes import measure_layer, predict_bytes
 from hf_ext.models.activation_checkpointing import POLICIES, recomputed_layers, set_policy, trained_layers, unset_policy
 from hf_ext.models.ledger import OTHER, Ledger
 
@@ -185,31 +184,6 @@ def test_the_operation_is_the_function_bit_for_bit_and_a_good_citizen():
     assert all(map(torch.equal, run(nullcontext()), run(cpu_attention.keeping_no_weights())))
     rows = tuple(torch.randn(4, 5, 8).requires_grad_() for _ in range(3))
     torch.library.opcheck(cpu_attention._blocked_op, rows)
-
-
-def test_a_layer_keeps_what_its_policy_says_in_bytes():
-    model = tiny_esm(EsmModel, add_pooling_layer=False).train()  # 32 wide, 4 heads
-    states = torch.randn(3, 7, 32)
-    rotation = model.rotary_embeddings(states, torch.arange(7)[None])
-    found = measure_layer(model, trained_layers(model)[0], (states,), {"position_embeddings": rotation})
-    row = 3 * 7 * 32 * 4  # one tensor as large as what goes in
-    assert found.bytes_kept["full"] == row  # what comes out, which the next layer would keep
-    assert found.bytes_kept["attention"] == 2 * row + 3 * 7 * 4 * 4  # with attention, and a number per head and token
-    # Of the products that are kept: query, key, value, output, twice that in the feed-forward layer, and its output.
-    assert found.bytes_kept["pointwise"] == found.bytes_kept["attention"] + 7 * row
-    assert found.bytes_kept["none"] > found.bytes_kept["pointwise"] + row
-    assert found.bytes_kept["half"] == (found.bytes_kept["none"] + row) // 2
-    assert found.recomputed["none"] == found.recomputed["pointwise"] == 0
-    assert 0 < found.recomputed["attention"] < found.recomputed["full"] <= 1
-    assert found.recomputed["half"] == pytest.approx(found.recomputed["full"] / 2, abs=1e-3)
-    assert all(weight.grad is None for weight in model.parameters())
-    assert recomputed_layers(model) == []
-
-
-def test_the_prediction_for_all_layers_is_what_is_kept_and_one_layer_being_computed_again():
-    kept = {"none": 100, "pointwise": 40, "half": 55, "attention": 20, "full": 10}
-    predicted = {policy: predict_bytes(policy, kept, 5) for policy in POLICIES}
-    assert predicted == {"none": 500, "pointwise": 300, "half": 330, "attention": 200, "full": 150}
 
 
 @pytest.mark.sampled(3)

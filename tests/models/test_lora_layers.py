@@ -32,7 +32,6 @@ from hf_ext.models.lora import (
     find_targets,
     has_adapters,
     merged_copy,
-    trained_in_full,
     wrap_with_lora,
 )
 
@@ -226,20 +225,6 @@ def test_there_is_nothing_to_merge_without_adapters(make_affinity):
 
 
 # --- the full fine-tuning twin ---------------------------------------------------------------------------------------
-
-
-def test_the_full_twin_is_the_plain_model_and_everything_is_put_back():
-    plain = make_still_esm(EsmForSequenceClassification)
-    model = wrap_with_lora(make_still_esm(EsmForSequenceClassification), LoraSettings(r=2)).eval()
-    shift(model, "lora_B")
-    adapted, flags = model(**IDS).logits, [parameter.requires_grad for parameter in model.parameters()]
-    with trained_in_full(model):
-        assert torch.equal(model(**IDS).logits, plain(**IDS).logits)
-        unused = sum(p.numel() for p in plain.esm.contact_head.parameters())
-        num_trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        assert num_trainable == sum(p.numel() for p in plain.parameters()) - unused
-    assert torch.equal(model(**IDS).logits, adapted)
-    assert [parameter.requires_grad for parameter in model.parameters()] == flags
 
 
 # --- activation checkpointing ----------------------------------------------------------------------------------------

@@ -88,7 +88,6 @@ def test_recomputed_runs_end_in_the_weights_of_one_without(tmp_path, name):
         trainer = trainer_of(name, tmp_path / policy, activation_policy=policy)
         found = trainer.plan["activation_checkpointing"].evidence
         assert found["layers"] == len(find_blocks(trainer.model)) == len(recomputed_layers(trainer.model))
-        assert found["layer_mb"] <= found["layer_mb_without"]
         trainer.train()
         assert largest_weight_difference(trainer.model, stock.model) == 0
         trainer.end()

@@ -10,27 +10,14 @@ from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
 
-from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.host_optimizer import find_host_optimizer
 from hf_ext.plan import make_plan
-from hf_ext.training_args import FastTrainingArguments
 
 A100 = describe_hardware("A100")
 OFFLOAD = {"optim": "adamw_torch_fused", "optim_ext": "cpu_offload"}
 BOTH = ["muon", "cpu_offload"]
-
-
-@pytest.mark.parametrize("words", [["muon", "cpu_offload"], ["cpu_offload"]])
-def test_command_line_yaml_and_python_take_one_word_or_both(tmp_path, words):
-    def parse(*given):
-        command = ["--output_dir", str(tmp_path), "--use_cpu", "true", *given]
-        return FastArgumentParser(FastTrainingArguments).parse_args_into_dataclasses(command)[0].optim_ext
-
-    assert parse("--optim_ext", *words) == make_args(optim_ext=words).optim_ext == words
-    (tmp_path / "c.yaml").write_text(f"optim_ext: [{', '.join(words)}]\n")
-    assert parse("--config", str(tmp_path / "c.yaml")) == words
 
 
 # --- carried out -----------------------------------------------------------------------------------------------------

@@ -34,19 +34,13 @@ def test_what_the_user_set_is_met(nobody_said, monkeypatch, name):
     assert decide().status == "applied"
 
 
-@pytest.mark.parametrize(
-    ("launcher", "chosen"),
-    [
-        (b"HOME=/root\0OMP_NUM_THREADS=2\0", "OMP_NUM_THREADS"),
-        (b"HOME=/root\0XOMP_NUM_THREADS=2\0OMP_NUM_THREADS=\0", None),
-    ],
-)
-def test_what_the_launcher_set_by_itself_is_nobodys_word(nobody_said, monkeypatch, tmp_path, launcher, chosen):
-    (tmp_path / "environ").write_bytes(launcher)
+def test_the_1_of_accelerates_launcher_is_nobodys_word(nobody_said, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert cpu_threads.chosen_by_user(tmp_path / "environ") == "OMP_NUM_THREADS"  # not started by accelerate
+    assert decide().reason == "OMP_NUM_THREADS=1 is set"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    assert cpu_threads.chosen_by_user(tmp_path / "environ") == chosen
+    assert decide().status == "applied"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert decide().reason == "OMP_NUM_THREADS=2 is set"
 
 
 def test_a_run_trains_on_a_thread_per_core_and_gives_them_back(nobody_said, monkeypatch, tmp_path):

@@ -177,7 +177,10 @@ FACTS = [
     ("compile", {"model": ModelFacts(("bert",))}, "skipped", "no repeated layers: name them with --block_pattern"),
     ("compile", {"model": FROZEN}, "skipped", "no encoder trains: blocks run once per distinct sequence"),
     ("attention", {"without": ["precision"]}, "applied", "flash attention needs bf16 or fp16, this run is in float32"),
-    ("attention", {"model": T5}, "applied", "T5's bias has no flash kernel"),
+    ("attention", {"model": replace(ESM, families=("bert", "esm"))}, "applied", "flash attention of A100-40GB"),
+    ("attention", {"model": T5}, "applied", "SDPA, with padding around attention only: T5's bias has no flash kernel"),
+    ("attention", {"hardware": "T4"}, "applied", "SDPA, with padding around attention only: flash attention needs"),
+    ("attention", {"hardware": "cpu"}, "applied", "scores in blocks that stay in the cache"),
     ("attention", {"speedups": ["attention"]}, "skipped", f"without packing, {BEST}"),
     ("attention", {"speedups": ["attention"], "hardware": "cpu"}, "applied", ""),
     ("attention", {"data": EVEN}, "skipped", f"random batches are only 1.9% padding: {BEST}"),
@@ -232,8 +235,8 @@ FACTS = [
      "refused", "split_batches"),
     ("batch_size", {"effective_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
      "refused", ""),
-    ("nccl", {"nccl_preset": "pcie"}, "skipped", "not used: one process"),
-    ("nccl", {"nccl_preset": "pcie", "world_size": 2, "hardware": "cpu"}, "skipped", "on cpu talk by other means"),
+    ("batch_size", {"lr_scaling": "linear"}, "refused", "give --effective_batch_size"),
+    ("ddp", {"world_size": 2}, "applied", "gradients are views of what is exchanged"),
     ("ddp", {}, "off", "one process"),
     ("sharding", {"world_size": 2}, "off", "DDP: every process holds the whole model"),
 ]  # fmt: skip
@@ -253,18 +256,12 @@ def test_facts_decide_and_say_why(monkeypatch, name, where, status, words):
 # --- devices ---------------------------------------------------------------------------------------------------------
 
 
-def test_ampere_and_later_get_bf16_weights_and_tf32():
-    for card in ("A100", "L4", "RTX-4090"):
-        assert decide("precision", card).settings == {"mixed_precision": "bf16"}
-        assert decide("tf32", card).status == "applied"
-
-
 @pytest.mark.parametrize(
     ("device", "trained", "frozen"),
     [
         ("P100", None, None),  # float16 by emulated matrix units would be no gain
         ("T4", "fp16", ("fp16", "weights")),
-        ("A100", "bf16", ("bf16", "weights")),
+        *((card, "bf16", ("bf16", "weights")) for card in ("A100", "L4", "RTX-4090")),
         ("mps", None, None),
         ("cpu", None, None),
         ("cpu-amx-bf16", "bf16", ("bf16", "autocast")),
@@ -378,7 +375,7 @@ def test_fields_that_the_user_set_are_left_alone():
     assert settings.keys().isdisjoint({*given, "non_blocking"})
 
 
-# --- several GPUs in one process -------------------------------------------------------------------------------------
+# --- several GPUs in one process --------------------------------------------------------------------------------------
 
 
 def test_forwards_are_not_replaced_where_dataparallel_would_copy_them(monkeypatch):

@@ -146,4 +146,4 @@ def test_towers_are_proven_in_the_precision_they_run_in(make_affinity, demo_rows
     model, collator = make_affinity("full", "frozen")  # BERT and ESM
     model.config.encoder_autocast = "bfloat16"
     trained, frozen = find_samples(make_run(model, demo_rows, collator, fp16=True))
-    assert (trained.autocast, frozen.autocast, frozen.num_rows) == (torch.float16, torch.bfloat16, 4)
+    assert (trained.autocast, frozen.autocast) == (torch.float16, torch.bfloat16)

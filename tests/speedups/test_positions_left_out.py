@@ -83,17 +83,6 @@ def tokens(rows, reads_padding):
     return {**batch, "labels": labels}
 
 
-class Hidden:
-    """A label where the mask is 0, in rows that no probe sees."""
-
-    def __call__(self, rows):
-        batch = tokens(rows, False)
-        for i, row in enumerate(rows):
-            if row["place"] == 6:
-                batch["attention_mask"][i, 3] = 0
-        return batch
-
-
 class PenalisedTrainer(FastTrainer):
     """A term on what the model puts out at the last position, of a row or of padding, from the second epoch on."""
 
@@ -147,12 +136,11 @@ def test_such_a_run_is_stock_trainers_and_says_why(tmp_path, model, collator):
     ("model", "collator", "cls"),
     [
         (EsmForMaskedLM, partial(tokens, reads_padding=True), FastTrainer),
-        (EsmForMaskedLM, Hidden(), FastTrainer),
         (EsmForMaskedLM, partial(tokens, reads_padding=False), PenalisedTrainer),
         (Pooling, pooled, FastTrainer),
         (MaskedPooling, pooled, PenalisesStates),
     ],
-    ids=["labels on padding", "a label in one row", "a loss of one's own, later", "mean", "a penalty"],
+    ids=["labels on padding", "a loss of one's own, later", "mean", "a penalty"],
 )
 def test_training_ends_before_the_step_in_which_it_shows(tmp_path, monkeypatch, model, collator, cls):
     monkeypatch.setattr("hf_ext.speedups.parity._sample_around", lambda *given: [])  # where no sample could show it

@@ -182,20 +182,6 @@ def test_every_save_pushes_each_checkpoint_while_training_goes_on(make_trainer: 
     assert set(hub.repositories["me/x"].files) == {".gitattributes", "config.json", "model.safetensors"}
 
 
-@pytest.mark.nightly
-def test_best_pushes_only_what_is_better_than_before(
-    make_trainer: Callable, hub: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"metric_for_best_model": "eval_fake", "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(hub_strategy="best", save_steps=1, max_steps=4, **given)
-    scores = iter([0.1, 0.5, 0.3, 0.6])
-    evaluate = trainer.evaluate
-    monkeypatch.setattr(trainer, "evaluate", lambda *a, **k: {**evaluate(*a, **k), "eval_fake": next(scores)})
-    trainer.add_callback(WaitForPush())
-    trainer.train()
-    assert messages(hub) == [f"Training in progress, checkpoint-{step}" for step in (1, 2, 4)]
-
-
 def test_checkpoint_pushes_what_a_run_elsewhere_continues_from(
     make_trainer: Callable, hub: HubServer, tmp_path: Path
 ) -> None:
@@ -304,18 +290,6 @@ def test_a_second_training_pushes_its_checkpoints_though_their_names_are_the_sam
     assert messages(hub) == ["Training in progress, checkpoint-4"] * 2
 
 
-# Arguments
-
-
-def test_a_strategy_that_is_none_of_ours_is_refused_with_the_others() -> None:
-    with pytest.raises(ArgumentError, match="hub_strategy=sometimes: allowed are end, best, every_save, checkpoint, a"):
-        FastTrainingArguments(output_dir="o", hub_strategy="sometimes")
-    with pytest.raises(ArgumentError, match=r"hub_strategy=best: .* --metric_for_best_model"):
-        FastTrainingArguments(output_dir="o", hub_strategy="best", push_to_hub=True)
-    best = FastTrainingArguments(output_dir="o", hub_strategy="best")
-    assert json.loads(best.to_json_string())["hub_strategy"] == "best"
-
-
 # Failures that a run may meet
 
 
@@ -396,7 +370,7 @@ def test_a_stop_does_not_wait_for_a_hub_that_hangs(
         trainer.train()
     assert time.monotonic() - began < 10
     assert "What is being sent to the Hub was not there after" in caplog.text
-    assert (tmp_path / "run" / "checkpoint-3" / "model.safetensors").is_file()
+    assert (trainer.checkpoints.path(trainer.state.global_step) / "model.safetensors").is_file()
 
 
 # What processes leave

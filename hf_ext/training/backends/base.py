@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ...checkpoints.retention import Sizes
-from ...speedups.ddp import search_again
 
 
 class Backend:
@@ -46,18 +45,9 @@ class Backend:
         if self._trainer._ext_planned.applied("ddp"):
             self._trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
 
-    def begin_preparing(self, own_loss: str | None) -> None:
-        """Before there is an optimizer, and accelerate wraps it and the model for training.
-
-        Args:
-            own_loss: where the user's own loss comes from, by now; None without one. Where DDP was not to look for
-                unused weights, and it was assigned after the plan, DDP looks again.
-        """
-        trainer, planned = self._trainer, self._trainer._ext_planned
+    def begin_preparing(self) -> None:
+        """Before there is an optimizer, and accelerate wraps it and the model for training."""
         self.configure()  # each trial of a search has an Accelerator of its own
-        if own_loss and any(d.name == "ddp" and "watched" in d.evidence for d in planned.plan.decisions):
-            search_again(trainer.model, trainer.accelerator.ddp_handler)
-            planned.record("ddp", searches_again_for=own_loss)
 
     # --- computing --------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Fsdp2(Backend):
 
     # --- splitting --------------------------------------------------------------------------------------------------
 
-    def begin_preparing(self, own_loss: str | None) -> None:
+    def begin_preparing(self) -> None:
         """Has a whole model split; keeps one as it is that was evaluated, or trained, before.
 
         Accelerate 1.15 would pair weights and optimizer again, by address, which all weights share that have no rows
