@@ -26,8 +26,6 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainerCallba
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
-from .checkpoints.compare import describe_run
-from .checkpoints.manifest import check_unlisted
 from .checkpoints.resume import Resumer
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
@@ -51,7 +49,7 @@ from .training.backends import Backend, choose_backend
 from .training.backends.deepspeed import check_optimizer
 from .training.checks import Checks, check_training
 from .training.collapse import CollapseAlarm
-from .training.early_stopping import EarlyStopping, spell_out_best
+from .training.early_stopping import EarlyStopping
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
@@ -209,8 +207,8 @@ class FastTrainer(Trainer):
             self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_planned.applied("find_batch_size"):
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
-                    self._ext_find_batch_size()
-            folder = self._ext_find_checkpoint(resume_from_checkpoint)
+                    find_batch_size(self)  # before the run is compared with its checkpoint, which asks for rows
+            folder = self._ext_resumer.begin(resume_from_checkpoint)
             train = partial(super().train, folder, trial, ignore_keys_for_eval)
             output = self._ext_train_and_copy(train, self._ext_around_training(folder))
             if self._ext_stopper.reason is not None:
@@ -225,36 +223,11 @@ class FastTrainer(Trainer):
             return StoppedForGood(f"{saved} {why_not}")
         return TrainingStopped(f"{saved} The same command continues from it.")
 
-    def _ext_find_batch_size(self) -> None:
-        """Before the run is compared with its checkpoint, which asks for the rows of a step."""
-        self._ext_embed_all()
-        find_batch_size(self)
-        self._train_batch_size = self.args.train_batch_size
-
-    def _ext_make_train_batch(self, rows: Sequence[int]) -> Any:
-        """A batch of these rows of the training data, as a loader would make it."""
-        dataset: Any = self.train_dataset
-        if self._ext_parts.embedder.is_on:
-            dataset = self.embed_dataset(dataset)
-        fetch = getattr(dataset, "__getitems__", None)
-        return self._ext_make_batch(self.data_collator, fetch([*rows]) if fetch else [dataset[row] for row in rows])
-
-    def _ext_describe_run(self) -> dict[str, Any]:
-        return describe_run(self, spell_out_best(self.args, self.compute_metrics))
-
-    def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
-        facts = self._ext_describe_run()
-        resumed = self._ext_resumer.find(asked, facts)
-        is_own = resumed is not None and resumed.is_own
-        steps = (resumed.stored.step, resumed.state_of("best_saved_step")) if is_own else (None, None)
-        self._ext_saver.begin_run(facts, *steps)
-        return None if resumed is None else str(resumed.folder)
-
     def _ext_train_and_copy(self, train: Callable[[], Any], around: AbstractContextManager[None]) -> Any:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
         try:
             with self._ext_planned.measuring():
-                self._ext_embed_all()  # while the encoders are in memory; scales are drawn from the tables
+                self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables
                 with around:
                     output = train()
         except RunEnded:
@@ -264,15 +237,6 @@ class FastTrainer(Trainer):
         if lacking is not None:
             raise DiskFailure(lacking)
         return output
-
-    def _ext_embed_all(self) -> None:
-        if self._ext_parts.embedder.is_on:
-            for dataset in (self.train_dataset, *self._ext_eval_sets.values()):
-                if hasattr(dataset, "__len__"):
-                    self.embed_dataset(dataset)
-            self.model.release_encoders()
-        if hasattr(self.model, "fit_scaling") and not self.model.config.is_scaled:
-            self.fit_scaling()
 
     @contextmanager
     def _ext_around_training(self, folder: str | None) -> Iterator[None]:
@@ -520,18 +484,10 @@ class FastTrainer(Trainer):
     # --- the end of a run -------------------------------------------------------------------------------------------
 
     def _finalize_training(self, *args: Any) -> Any:
-        self._ext_saver.finish()
-        self._ext_saver.check_finite()
-        state, saver = self.state, self._ext_saver
-        best = self._ext_team.on_main(saver.retention.best_step)  # one answer for all: copies come and go
-        path = self._ext_team.on_main(partial(saver.store.locate, best))
-        state.best_model_checkpoint = None if path is None else str(path)
-        if self.args.load_best_model_at_end and state.best_global_step != best:
-            logger.warning(
-                "No checkpoint of the best step, %s, was saved: %s.",
-                state.best_global_step,
-                "the last weights are kept" if best is None else f"checkpoint-{best}, the best one that was, is taken",
-            )
+        saver = self._ext_saver
+        saver.finish()
+        saver.check_finite()
+        saver.choose_best()
         # With a limit of 1, Trainer now deletes every other `checkpoint-*` folder, foreign ones too.
         with replaced(self.args, save_total_limit=None):
             output = super()._finalize_training(*args)
@@ -542,17 +498,12 @@ class FastTrainer(Trainer):
     def _load_best_model(self) -> None:
         if self._ext_stopper.reason is not None:
             return
-        self._ext_team.on_main(self._ext_verify_best)
+        self._ext_saver.verify_best()
         logger.info("Loading the best model, of %s.", self.state.best_model_checkpoint)
         if self._ext_backend.is_spread:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-
-    def _ext_verify_best(self) -> None:
-        stored = self.checkpoints.open(str(self.state.best_model_checkpoint))
-        if stored is not None:
-            check_unlisted(stored)
 
     def end(self) -> None:
         """As in Trainer, for all trainers of the process, once the push under way has ended.
@@ -617,9 +568,6 @@ class FastTrainer(Trainer):
         with hold_folders(self.args, together=False):
             self._ext_pusher.save_with_card(self._ext_export, kwargs)
         return self._ext_pusher.push_model(commit_message, blocking, token=token, revision=revision, private=private)
-
-    def _ext_make_batch(self, collator: Any, rows: list[Any]) -> Any:
-        return self._prepare_inputs(self._get_collator_with_removed_columns(collator)(rows))
 
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
@@ -701,23 +649,7 @@ class Events(TrainerCallback):
         begin = self._begin_on_disk if args.should_save else None
         trainer._ext_team.load_together(begin, trainer._ext_saver.describe_failure)  # a refusal is one on all processes
         trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
-        self._go_on(state)
-
-    def _go_on(self, state: Any) -> None:
-        """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
-        trainer, resumed = self._trainer, self._trainer._ext_resumer.resumed
-        for part in trainer._ext_carried():
-            part.load(None if resumed is None else resumed.state_of(part.name))
-        if resumed is None:
-            return
-        if losses := resumed.state_of("losses"):  # since the last log
-            trainer._tr_loss.fill_(losses["unlogged"])
-            trainer._globalstep_last_logged = losses["last_logged_step"]
-        state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
-        trainer._ext_resumer.apply_changes()
-        if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better"}:
-            state.best_metric = state.best_global_step = None
-            trainer._ext_saver.retention.best_saved = None
+        trainer._ext_resumer.go_on()
 
     def _begin_on_disk(self) -> None:
         """A resumed run first finishes a rotation cut short; the budget is checked once the optimizer exists."""

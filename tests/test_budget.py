@@ -11,10 +11,10 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1796, 15),
+    ".": (1739, 15),
     "affinity": (3638, 39),
     "arguments": (564, 8),
-    "checkpoints": (1754, 12),
+    "checkpoints": (1793, 12),
     "comparing": (1530, 19),
     "data": (4363, 48),
     "doctor": (2390, 26),
@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3940, 63),
     "speedups": (1935, 22),
-    "training": (2226, 21),
+    "training": (2242, 20),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -15,7 +15,7 @@ from transformers import TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..checkpoints.compare import compare_runs, refuse
+from ..checkpoints.compare import compare_runs, describe_run, refuse
 from ..checkpoints.finished_model import check_model
 from ..checkpoints.store import CheckpointStore
 from ..errors import ArgumentError
@@ -112,7 +112,7 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
     folder = _folder(trainer, seed)
     member = _make_member(trainer, _member_args(args, seed, folder, trainer.model.config.ensemble_size))
     try:
-        facts = member._ext_describe_run()
+        facts = describe_run(member)
         finished = folder / FINISHED
         if finished.is_file():
             record = json.loads(finished.read_text())

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ..data.fingerprint import compare_fingerprints, fingerprint
 from ..errors import ArgumentError, CheckpointError
+from ..evaluation.row_metrics import RowMetrics
 from ..models.lora import unwrap_peft
 from ..optional import installed_version
 from .weights import read_base
@@ -72,14 +73,13 @@ Difference = tuple[str, str | None]
 # --- the facts of a run ----------------------------------------------------------------------------------------------
 
 
-def describe_run(trainer: Any, best: str | None) -> dict[str, Any]:
+def describe_run(trainer: Any) -> dict[str, Any]:
     """The facts of a run, for the manifest of its checkpoints and for `compare_runs`.
 
     Call it at the same point of every run: after the plan was applied, before training begins.
 
     Args:
         trainer: a `FastTrainer`.
-        best: `metric_for_best_model` with what decides its value beside its name.
 
     Returns:
         JSON-able, and equal to what JSON makes of it: machine, world_size, devices_per_process, written_by, arguments,
@@ -94,6 +94,9 @@ def describe_run(trainer: Any, best: str | None) -> dict[str, Any]:
     applied = {one.name: one for one in trainer.plan.decisions if one.status == "applied"}
     versions = {name: installed_version(name) for name in PACKAGES}
     device = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else args.device.type
+    best, compute = args.metric_for_best_model, trainer.compute_metrics
+    if best and isinstance(compute, RowMetrics):
+        best = compute.spell_out(best)  # with the threshold or the groups that decide its value
     machine = {"device": device, "threads": torch.get_num_threads(), "python": platform.python_version()}
     facts = {
         "machine": {**machine, **versions},

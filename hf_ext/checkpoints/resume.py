@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..distributed import do_on_main
 from ..errors import CheckpointError
-from .compare import STEP_SIZE, compare_runs, refuse
+from .compare import STEP_SIZE, compare_runs, describe_run, refuse
 from .manifest import PROGRESS, Stored, check_unlisted, read_json
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
@@ -68,17 +68,17 @@ class Resumer:
         self.why_not_again: str | None = None
         self._made: list[dict[str, Any]] = []
 
-    def find(self, asked: str | bool | None, facts: dict[str, Any]) -> Resumed | None:
-        """What to continue from, the same on all processes, which all call it; sets `resumed`.
+    def begin(self, asked: str | bool | None) -> str | None:
+        """The folder to continue from, the same on all processes, which all call it; sets `resumed`.
 
         Args:
             asked: see the class.
-            facts: of the run that wants to continue, see `describe_run`.
 
         Raises:
             CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
         """
-        args, store = self._trainer.args, self._trainer.checkpoints
+        trainer, args, store = self._trainer, self._trainer.args, self._trainer.checkpoints
+        facts = describe_run(trainer)
         store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
         asked = args.resume_from_checkpoint or args.resume if asked is None else asked
         self.why_not_again = _find_why_not_again(args, asked)
@@ -88,7 +88,27 @@ class Resumer:
             args.restore_callback_states_from_checkpoint = True  # else early stopping forgets its patience
             self._check_trusted(found.path if isinstance(found, Stored) else found)
             self.resumed = self._compare(found, facts) if isinstance(found, Stored) else Resumed(found)
-        return self.resumed
+        resumed = self.resumed
+        own = resumed.stored if resumed is not None and resumed.is_own else None
+        best = None if own is None or resumed is None else resumed.state_of("best_saved_step")
+        trainer._ext_saver.begin_run(facts, None if own is None else own.step, best)
+        return None if resumed is None else str(resumed.folder)
+
+    def go_on(self) -> None:
+        """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
+        trainer, resumed, state = self._trainer, self.resumed, self._trainer.state
+        for part in trainer._ext_carried():
+            part.load(None if resumed is None else resumed.state_of(part.name))
+        if resumed is None:
+            return
+        if losses := resumed.state_of("losses"):  # since the last log
+            trainer._tr_loss.fill_(losses["unlogged"])
+            trainer._globalstep_last_logged = losses["last_logged_step"]
+        state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
+        self._apply_changes()
+        if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better"}:
+            state.best_metric = state.best_global_step = None
+            trainer._ext_saver.retention.best_saved = None
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +174,7 @@ class Resumer:
         groups = [{"initial_lr": group["lr"], **group} for group in getattr(optimizer, "param_groups", ())]
         self._made = [{key: copy.copy(value) for key, value in group.items() if key != "params"} for group in groups]
 
-    def apply_changes(self) -> None:
+    def _apply_changes(self) -> None:
         """Makes allowed changes take effect, although the states that Trainer has loaded brought the old values back.
 
         With nothing allowed that concerns them, optimizer and schedule stay as they are, bit for bit. A new learning

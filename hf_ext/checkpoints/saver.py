@@ -20,7 +20,7 @@ from ..files import describe_failure
 from ..overrides import find_override
 from ..processes import own_part
 from .finished_model import not_finite
-from .manifest import PROGRESS
+from .manifest import PROGRESS, check_unlisted
 from .mirror import MirroredStore
 from .retention import Retention
 from .run_lock import local_folder
@@ -203,6 +203,28 @@ class Saver:
             self.store.begin_copies(self.retention.best_step())
         if self._trainer.args.push_to_hub:
             self._trainer._ext_pusher.push_checkpoint(step)
+
+    def choose_best(self) -> None:
+        """At the end of a run: the state names the best checkpoint that there is, on all processes the same one."""
+        state = self._trainer.state
+        best = self._team.on_main(self.retention.best_step)  # as all see it: copies come and go meanwhile
+        state.best_model_checkpoint = None if best is None else str(self.store.locate(best))
+        if self._trainer.args.load_best_model_at_end and state.best_global_step != best:
+            logger.warning(
+                "No checkpoint of the best step, %s, was saved: %s.",
+                state.best_global_step,
+                "the last weights are kept" if best is None else f"checkpoint-{best}, the best one that was, is taken",
+            )
+
+    def verify_best(self) -> None:
+        """Before the best model is loaded; raises CheckpointError, on all processes, where it does not verify."""
+
+        def verify() -> None:
+            stored = self.store.open(str(self._trainer.state.best_model_checkpoint))
+            if stored is not None:
+                check_unlisted(stored)
+
+        self._team.on_main(verify)
 
     def finish_copies(self) -> str | None:
         """At the end of a run: waits for copies, and deletes what was kept for them; what is not copied, or None."""

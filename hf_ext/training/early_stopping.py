@@ -212,12 +212,6 @@ def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[s
     return metric, name
 
 
-def spell_out_best(args: Any, compute_metrics: Any) -> str | None:
-    """`metric_for_best_model`, with the threshold or the groups that decide its value too."""
-    name = args.metric_for_best_model
-    return compute_metrics.spell_out(name) if name and isinstance(compute_metrics, RowMetrics) else name
-
-
 def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
     """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
 

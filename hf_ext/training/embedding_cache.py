@@ -78,6 +78,17 @@ class EmbeddingCache:
 
     # --- datasets ---------------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Before training: embeds all sets while the encoders are in memory, and measures scales."""
+        trainer = self._trainer
+        if self.is_on:
+            for dataset in (trainer.train_dataset, *trainer._ext_eval_sets.values()):
+                if hasattr(dataset, "__len__"):
+                    trainer.embed_dataset(dataset)
+            trainer.model.release_encoders()
+        if hasattr(trainer.model, "fit_scaling") and not trainer.model.config.is_scaled:
+            trainer.fit_scaling()
+
     def embed(self, dataset: Any) -> EmbeddedDataset:
         """`dataset` with rows of embedding tables for its frozen inputs; encodes what the cache lacks.
 

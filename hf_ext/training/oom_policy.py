@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -163,6 +163,7 @@ def find_batch_size(trainer: Any) -> None:
             "batch, numbers change a little with the batch.",
             type(trainer.model).__name__,
         )
+    trainer._ext_parts.embedder.begin()
     whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
     rows, beside = _longest_rows(trainer, whole), _bytes_beside(trainer)
     found, problem, tried = 0, "", []
@@ -184,6 +185,7 @@ def find_batch_size(trainer: Any) -> None:
     if not found:
         raise MemoryExhausted(f"There is no room for one of the longest rows ({problem}). {ADVICE}")
     args.per_device_train_batch_size, args.gradient_accumulation_steps = found, whole // found
+    trainer._train_batch_size = args.train_batch_size
     trainer._ext_planned.record("find_batch_size", rows=found, passes=whole // found, tried=tried)
 
 
@@ -209,7 +211,7 @@ def _try_rows(trainer: Any, rows: list[int], num_passes: int, num_bytes: int) ->
     with modes_kept(model):
         model.train()
         try:
-            batch = trainer._ext_make_train_batch(rows)
+            batch = _make_batch(trainer, rows)
             for _ in range(num_passes):
                 with trainer.accelerator.autocast(), trainer.compute_loss_context_manager():
                     loss = trainer.compute_loss(model, copy_batch(batch), num_items_in_batch=num_items)
@@ -228,3 +230,13 @@ def _bytes_beside(trainer: Any) -> int:
         beside += gradient_bytes(model)
     memory_gib = detect_hardware(args.device).memory_gib if torch.device(args.device).type == "cuda" else 0.0
     return int(beside + RESERVE * (memory_gib or 0.0) * 2**30)
+
+
+def _make_batch(trainer: Any, rows: Sequence[int]) -> Any:
+    """A batch of these rows of the training data, as a loader would make it."""
+    dataset: Any = trainer.train_dataset
+    if trainer._ext_parts.embedder.is_on:
+        dataset = trainer.embed_dataset(dataset)
+    fetch = getattr(dataset, "__getitems__", None)
+    collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
+    return trainer._prepare_inputs(collate(fetch([*rows]) if fetch else [dataset[row] for row in rows]))

@@ -12,6 +12,7 @@ from small_memory import Room
 from tiny_masked_lm import make_rows, make_trainer
 
 from hf_ext.errors import ArgumentError, MemoryExhausted
+from hf_ext.training.oom_policy import find_batch_size
 
 STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_steps": 20}
 
@@ -75,7 +76,7 @@ def test_what_a_failed_try_held_is_freed(tmp_path):
         **{**STEP, "find_batch_size": True, "max_steps": 1},
     )
     before = living()
-    trainer._ext_find_batch_size()
+    find_batch_size(trainer)
     assert living() - before < 1000
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
