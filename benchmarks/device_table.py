@@ -64,9 +64,9 @@ def wheels(hardware: Hardware) -> str:
     return "yes" if hardware.compute_capability >= DEFAULT_WHEELS_FROM else "no: CUDA 12.6"
 
 
-CHOICE = "tests/speedups/test_attention_choice.py::test_auto_takes_what_the_hardware_is_fastest_with"
+CHOICE = "tests/speedups/test_decisions.py::test_facts_decide_and_say_why"
 UNITS = "tests/speedups/test_decisions.py::test_each_device_trains_in_what_it_has_units_for"
-HALF = "tests/speedups/test_decisions.py::test_ampere_and_later_get_bf16_weights_and_tf32"
+HALF = "tests/speedups/test_decisions.py::test_facts_decide_and_say_why"
 LOADING = "tests/speedups/test_decisions.py::test_what_compiles_and_what_loads_by_device"
 WHEELS = "tests/doctor/test_findings.py::test_wheels_without_kernels_for_the_card_are_named_with_what_to_install"
 ENTRIES = (

@@ -13,7 +13,7 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (1739, 15),
     "affinity": (3638, 39),
-    "arguments": (564, 8),
+    "arguments": (571, 8),
     "checkpoints": (1793, 12),
     "comparing": (1530, 19),
     "data": (4363, 48),

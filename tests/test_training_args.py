@@ -20,8 +20,7 @@ NAN, INF = float("nan"), float("inf")
 ADDED = """
     preset speedups without effective_batch_size cached_batch_size embedding_cache_dir max_encoder_noise
     max_tokens_per_batch encoder_learning_rate load_in_8bit load_in_4bit optim_ext attention activation_policy
-    block_pattern torch_profiler baseline_json baseline_batches_per_second
-    baseline_batch_size resume allow_changed save_minutes max_hours keep_epoch_checkpoint save_total_size_gb disk_policy
+    block_pattern torch_profiler resume allow_changed save_minutes max_hours keep_epoch_checkpoint save_total_size_gb
     local_checkpoint_dir nan_policy oom_policy find_batch_size eval_subset eval_every_epochs early_stopping_patience
     early_stopping_min_delta dollars_per_hour use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora
     use_dora
@@ -54,7 +53,7 @@ def test_the_added_fields_are_these_and_off_by_default():
     set_to = {name: getattr(args, name) for name in ADDED if getattr(args, name) and name != "embedding_cache_dir"}
     assert set_to == {
         **{"attention": "auto", "resume": "no"},
-        **{"disk_policy": "refuse", "nan_policy": "stop", "oom_policy": "stop", "max_encoder_noise": 0.05},
+        **{"nan_policy": "stop", "oom_policy": "stop", "max_encoder_noise": 0.05},
         **{"early_stopping_min_delta": 0.01, "lora_r": 8, "lora_alpha": 16},
     }
 

@@ -59,12 +59,21 @@ def read_nodes(path: str) -> yaml.MappingNode:
         raise ArgumentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(root, yaml.MappingNode):
         raise ArgumentError(f"{path}: the top level must be lines of 'field: value'.")
-    lines: dict[str, int] = {}
-    for key, _ in root.value:
-        name, line = _key(key), key.start_mark.line + 1
-        if lines.setdefault(name, line) != line:
-            raise ArgumentError(f"{_place(path, key)}: {name!r} is already given on line {lines[name]}; keep one.")
+    _refuse_duplicates(root, path)
     return root
+
+
+def _refuse_duplicates(node: yaml.Node, path: str) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(item, path)
+    lines: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        name = _key(key)
+        if name in lines:
+            raise ArgumentError(f"{_place(path, key)}: {name!r} is already given on line {lines[name]}; keep one.")
+        lines[name] = key.start_mark.line + 1
+        _refuse_duplicates(value, path)
 
 
 def _key(node: yaml.Node) -> str:

@@ -235,7 +235,6 @@ FACTS = [
      "refused", "split_batches"),
     ("batch_size", {"effective_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
      "refused", ""),
-    ("batch_size", {"lr_scaling": "linear"}, "refused", "give --effective_batch_size"),
     ("ddp", {"world_size": 2}, "applied", "gradients are views of what is exchanged"),
     ("ddp", {}, "off", "one process"),
     ("sharding", {"world_size": 2}, "off", "DDP: every process holds the whole model"),
