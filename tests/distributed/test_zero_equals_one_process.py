@@ -98,14 +98,13 @@ def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(trained):
     assert differences(load_numbers(folder, "resumed"), load_numbers(folder, "masked_lm-whole")) == (0.0, 0.0)
 
 
-def test_a_checkpoint_is_one_folder_under_one_manifest_without_programs(trained):
+def test_a_checkpoint_is_one_folder_under_one_manifest(trained):
     folder = trained[1] / "masked_lm" / "checkpoint-10"
     listed = set(json.loads((folder / "manifest.json").read_text())["files"])
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == listed | {"manifest.json"}
-    assert {"model.safetensors", "scheduler.json", "zero.json"} < found
-    assert len([name for name in found if name.startswith("zero/") and "optim_states" in name]) == 2
-    assert not [name for name in found if name.endswith(".py")]
+    assert {"scheduler.pt", "trainer_state.json", "latest"} < found, found
+    assert len([name for name in found if "optim_states" in name]) == 2
 
 
 def test_the_saved_model_loads_whole_and_bit_for_bit_in_float32(trained):
@@ -128,7 +127,7 @@ def test_the_saved_model_loads_whole_and_bit_for_bit_in_float32(trained):
 def test_what_would_train_otherwise_or_unpickle_a_stranger_is_refused(trained):
     found = read(trained)[1]["refused"]
     assert "ZeRO hands the optimizer flat slices" in found["muon"]
-    assert "pickles" in found["elsewhere"]
+    assert "reads its files in a way that can run anything" in found["elsewhere"]
     assert "sha256" in found["damaged"]
     if trained[0] == 3:
         assert "would step DeepSpeed's CPU Adam, not --optim sgd" in found["sgd"]
@@ -138,10 +137,10 @@ def test_another_number_of_processes_or_none_of_deepspeed_is_refused_with_the_al
     stage, folder = trained
     launch(stage, folder, "alone", processes=1)
     message = json.loads((folder / "alone.json").read_text())
-    assert "processes: 2 in the checkpoint, 1 now" in message
+    assert f"in the files of ZeRO-{stage} on 2 processes" in message
     assert "start a new run from its weights" in message
     trainer = make_trainer("masked_lm", folder / "masked_lm", 1, folder / "encoders")
-    with pytest.raises(CheckpointError, match="was written with DeepSpeed, this run is not"):
+    with pytest.raises(CheckpointError, match=r"files of ZeRO-. on 2 processes.*this run reads those of Trainer"):
         trainer.train(resume_from_checkpoint=str(folder / "masked_lm" / "checkpoint-10"))
 
 

@@ -90,7 +90,7 @@ def refusals(trainer) -> dict[str, str]:
     if RANK == 0:
         shutil.copytree(source, copy)
         shutil.copytree(source, damaged)
-        file = next((damaged / "zero").glob("*optim_states.pt"))
+        file = next(damaged.rglob("*optim_states.pt"))
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
