@@ -8,7 +8,6 @@ import torch
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 from sharded_launch import differences, is_continued, launch, report, tensors
-from transformers import EsmForTokenClassification
 
 from hf_ext.checkpoints.store import CheckpointStore
 
@@ -159,6 +158,5 @@ def test_the_best_weights_are_loaded_at_the_end_and_accelerate_merges_the_pieces
     launch([spec(folder, given=given)], tmp_path)
     assert report(folder)["best"] == 2  # the loss falls
     merge_fsdp_weights(str(folder / "checkpoint-2" / "pytorch_model_fsdp_0"), str(tmp_path / "merged"))
-    model = EsmForTokenClassification(EsmForTokenClassification.config_class.from_pretrained(folder))
-    model.load_state_dict(load_file(tmp_path / "merged" / "model.safetensors"), strict=False)
-    assert not differences(dict(model.named_parameters()), weights(tensors(folder)))
+    merged, trained = load_file(tmp_path / "merged" / "model.safetensors"), weights(tensors(folder))
+    assert not differences({name: merged.get(name, torch.empty(0)) for name in trained}, trained)
