@@ -372,8 +372,7 @@ class FastTrainer(Trainer):
         """
         if "loss" in logs:
             self._ext_saver.check_finite()
-        if self.keeps_records:
-            self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
+        self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
         super().log(logs, start_time)
         self.throughput.resume()
 

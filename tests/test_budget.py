@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1739, 15),
+    ".": (1738, 15),
     "affinity": (3638, 39),
     "arguments": (571, 8),
     "checkpoints": (1793, 12),
