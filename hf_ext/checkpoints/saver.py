@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
@@ -114,8 +115,9 @@ class Saver:
             self._wait()
 
     def _may_others_write(self) -> bool:
-        hooks = [type(callback).on_save.__module__ for callback in self._trainer.callback_handler.callbacks]
-        are_others = any(not name.startswith(("hf_ext.", "transformers.")) for name in hooks)
+        hooks = [type(callback).on_save for callback in self._trainer.callback_handler.callbacks]
+        stock = TrainerCallback.on_save  # integrations of transformers have one of their own, which reads the folder
+        are_others = any(hook is not stock and not hook.__module__.startswith("hf_ext.") for hook in hooks)
         return are_others or find_override(self._trainer, "_save_checkpoint") is not None
 
     def _wait(self) -> None:

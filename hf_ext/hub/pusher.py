@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,14 @@ class Pusher(TrainerCallback):
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
         place = {HubStrategy.CHECKPOINT: LAST_CHECKPOINT, HubStrategy.ALL_CHECKPOINTS: name}.get(strategy)
         given = {"checkpoint_as": place, "message": f"Training in progress, {name}", **self._settings({})}
-        push = partial(push_folder, store.path(newest), trainer.hub_model_id, **given)
-        self._send(name, store.pinned(newest)(push))
+        held = ExitStack()  # also while it waits its turn
+        held.enter_context(store.pinned(newest))
+
+        def push() -> CommitInfo:
+            with held:
+                return push_folder(store.path(newest), trainer.hub_model_id, **given)
+
+        self._send(name, push)
 
     def push_model(self, message: str | None, blocking: bool = True, **given: Any) -> CommitInfo | None:
         """Pushes what the output folder may share; all processes call it.

@@ -19,7 +19,6 @@ from accelerate.utils import send_to_device
 from torch import nn
 from transformers import default_data_collator
 
-from ..data.columns import column_names, has_numbered_rows, row_lengths
 from ..data.random_states import kept_random_states
 from ..models.blocks import find_blocks
 from ..models.lora import unwrap_peft
@@ -49,15 +48,6 @@ def first_rows(dataset: Any, number: int = NUM_ROWS, is_spread: bool = False) ->
     last = len(dataset) - 1
     places = {last * i // (number - 1) for i in range(number)} if is_spread else range(min(number, last + 1))
     return [dataset[i] for i in sorted(places)] if last >= 0 else []
-
-
-def longest_rows(dataset: Any, collator: Any, length_column: str, number: int = NUM_ROWS) -> list[Any]:
-    """Up to so many rows with the most residues; the first ones where the data does not tell."""
-    inputs, is_numbered = getattr(collator, "columns", {}), dataset is not None and has_numbered_rows(dataset)
-    if not is_numbered or not len(dataset) or not (inputs or length_column in column_names(dataset)):
-        return first_rows(dataset, number)
-    lengths = row_lengths(dataset, inputs) if inputs else dataset[length_column][:]
-    return [dataset[i] for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:number]]
 
 
 def collate(model: Any, collator: Any, args: Any, rows: list[Any]) -> dict[str, Any]:

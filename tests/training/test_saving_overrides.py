@@ -98,6 +98,20 @@ class OnSave(TrainerCallback):
         state.save_to_json(str(folder / "trainer_state.json"))  # over ours
 
 
+def test_a_callback_of_any_library_finds_the_checkpoint_in_its_place_on_save(tmp_path):
+    """Integrations of transformers upload the folder from there."""
+    found = []
+
+    class Uploads(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            found.append(Path(args.output_dir, f"checkpoint-{state.global_step}", "model.safetensors").is_file())
+
+    Uploads.on_save.__module__ = "transformers.integrations.integration_utils"
+    train(FastTrainer, tmp_path, callbacks=[Uploads()])
+    assert found
+    assert all(found)
+
+
 def test_files_that_a_callback_writes_on_save_are_part_of_the_checkpoint(tmp_path):
     callback = OnSave()
     train(FastTrainer, tmp_path, callbacks=[callback], save_total_limit=1)
