@@ -316,7 +316,7 @@ class FastTrainer(Trainer):
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.control.should_training_stop:  # transformers 5.23 trains one more step in a run resumed at its last
+        if self.control.should_training_stop:  # transformers 5.24 trains one more step in a run resumed at its last
             return
         super()._run_epoch(*args, **kwargs)
 
@@ -508,8 +508,8 @@ class FastTrainer(Trainer):
         """As in Trainer, for all trainers of the process, once the push under way has ended.
 
         Switches back what the plan switched in the process and in the model. To be called by all processes, once each;
-        waits for the slowest. `trainer.model` stays, but of several processes none
-        can train or evaluate afterwards: they have one process group, which goes.
+        waits for the slowest. `trainer.model` stays, but of several processes none can train or evaluate afterwards:
+        they have one process group, which goes.
 
         Raises:
             HubError: on all processes: the last push failed, and no later one succeeded.

@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
-from ..overrides import find_override
+from ..overrides import find_override, is_from
 from ..processes import own_part
 from .finished_model import not_finite
 from .manifest import PROGRESS, check_unlisted
@@ -117,7 +117,7 @@ class Saver:
     def _may_others_write(self) -> bool:
         hooks = [type(callback).on_save for callback in self._trainer.callback_handler.callbacks]
         stock = TrainerCallback.on_save  # integrations of transformers have one of their own, which reads the folder
-        are_others = any(hook is not stock and not hook.__module__.startswith("hf_ext.") for hook in hooks)
+        are_others = any(hook is not stock and not is_from(hook, ("hf_ext",)) for hook in hooks)
         return are_others or find_override(self._trainer, "_save_checkpoint") is not None
 
     def _wait(self) -> None:
