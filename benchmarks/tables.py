@@ -184,7 +184,7 @@ def faults() -> str:
         [
             "kill -9 in a save, a rotation, a re-save; at every file operation",
             f"{kills} kills of {len({row['family'] for row in ours})} kinds of run",
-            f"{resumed} continued, {identical} ended bit-identical; at most one save interval lost",
+            f"{resumed} continued, {identical} ended bit-identical; at most one save interval and a step lost",
         ],
         _worker_kills(suites["kill_with_workers"]["rows"]),
         *(_stock_kills(row) for row in suites["kill_training"]["rows"] if row["family"].startswith("stock")),

@@ -66,5 +66,6 @@ def find_own_loss(trainer: Any, compute_loss_func: Any) -> str | None:
     return find_override(trainer, *TRAINING_LOSS)
 
 
+@lru_cache(maxsize=1024)
 def _is_own(base: type, method: Any) -> bool:
     return is_in(base.__module__, OWN_CLASSES) and is_from(method, OWN_CODE)

@@ -330,7 +330,8 @@ class FastTrainer(Trainer):
         if not self.is_in_train:  # a loop of the user's own
             return compute(inputs, *args, **kwargs)
         parts.checks.see(inputs)
-        loss = parts.oom_policy.compute(inputs, lambda batch: compute(batch, *args, **kwargs))
+        with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):  # which is asked for four times in there
+            loss = parts.oom_policy.compute(inputs, lambda batch: compute(batch, *args, **kwargs))
         parts.nan_guard.losses.append(loss)
         return loss
 
@@ -625,10 +626,6 @@ class FastTrainer(Trainer):
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
         return self._ext_parts.loaders.position()
-
-    def early_stopping_bytes(self) -> int:
-        """Upper bound of the arrays that early stopping adds to a checkpoint."""
-        return self._ext_parts.early_stopping.num_bytes()
 
 
 class FastSeq2SeqTrainer(FastTrainer, Seq2SeqTrainer):

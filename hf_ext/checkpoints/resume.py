@@ -45,10 +45,6 @@ class Resumed:
     progress: dict[str, Any] = field(default_factory=dict)
     is_own: bool = False
 
-    def state_of(self, name: str) -> Any:
-        """What a part saved under a name; None where the checkpoint has nothing of it."""
-        return self.progress.get(name)
-
 
 class Resumer:
     """Takes "auto", True, a folder, or nothing (then `args.resume` decides).
@@ -90,7 +86,7 @@ class Resumer:
             self.resumed = self._compare(found, facts) if isinstance(found, Stored) else Resumed(found)
         resumed = self.resumed
         own = resumed.stored if resumed is not None and resumed.is_own else None
-        best = None if own is None or resumed is None else resumed.state_of("best_saved_step")
+        best = None if own is None or resumed is None else resumed.progress.get("best_saved_step")
         trainer._ext_saver.begin_run(facts, None if own is None else own.step, best)
         return None if resumed is None else str(resumed.folder)
 
@@ -98,11 +94,13 @@ class Resumer:
         """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
         trainer, resumed, state = self._trainer, self.resumed, self._trainer.state
         for part in trainer._ext_carried():
-            part.load(None if resumed is None else resumed.state_of(part.name))
+            part.load(None if resumed is None else resumed.progress.get(part.name))
         if resumed is None:
             return
-        if losses := resumed.state_of("losses"):  # since the last log
-            trainer._tr_loss.fill_(losses["unlogged"])
+        if losses := resumed.progress.get("losses"):  # since the last log
+            each = losses["unlogged"]  # of each process: a sum of means is rounded otherwise than a mean of sums
+            is_same = len(each) == trainer.args.world_size
+            trainer._tr_loss.fill_(each[trainer.args.process_index] if is_same else sum(each) / len(each))
             trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
         self._apply_changes()

@@ -229,7 +229,7 @@ class Retention:
     def sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes."""
         trainer, args, model = self._trainer, self._trainer.args, self._trainer.model
-        small_bytes = SMALL_FILES_BYTES + trainer.early_stopping_bytes()
+        small_bytes = SMALL_FILES_BYTES + trainer._ext_parts.early_stopping.num_bytes()
         of_library = trainer._ext_backend.checkpoint_sizes(model, small_bytes)
         if of_library is not None:
             return of_library

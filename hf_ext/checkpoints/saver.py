@@ -58,7 +58,7 @@ class Saver:
         self._folders: tuple[str, str | None] = ("", None)
         self._facts: dict[str, Any] = {}
         self._num_failures = 0
-        self._unlogged = 0.0  # the loss since the last log
+        self._unlogged: list[float] = []  # of each process, the loss since the last log
         self._begun: tuple[int, float, Future | None] | None = None  # step, when, and the commit on the main process
         self._open_step: int | None = None  # of a checkpoint that has its name, and is neither copied nor pushed yet
         self._others_write = False
@@ -99,7 +99,7 @@ class Saver:
             return
         self.check_finite(with_optimizer=True)
         # Of all processes, before what may fail on one of them.
-        self._unlogged = self._trainer.accelerator.reduce(self._trainer._tr_loss, "mean").item()
+        self._unlogged = self._trainer.accelerator.gather(self._trainer._tr_loss).reshape(-1).tolist()
         mine = self._team.writes
         for action in (self._prepare if mine else None, partial(self._write_files, write)):
             failure = self._team.together(action, self.describe_failure)

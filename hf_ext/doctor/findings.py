@@ -10,7 +10,7 @@ from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
 from ..speedups.cpu_offload import BITSANDBYTES
-from ..speedups.quantized_base import asked_bits
+from ..speedups.stored_base import asked_bits
 from . import sizes
 from .facts import Facts, Finding
 from .machine import COLAB_DRIVE

@@ -143,7 +143,10 @@ def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, reduction: str = 
 
 
 def _sequence_loss(config: Any, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-    problem = config.problem_type = config.problem_type or _find_problem(config.num_labels, labels)
+    if config.problem_type is None:  # transformers' rule
+        classes = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        config.problem_type = "regression" if config.num_labels == 1 else classes
+    problem = config.problem_type
     if problem == "regression":
         return functional.mse_loss(logits.reshape(-1), labels.reshape(-1), reduction=reduction)
     if problem == "single_label_classification":
@@ -153,10 +156,3 @@ def _sequence_loss(config: Any, logits: torch.Tensor, labels: torch.Tensor, redu
     raise ArgumentError(
         f"problem_type={problem!r}: allowed are regression, single_label_classification, multi_label_classification."
     )
-
-
-def _find_problem(num_labels: int, labels: torch.Tensor) -> str:
-    """transformers' rule."""
-    if num_labels == 1:
-        return "regression"
-    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"

@@ -14,16 +14,15 @@ from . import (
     cpu_threads,
     encoder_precision,
     lora,
-    lora_base,
     muon,
     packing,
-    quantized_base,
     sharding,
-    token_budget,
 )
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
+from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
+from .stored_base import HalfBase, QuantizedBase
 from .trainer_fields import DataLoading, Ddp, EmbeddingCache, FindBatchSize, LengthGrouping, OomLadder
 
 REGISTRY: tuple[Speedup, ...] = (
@@ -32,8 +31,8 @@ REGISTRY: tuple[Speedup, ...] = (
     Precision,  # before parity is proven, which is in the training dtype
     cpu_threads,
     lora,  # before anything that replaces a forward function: the layers stand where they will stay
-    quantized_base,  # before lora_base, which rounds what is left in float32
-    lora_base,  # before parity is proven, on the weights as they will be
+    QuantizedBase,  # before HalfBase, which rounds what is left in float32
+    HalfBase,  # before parity is proven, on the weights as they will be
     FusedGelu,
     encoder_precision,  # before the cache, whose key holds the precision
     attention,
@@ -43,7 +42,7 @@ REGISTRY: tuple[Speedup, ...] = (
     batch_size,
     FindBatchSize,  # after the rows of a step are decided
     LengthGrouping,
-    token_budget,
+    TokenBudget,
     OomLadder,
     DataLoading,
     muon,  # after LoRA and the precision, which decide what there is to step

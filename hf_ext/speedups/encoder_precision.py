@@ -26,7 +26,7 @@ from ..models.quantization import quantized_layers
 from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
-from .quantized_base import asked_bits, asked_flag
+from .stored_base import asked_bits, asked_flag
 
 NAME = "encoder_precision"
 KIND: Kind = "N"

@@ -84,11 +84,6 @@ class DecidedLoss:
         return not is_from(type(self.model).forward, _OWN)
 
     @property
-    def model_divides(self) -> bool:
-        """Whether the model says that it divides by `num_items_in_batch` itself."""
-        return _divides(self.model)
-
-    @property
     def has_rows(self) -> bool:
         """Whether the model is one of which the loss of single rows can be had, and adds up to that of a batch."""
         return (self.kind is not None or self.knows_rows) and not self.is_smoothed and not self.is_users
@@ -132,16 +127,20 @@ class Losses:
 
     Attributes:
         given: the function that the user gave or assigned; None without one.
+        at_hand: what was decided for the micro-batch at hand; None outside of one.
     """
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self.given: LossFunction | None = None
+        self.at_hand: DecidedLoss | None = None
         self._rows: list[torch.Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
         self._ignored: list[str] | None = None
 
     def decide(self) -> DecidedLoss:
-        """The loss of the moment, since a method can be assigned at any time. Cost: 10 microseconds."""
+        """The loss of the moment, since a method can be assigned at any time, but within a micro-batch."""
+        if self.at_hand is not None:
+            return self.at_hand
         trainer, args, model = self._trainer, self._trainer.args, unwrap_peft(self._trainer.model)
         override, is_smoothed = find_override(trainer, *TRAINING_LOSS), trainer.label_smoother is not None
         kind, function = find_loss_kind(model), self.given
@@ -172,7 +171,7 @@ class Losses:
                 "%d batches: if it is a mean, gradients are %d times too large. Divide a sum by num_items_in_batch.",
                 *(getattr(loss.function, "__qualname__", loss.function), num_batches, num_batches),
             )
-        elif not loss.is_users and not loss.model_divides:
+        elif not loss.is_users and not _divides(loss.model):
             logger.warning(
                 "The loss of %s may be averaged over each micro-batch instead of the effective batch: give a "
                 "compute_loss_func(outputs, labels, num_items_in_batch), or have its forward divide by "
@@ -185,7 +184,7 @@ class Losses:
     def counts_items(self) -> bool:
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
         loss = self.decide()
-        counts = loss.is_exact or (loss.is_models and loss.model_divides)
+        counts = loss.is_exact or (loss.is_models and _divides(loss.model))
         return counts and bool(self._trainer.args.average_tokens_across_devices)
 
     def countable(self, batches: list[Any]) -> list[Any]:
@@ -254,6 +253,7 @@ class Losses:
 
 
 def _divides(model: Any) -> bool:
+    """Whether the model says that it divides by `num_items_in_batch` itself."""
     return getattr(model, "accepts_loss_kwargs", None) is True
 
 

@@ -116,7 +116,7 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
         if result.began_at is not None:
             lost = furthest - result.began_at
             row["lost_steps_max"] = max(row["lost_steps_max"], lost)
-            if result.began_at < committed or lost > SAVE_STEPS:
+            if result.began_at < committed or lost > SAVE_STEPS + 1:  # a checkpoint has its name after the next step
                 problems.append(f"began at {result.began_at}, after step {furthest} and checkpoint-{committed}")
             job = replace(job, resume="auto")
         furthest = max(furthest, result.last_step)

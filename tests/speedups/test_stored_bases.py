@@ -20,7 +20,7 @@ from hf_ext.models.lora import merged_copy
 from hf_ext.models.quantization import make_float, quantized_layers
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
-from hf_ext.speedups import quantized_base
+from hf_ext.speedups import stored_base
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -223,7 +223,7 @@ def test_weights_that_would_be_saved_with_the_model_are_refused(make_affinity, d
 
 @needs_bitsandbytes
 def test_a_gradient_that_is_too_far_off_ends_the_run_before_it_begins(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(quantized_base, "MAX_GRADIENT_ERROR", 1e-3)
+    monkeypatch.setattr(stored_base, "MAX_GRADIENT_ERROR", 1e-3)
     with pytest.raises(PlanRefused, match=r"in 8 bits the gradient of a layer of 32 x 32 is off by 1%"):
         make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
 

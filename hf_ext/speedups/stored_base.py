@@ -1,0 +1,189 @@
+"""How frozen weights beside LoRA adapters are stored: in half precision, or on request in 8 or 4 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from peft import PeftModel
+from torch import nn
+
+from ..checkpoints.weights import keep_source_digests
+from ..models.affinity import AffinityModel
+from ..models.blocks import find_blocks
+from ..models.half_linear import difference, narrow
+from ..models.lora import has_adapters
+from ..models.quantization import (
+    QuantizedLinear,
+    find_frozen_layers,
+    measure_error,
+    quantize_linear_layers,
+    quantized_layers,
+)
+from ..models.wrapping import find_base_layers
+from ..processes import fsdp_version
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
+from .precision import Precision
+
+MAX_GRADIENT_ERROR = 0.5  # 4 bits are off by about a tenth, a lost gradient by 1
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def asked_bits(args: Any) -> int | None:
+    """What `--load_in_8bit` and `--load_in_4bit` ask for; None without either."""
+    return 8 if args.load_in_8bit else 4 if args.load_in_4bit else None
+
+
+def asked_flag(args: Any) -> str:
+    """The flag behind `asked_bits`."""
+    return f"--load_in_{asked_bits(args)}bit"
+
+
+class HalfBase:
+    """Frozen weights beside LoRA adapters in half precision: 2 bytes each instead of 6.
+
+    Class I. Effect: under autocast (`precision`) a float32 weight that does not train is rounded at every use, and the
+    rounded copy kept for the backward pass. Here it is stored rounded: 4 bytes less per weight (2 of storage, 2 of
+    copies), no cast per pass, and the same numbers. Adapters, heads, norms, embeddings and losses stay in float32.
+    Evidence: one layer of each shape is run both ways under autocast, forward and backward; a difference keeps float32.
+    Cost: that, and for a `PeftModel` hashing its frozen weights before instead of at the first save.
+    Conflicts: `quantized_base` stores the same weights in fewer bits; FSDP and DeepSpeed gather what they have split in
+    half precision themselves; `--save_full` keeps weights that are saved in float32; DoRA's norms are taken from the
+    weights. The base stays in half precision after the run; `merged_copy` and `trainer.save_merged` merge in float32,
+    from the encoder read again (`AffinityModel`) or the rounded weights (others).
+    """
+
+    NAME: ClassVar[str] = "lora_base"
+    KIND: ClassVar[Kind] = "I"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """Applies to LoRA where training runs under autocast and the model is whole on each device."""
+        if not context.wants(cls.NAME, cls.KIND):
+            return off()
+        args, trains_in = context.args, Precision.decide(context)
+        if not (args.use_peft or context.model.has_adapters):
+            return skipped("no LoRA")
+        if asked_bits(args):
+            return skipped(f"quantized_base stores the frozen weights in {asked_bits(args)} bits")
+        if args.use_dora:
+            return skipped("DoRA takes norms of the frozen weights: they stay in float32")
+        if trains_in.status != "applied":
+            return skipped("nothing is computed in half precision, so that float32 is what the weights are used in")
+        if are_weights_split(args):
+            return skipped("the weights are spread over processes, which send them in half precision as it is")
+        dtype = trains_in.settings["mixed_precision"]
+        return applied(f"{dtype}, as autocast rounds them", {"dtype": dtype})
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Narrows the frozen linear layers of `run.model` if that changes no number."""
+        if getattr(run.model.config, "save_full", False):
+            return skipped("--save_full keeps the weights that are saved in float32")
+        layers = find_base_layers(run.model)
+        if not layers:
+            return skipped("no frozen float32 layer beside an adapter")
+        dtype = _DTYPES[decision.settings["dtype"]]
+        one_of_each = {tuple(layer.weight.shape): layer for layer in layers}
+        for shape, layer in one_of_each.items():
+            found = difference(layer, dtype)
+            if found != 0:  # a NaN too
+                return skipped(f"a layer of {shape[0]} x {shape[1]} differs by {found:.1e} from what autocast computes")
+        if isinstance(run.model, PeftModel):
+            keep_source_digests(run.model)
+        saved = narrow(layers, dtype)
+        reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights, and as much of copies"
+        evidence = {"layers": len(layers), "bytes_saved": saved, "copies_saved": saved, "largest_difference": 0.0}
+        return replace(decision, reason=reason).with_evidence(**evidence)
+
+
+class QuantizedBase:
+    """Frozen weights beside LoRA adapters in 8 or 4 bits (QLoRA): 1 or 0.56 bytes each instead of 4.
+
+    Class N. Effect: with `--load_in_8bit` or `--load_in_4bit` (nf4) the frozen linear layers of encoders that have
+    adapters are stored in bitsandbytes' codes and dequantised at each use, forward and backward. Adapters, heads,
+    norms, embeddings and losses stay in float32, and autocast acts as before. Activations are as large as without:
+    checkpoint those first.
+    Hardware: any that bitsandbytes 0.50 runs on; CPUs too. The model is in memory in float32 once, on the CPU, before.
+    Evidence: bytes saved; of a layer of each shape, the relative error of outputs and of gradients, measured in
+    training after an evaluation. A layer whose gradient is lost, or off by more than half, ends the run before it
+    begins.
+    Cost: dequantising every layer in each forward and backward pass: encoding in 8 bits ran at 0.5 to 0.65 of its speed
+    beside other work on a CPU (`benchmarks/results/eight_bit.json`). Source: QLoRA, arXiv:2305.14314; LLM.int8; see
+    `hf_ext/models/quantization.py` for what is bitsandbytes' and what is not.
+    Conflicts: full fine-tuning; DoRA, whose norms are taken from the weights; `--save_full`; FSDP and ZeRO, which split
+    weights, and split frozen ones too. Codes are never written: checkpoints and exports hold adapters, which a base in
+    float32 takes as well (predictions then differ by what the codes round), and merging reads the float weights again.
+    """
+
+    NAME: ClassVar[str] = "quantized_base"
+    KIND: ClassVar[Kind] = "N"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """Applies on request to models with adapters that are whole on each device; full training is refused."""
+        args, bits, flag = context.args, asked_bits(context.args), asked_flag(context.args)
+        if bits is None:
+            return context.unasked(cls.NAME, "give --load_in_8bit or --load_in_4bit: it changes the numbers")
+        if args.load_in_8bit and args.load_in_4bit:
+            return refused("--load_in_8bit and --load_in_4bit: give one of the two")
+        if context.model.frozen_inputs and not context.model.trains_encoders:
+            return skipped("no encoder trains: encoder_precision stores them so")
+        if cls.NAME in (args.without or []):
+            return refused(f"{flag} and --without {cls.NAME} contradict each other: keep one")
+        if not (args.use_peft or context.model.has_adapters):
+            return refused(f"{flag}: all weights train, which codes cannot: give --use_peft, or keep encoders frozen")
+        if args.use_dora:
+            return refused(f"{flag}: DoRA takes norms of the frozen weights: leave out one of the two")
+        if are_weights_split(args) or fsdp_version(args) is not None:
+            return refused(
+                f"{flag}: FSDP and ZeRO split frozen weights over the processes instead: leave it out, or use DDP"
+            )
+        if context.replicas:
+            return refused(context.replicas)
+        return applied(f"frozen layers beside adapters in {bits} bits", {"bits": bits})
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Quantises the base of `run.model`, once a layer of each shape has shown that its gradient arrives.
+
+        Raises:
+            MissingDependencyError: no bitsandbytes that works here.
+            ArgumentError: weights that bitsandbytes cannot take.
+        """
+        bits = decision.settings["bits"]
+        blocks = [block for block in find_blocks(run.model) if has_adapters(block)]
+        layers = [layer for block in blocks for _, layer in find_frozen_layers(block)]
+        problem = _find_problem(run.model, layers)
+        if problem:
+            return replace(decision, status="refused", reason=f"--load_in_{bits}bit: {problem}")
+        one_of_each = {tuple(layer.weight.shape): layer for layer in layers}
+        errors = {shape: measure_error(layer, QuantizedLinear(layer, bits)) for shape, layer in one_of_each.items()}
+        for shape, error in errors.items():
+            if not error["gradient"] <= MAX_GRADIENT_ERROR:  # a NaN too
+                found = f"the gradient of a layer of {shape[0]} x {shape[1]} is off by {error['gradient']:.0%}"
+                reason = f"in {bits} bits {found}: leave out --load_in_{bits}bit"
+                return replace(decision, status="refused", reason=reason)
+        if isinstance(run.model, PeftModel):
+            keep_source_digests(run.model)
+        before = sum(layer.weight.nbytes for layer in layers)
+        for block in blocks:
+            quantize_linear_layers(block, bits)
+        stored = quantized_layers(run.model).values()
+        saved = before - sum(layer.weight.nbytes + layer.scales.nbytes for layer in stored)
+        worst = {kind: round(max(error[kind] for error in errors.values()), 4) for kind in ("output", "gradient")}
+        reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights"
+        evidence = {"layers": len(stored), "bytes_saved": saved}
+        evidence |= {"layer_error": worst["output"], "gradient_error": worst["gradient"]}
+        return replace(decision, reason=reason).with_evidence(**evidence)
+
+
+def _find_problem(model: Any, layers: list[nn.Linear]) -> str | None:
+    if not isinstance(model, PeftModel | AffinityModel):
+        return f"{type(model).__name__} has adapters of its own making, and would be saved with codes: give --use_peft"
+    if getattr(model.config, "save_full", False):
+        return "--save_full keeps the weights that are saved in float32: leave out one of the two"
+    if any(getattr(module, "lora_magnitude_vector", None) for module in model.modules()):
+        return "DoRA takes norms of the frozen weights: train without it"
+    return None if layers else "no frozen linear layer stands beside an adapter: leave it out"
