@@ -43,6 +43,7 @@ ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 INJECTED = [*itertools.product(Faults.PLACES, ERRORS, (True, False))]
 SAMPLE = [(place, ERRORS[(i + j) % 4], j == 0) for i, place in enumerate(Faults.PLACES) for j in (0, 1)]
 FAIL_AT = 4  # the second save
+TORCH = "torch could not write a file whole"  # of optimizer.pt, whose error has no number
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,8 @@ def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
         has_ended = len(ROOM[room]) < 2
         assert (code, type(end)) == ((74, DiskFailure) if has_ended else (0, type(None)))
         if room < 2.9:
-            check_message(str(end) if has_ended else caplog.text, folder, "No space left on device")
+            reason = f"(?:No space left on device|{TORCH})"
+            check_message(str(end) if has_ended else caplog.text, folder, reason)
             before = f"checkpoint-{ROOM[room][-1]} is valid" if ROOM[room] else "no checkpoint was saved yet"
             assert f"Training goes on; {before}." in caplog.text
         assert weights == {step: whole[0][step] for step in range(1, 7 if not ROOM[room] else 9)}
@@ -174,7 +176,7 @@ def check_file_limit(limit, folder, whole, tally):
         assert code == (0 if fits else 74)
         assert weights == {step: whole[0][step] for step in weights}
         assert steps(folder) == (SAVES if fits else [])
-        assert fits or "File too large" in text
+        assert fits or "File too large" in text or TORCH in text
         check_resumes(folder, whole, tally)
 
 
@@ -205,7 +207,8 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
             assert arm.left[FAIL_AT + 1] == hidden(folder) == []
             assert (code, steps(folder)) == ((0, [2, 6, 8]) if once else (74, [2]))
             assert isinstance(end, type(None) if once else DiskFailure)
-            check_message(caplog.text if once else str(end), folder, re.escape(reason))
+            reason = TORCH if place == "optimizer" else re.escape(reason)
+            check_message(caplog.text if once else str(end), folder, reason)
         assert weights == whole[0]
         check_resumes(folder, whole, tally)
 

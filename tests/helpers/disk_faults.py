@@ -187,7 +187,7 @@ class Faults:
     def _opens(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def open_file(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             is_meant = isinstance(path, str | Path) and os.path.basename(path) == self.name and _is_staged(path)
-            if self.is_armed and "w" in mode and is_meant:
+            if self.is_armed and mode == "w" and is_meant:
                 return io.TextIOWrapper(io.BufferedWriter(FailingFile(path, self.fail)), encoding="utf-8")
             return real(path, mode, *args, **kwargs)
 
