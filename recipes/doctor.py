@@ -74,7 +74,8 @@ def find_task(argv: list[str]) -> str:
             values = yaml.safe_load(find_shipped(given.config, CONFIGS).read_text())
             names |= set(values) if isinstance(values, dict) else set()
     names = {str(name).replace("-", "_") for name in names}
-    own = {task: {spec.name for spec in dataclasses.fields(each)} for task, (each, _) in TASKS.items()}
+    shared = {spec.name for spec in dataclasses.fields(DataArguments)}  # PDEBench's files are given as others' data
+    own = {task: {spec.name for spec in dataclasses.fields(each)} - shared for task, (each, _) in TASKS.items()}
     for task in ("generation", "pde_operator"):
         if names & (own[task] - own["masked_lm"] - own["affinity"]):
             return task

@@ -8,9 +8,10 @@
 
 On one device, `python recipes/pde_operator.py` does the same and starts sooner.
 
-Advection is solved exactly, Darcy flow by finite volumes; samples are made once and kept in --data_cache_dir. Scores
-are nRMSE: the L2 of the error over the L2 of the solution, beside what the mean of the training solutions and, for
-advection, the initial state score. Killed, or stopped with Ctrl-C, the same command goes on where it was.
+Advection is solved exactly, Darcy flow by finite volumes; samples are made once and kept in --data_cache_dir. With
+`--dataset_name 1D_Advection_Sols_beta0.4.hdf5 2D_DarcyFlow_beta1.0_Train.hdf5` they are PDEBench's. Scores are nRMSE:
+the L2 of the error over the L2 of the solution, beside what the mean of the training solutions and, for advection, the
+initial state score. Killed, or stopped with Ctrl-C, the same command goes on where it was.
 `--stock_trainer true` trains with transformers.Trainer itself and AdamW, on the same samples, points and losses.
 """
 
@@ -85,7 +86,7 @@ def run(
 
     samples = load_samples(model_args, args)
     report = describe_samples(samples, model_args)
-    log.info("Data, generated: %s", "; ".join(report["tasks"].values()))
+    log.info("Data, %s: %s", report["source"], "; ".join(report["tasks"].values()))
     model = build_model(model_args, samples["train"])
     rows = build_rows(samples)
     trainer: Any = build_trainer(model, args, model_args, rows, parser.explicit)

@@ -59,10 +59,11 @@ def gather_operator(args: OperatorArguments, training: Any, doctor: DoctorArgume
         reader.notes.append("--stock_trainer: transformers.Trainer itself, without any of these speed-ups.")
         training = copy.copy(training)
         training.speedups = []
-    reader.notes.append(
-        f"Samples that {args.data_cache_dir} does not hold are generated first, {args.num_train_samples:,} to train on "
-        f"and twice {args.num_eval_samples:,} of each task; that is not in the estimate."
-    )
+    if not args.dataset_name:
+        reader.notes.append(
+            f"Samples that {args.data_cache_dir} does not hold are generated first, {args.num_train_samples:,} to "
+            f"train on and twice {args.num_eval_samples:,} of each task; that is not in the estimate."
+        )
     found: dict[str, Any] = {"why_no_time": "the model could not be read"}
     work = reader.attempt("model", lambda: sketch_operator(args))
     if work is not None:

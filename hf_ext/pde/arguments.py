@@ -65,7 +65,15 @@ class OperatorArguments:
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
-        *("tasks", "resolution", "num_train_samples", "data_cache_dir", "model_name_or_path", "hidden_size"),
+        *(
+            "tasks",
+            "dataset_name",
+            "resolution",
+            "num_train_samples",
+            "data_cache_dir",
+            "model_name_or_path",
+            "hidden_size",
+        ),
         *("num_hidden_layers", "preset", "effective_batch_size"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
@@ -73,6 +81,10 @@ class OperatorArguments:
 
     tasks: list[str] = field(
         default_factory=lambda: [*TASKS], metadata={"help": f"What is learned in one run: {', '.join(TASKS)}."}
+    )
+    dataset_name: list[str] | None = field(
+        default=None,
+        metadata={"help": "HDF5 files of PDEBench, 1D_Advection, 2D_DarcyFlow or both; left out: data are generated."},
     )
     task_weights: list[float] | None = field(
         default=None, metadata={"help": "Weight of each task's loss, in the order of --tasks; left out: 1 each."}

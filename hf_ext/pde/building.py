@@ -23,6 +23,7 @@ from .collator import OperatorCollator, OperatorRows
 from .configuration import OperatorConfig
 from .data import SPLITS, load_task, measure_units
 from .model import OperatorTransformer
+from .pdebench import is_our_equation, load_file
 from .results import ErrorMetrics
 from .tasks import TASKS
 from .terms import AuxiliaryTerms
@@ -31,24 +32,43 @@ Samples = dict[str, dict[str, dict[str, np.ndarray]]]
 
 
 def load_samples(args: OperatorArguments, training: Any) -> Samples:
-    """split -> task -> {"inputs", "targets"}: made once, and read from the cache of generated data from then on.
+    """split -> task -> {"inputs", "targets"}: read from `dataset_name`, or made once and kept in a cache.
 
-    Cost: see `load_task`.
+    Raises:
+        ArgumentError: the files are not those of `tasks`, or of another equation than the physics priors are about.
+        DataError: see `load_file`.
+
+    Cost: see `load_file` and `load_task`.
     """
     counts = {"train": args.num_train_samples, "validation": args.num_eval_samples, "test": args.num_eval_samples}
+    if args.dataset_name:
+        found = [load_file(path, counts, args.resolution) for path in args.dataset_name]
+        if sorted(task for task, _ in found) != sorted(args.tasks):
+            there = " ".join(task for task, _ in found)
+            raise ArgumentError(
+                f"--dataset_name holds {there}, --tasks are {' '.join(args.tasks)}: give --tasks {there}."
+            )
+        for task, samples in found:
+            if args.physics_every and not is_our_equation(task, samples["train"]):
+                raise ArgumentError(
+                    f"--dataset_name: {task} there has another speed or source than the physics priors take for "
+                    "granted (0.4 and 1): give --physics_every 0."
+                )
+        files = dict(found)
+        return {split: {task: files[task][split] for task in args.tasks} for split in SPLITS}
     made: dict[str, Any] = {"resolution": args.resolution, "seed": args.samples_seed, "cache_dir": args.data_cache_dir}
     with training.main_process_first(desc="generated data"):
         return {split: {task: load_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
 
 
 def describe_samples(samples: Samples, args: OperatorArguments) -> dict[str, Any]:
-    """What was generated, for the run's record."""
+    """What was read or generated, for the run's record."""
     return {
-        "source": "generated",
+        "source": ", ".join(args.dataset_name or ["generated"]),
         "sizes": {split: max(len(task["targets"]) for task in tasks.values()) for split, tasks in samples.items()},
         "tasks": {task: TASKS[task].description for task in args.tasks},
         "resolution": args.resolution,
-        "seed": args.samples_seed,
+        **({} if args.dataset_name else {"seed": args.samples_seed}),
     }
 
 
