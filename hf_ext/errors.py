@@ -256,7 +256,9 @@ def outliving_readers() -> Iterator[None]:
     """
     changed = []
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, UnsupportedOperation, ValueError):  # none, not of a file, closed
+        with suppress(AttributeError, TypeError, UnsupportedOperation, ValueError):  # none, not of a file, closed
+            if "write" in vars(stream):  # around this one
+                continue
             descriptor = stream.fileno()
             for name in ("write", "flush"):
                 setattr(stream, name, partial(_attempt, getattr(stream, name), descriptor))

@@ -52,7 +52,8 @@ def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_
     """
     number = error_number(error)
     is_torchs = _is_torchs(error)
-    reason = os.strerror(number) if number else "torch could not write a file whole" if is_torchs else str(error)
+    unnumbered = "torch could not write a file whole (a full disk, or ulimit -f)" if is_torchs else str(error)
+    reason = os.strerror(number) if number else unnumbered
     try:
         free = f"{free_bytes(path):,} bytes are free"
     except OSError as problem:

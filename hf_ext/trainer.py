@@ -36,7 +36,7 @@ from .data.masking import MaskingEpochCallback
 from .data.random_states import kept_random_states
 from .distributed import Team, release_group, share_group
 from .embeddings.dataset import EmbeddedDataset
-from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
+from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
 from .hub.pusher import Pusher
 from .models.process_settings import replaced
@@ -244,6 +244,7 @@ class FastTrainer(Trainer):
         parts = self._ext_parts
         with ExitStack() as around:
             around.enter_context(naming_dead_workers(self))
+            around.enter_context(outliving_readers())
             around.callback(parts.profiling.leave)
             around.callback(self._ext_saver.leave)
             # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.

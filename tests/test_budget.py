@@ -11,10 +11,10 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1738, 15),
+    ".": (1742, 15),
     "affinity": (3638, 39),
     "arguments": (571, 8),
-    "checkpoints": (1795, 12),
+    "checkpoints": (1798, 12),
     "comparing": (1530, 19),
     "data": (4363, 48),
     "doctor": (2391, 26),
@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3940, 63),
     "speedups": (1915, 20),
-    "training": (2242, 20),
+    "training": (2240, 20),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -59,6 +59,7 @@ CALLED = {
 }
 ATTRIBUTES = {
     "_globalstep_last_logged",
+    "_total_loss_scalar",
     "_tr_loss",
     "_train_batch_size",
     "_trial",

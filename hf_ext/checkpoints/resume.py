@@ -97,15 +97,16 @@ class Resumer:
             part.load(None if resumed is None else resumed.progress.get(part.name))
         if resumed is None:
             return
-        if losses := resumed.progress.get("losses"):  # since the last log
+        if (losses := resumed.progress.get("losses")) and state.global_step < state.max_steps:  # since the last log
             each = losses["unlogged"]  # of each process: a sum of means is rounded otherwise than a mean of sums
-            is_same = len(each) == trainer.args.world_size
-            trainer._tr_loss.fill_(each[trainer.args.process_index] if is_same else sum(each) / len(each))
+            mean, is_same = sum(each) / len(each), len(each) == trainer.args.world_size
+            trainer._tr_loss.fill_(each[trainer.args.process_index] if is_same else mean)
+            trainer._total_loss_scalar = -mean  # which Trainer's `train_loss`, of this session's steps, is not to count
             trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
         self._apply_changes()
         if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better"}:
-            state.best_metric = state.best_global_step = None
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
             trainer._ext_saver.retention.best_saved = None
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ def _find_why_not_again(args: Any, asked: str | bool | None) -> str | None:
     if asked is True or asked == "auto":
         return None
     begins = "anew" if asked in (None, False, "no") else f"from {asked}"
-    return f"The same command begins {begins}; with --resume auto (the recipes' default) it continues from there."
+    return f'The same command begins {begins}; with --resume auto (resume="auto" in a script) it continues from there.'
 
 
 def _check_stock(folder: Path) -> Path:

@@ -76,10 +76,8 @@ class Policy:
     def __post_init__(self) -> None:
         places = 2 + self.keep_best
         if self.keep_epoch and self.limit is not None and 1 <= self.limit < places:
-            raise ArgumentError(
-                f"save_total_limit={self.limit} leaves no place for the newest checkpoint that ends an epoch. Allowed: "
-                f"at least {places} (newest{', best' if self.keep_best else ''}, epoch), no limit, or no epoch role."
-            )
+            kept = f"newest{', best' if self.keep_best else ''}, the newest that ends an epoch"
+            raise ArgumentError(f"save_total_limit={self.limit}: give at least {places} ({kept}), or no limit.")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -166,7 +167,8 @@ class Saver:
         best = self.retention.best_step()
         is_best = state.best_global_step == state.global_step
         path = self.store.path(state.global_step) if is_best else self.store.locate(best)
-        state.best_model_checkpoint = None if path is None else str(path)
+        if path is not None:  # else it stays in the folder that the run was continued from, if anywhere
+            state.best_model_checkpoint = str(path)
         if self._team.writes:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
             progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
@@ -210,8 +212,10 @@ class Saver:
         """At the end of a run: the state names the best checkpoint that there is, on all processes the same one."""
         state = self._trainer.state
         best = self._team.on_main(self.retention.best_step)  # as all see it: copies come and go meanwhile
-        state.best_model_checkpoint = None if best is None else str(self.store.locate(best))
-        if self._trainer.args.load_best_model_at_end and state.best_global_step != best:
+        place = self.store.locate(best) or Path(state.best_model_checkpoint or os.devnull)
+        state.best_model_checkpoint = str(place) if place.is_dir() else None
+        is_it = state.best_global_step == best or (best is None and place.is_dir())
+        if self._trainer.args.load_best_model_at_end and not is_it:
             logger.warning(
                 "No checkpoint of the best step, %s, was saved: %s.",
                 state.best_global_step,

@@ -107,17 +107,15 @@ class NanGuard(TrainerCallback):
 
         Cost: the one read.
         """
-        trainer = self._trainer
-        num_processes = trainer.args.world_size
-        losses = torch.isfinite(trainer._tr_loss)
+        trainer, losses = self._trainer, self._trainer._tr_loss
         judges = self._norm is not None and not trainer._ext_backend.has_own_loss_scale
-        norm = torch.as_tensor(self._norm if judges else 0.0, device=losses.device)
+        norm = torch.as_tensor(self._norm if judges else 0.0).to(losses)
         unread = torch.ones_like(losses) if self._padding is None else self._padding.is_unread(losses.device)
-        good = torch.stack([losses, torch.isfinite(norm), unread]).int()
-        if num_processes > 1:
-            good = trainer.accelerator.reduce(good)
-        finite_loss, finite_gradient, is_unread = (number == num_processes for number in good.tolist())
-        return finite_loss, finite_gradient, is_unread
+        seen = torch.stack([losses, norm, unread.to(losses)])
+        if trainer.args.world_size > 1:  # a sum is as finite as what it is of
+            seen = trainer.accelerator.reduce(seen)
+        loss, gradient, num_unread = seen.tolist()
+        return math.isfinite(loss), math.isfinite(gradient), num_unread == trainer.args.world_size
 
     def _leave_out(self, loader: Any, scaler: Any) -> None:
         trainer = self._trainer

@@ -46,7 +46,7 @@ def test_a_limit_keeps_the_newest_and_the_best_and_then_the_newer_ones(policy, b
 def test_the_newest_that_ends_an_epoch_is_kept_and_needs_a_place_in_the_limit():
     standing = [*entries(1, 2, ends_epoch=True), *entries(3, 4, 5)]
     assert steps_beyond_limit(standing, 3, Policy(3, True, keep_epoch=True)) == [1, 4]
-    with pytest.raises(ArgumentError, match=r"save_total_limit=2 leaves no place .* at least 3 \(newest, best, epoch"):
+    with pytest.raises(ArgumentError, match=r"=2: give at least 3 \(newest, best, .* an epoch\)"):
         Policy(2, True, keep_epoch=True)
 
 

@@ -1,5 +1,6 @@
 """Data workers and continuing: a run that was continued is the one that was not killed, or is said to be another."""
 
+import numpy as np
 import pytest
 import torch
 from continued_runs import EVALUATING, interrupt, same, train
@@ -75,3 +76,23 @@ def test_the_evaluation_on_start_is_not_repeated_when_a_run_is_continued(tmp_pat
     evaluated = [[e["step"] for e in run.state.log_history if "eval_loss" in e] for run in (whole, resumed)]
     assert evaluated == [[0, 2, 4, 6, 8]] * 2
     assert same(resumed, whole)
+
+
+def test_the_mean_loss_of_a_continued_run_is_that_of_its_own_steps(tmp_path):
+    whole = train(tmp_path / "whole", dataloader_num_workers=0)
+    losses = [entry["loss"] for entry in whole.state.log_history if "loss" in entry]
+    ours = interrupt(tmp_path / "ours", dataloader_num_workers=0, logging_steps=100)
+    assert ours.state.log_history[-1]["train_loss"] == pytest.approx(np.mean(losses[2:]), rel=1e-5)
+    again = train(tmp_path / "ours", dataloader_num_workers=0, logging_steps=100, resume="auto")
+    assert again.state.log_history[-1]["train_loss"] == 0.0
+
+
+def test_a_best_checkpoint_in_the_folder_that_a_run_continues_from_is_loaded_at_the_end(tmp_path):
+    best = {**EVALUATING, "load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    best |= {"dataloader_num_workers": 0}
+    whole = train(tmp_path / "whole", **best)
+    assert whole.state.best_global_step == 2
+    train(tmp_path / "old", kill_at=5, **best)
+    ours = train(tmp_path / "new", resume=str(tmp_path / "old" / "checkpoint-4"), **best)
+    assert ours.state.best_model_checkpoint == str(tmp_path / "old" / "checkpoint-2")
+    assert same(ours, whole)

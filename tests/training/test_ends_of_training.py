@@ -73,6 +73,16 @@ def make(folder, act=None, event="on_step_end", step=3, rows=None, cls=FastTrain
     return cls(make_narrow_esm(), args, Collator(Case()), *sets, callbacks=callbacks)
 
 
+def test_a_script_whose_output_cannot_be_written_trains_to_its_end(tmp_path, monkeypatch):
+    with open("/dev/full", "w", buffering=1) as full:  # without a progress bar Trainer prints its logs
+        monkeypatch.setattr(sys, "stdout", full)
+        trainer = make(tmp_path, **ALONE)
+        trainer.train()
+        monkeypatch.undo()
+    assert trainer.state.global_step == 8
+    trainer.end()
+
+
 def nan_rows():
     rows = make_number_rows(8, 1)
     return Dataset.from_dict({"input_ids": rows["input_ids"], "labels": [np.nan] * 8})
