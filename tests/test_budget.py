@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (571, 8),
     "checkpoints": (1795, 12),
     "comparing": (1530, 19),
-    "data": (4363, 48),
+    "data": (4127, 44),
     "doctor": (2390, 26),
     "embeddings": (457, 7),
     "evaluation": (2578, 25),
@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3940, 63),
     "speedups": (1915, 20),
-    "training": (2242, 20),
+    "training": (2221, 20),
 }
 SEAMS, PRIVATE = 22, 10
 

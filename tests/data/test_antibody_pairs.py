@@ -7,9 +7,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, EsmTokenizer
 
-from hf_ext.data.antibody_collator import AntibodyCollator
-from hf_ext.data.antibody_pairs import VOCABULARY, AntibodyPair, PairEncoder, decode_pair, decode_pairs
-from hf_ext.data.batch_layout import LayoutMaker
+from hf_ext.data.antibodies import VOCABULARY, AntibodyCollator, AntibodyPair, PairEncoder, decode_pair, decode_pairs
+from hf_ext.data.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
 
 # By hand: <pad> 0, <bos> 1, <eos> 2, <sep> 3, A 4, C 5, D 6, E 7, ..., Y 23, X 24.
@@ -144,7 +143,7 @@ def test_ids_of_other_integer_types_are_the_same_antigen(rows):
     [
         (lambda rows: rows.clear(), "no rows"),
         (lambda rows: rows[1].pop("labels"), "2 of 3 rows of a batch have labels"),
-        (lambda rows: rows[1].update(affinity=-math.inf), "affinity is -inf"),
+        (lambda rows: rows[1].update(affinity=-math.inf), "A row, affinity: -inf"),
     ],
 )
 def test_batches_that_make_no_sense_are_refused(rows, change, words):

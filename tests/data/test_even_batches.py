@@ -5,10 +5,8 @@ import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from hf_ext.data.even_batches import EvenBatchSampler
-from hf_ext.data.length_grouping import LengthGroupedSampler
+from hf_ext.data.batching import EvenBatchSampler, LengthGroupedSampler
 from hf_ext.data.token_budget import TokenBudgetBatchSampler
-from hf_ext.errors import ArgumentError
 
 WORLDS = [1, 2, 3]
 
@@ -102,12 +100,6 @@ def test_length_grouping_reaches_the_sampler_below():
     first = list(sampler)
     sampler.sampler.set_epoch(1)
     assert list(sampler) != first
-
-
-@pytest.mark.parametrize("given", [{"rows_per_batch": 0}, {"world_size": 0}])
-def test_numbers_below_one_are_refused(given):
-    with pytest.raises(ArgumentError, match=rf"{next(iter(given))}=0: must be at least 1"):
-        make_even(4, **{"rows_per_batch": 2, "world_size": 2, **given})
 
 
 # --- token budgets ---------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import torch
 from transformers.trainer_pt_utils import LengthGroupedSampler as StockSampler
 
-from hf_ext.data.length_grouping import LengthGroupedSampler
+from hf_ext.data.batching import LengthGroupedSampler
 
 LENGTHS = [(37 * i) % 101 + 1 for i in range(200)]
 

@@ -7,18 +7,10 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_datasets
 from datasets.distributed import split_dataset_by_node
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
-from hf_ext.data.streams import (
-    PassedRows,
-    StreamBatchSampler,
-    StreamPassSampler,
-    can_seek,
-    count_rows,
-    is_split_by_node,
-    is_stream,
-)
+from hf_ext.data.streams import PassedRows, StreamBatchSampler, can_seek, is_split_by_node, is_stream
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 
 READ: list[int] = []  # ids that sources were asked for
@@ -301,36 +293,6 @@ def test_another_stream_than_before_is_an_error_before_its_first_row():
         resume(READING_AGAIN["shuffled"](), sampler.state_dict(3), 1)
     with pytest.raises(CheckpointError, match="has the keys"):
         sampler.load_state_dict({"rows": 3})
-
-
-def test_numbers_below_one_are_refused():
-    with pytest.raises(ArgumentError, match="rows_per_batch=0"):
-        StreamBatchSampler(Counting(), 0)
-    with pytest.raises(ArgumentError, match="num_remembered=0"):
-        StreamBatchSampler(Counting(), 1, num_remembered=0)
-
-
-# --- evaluation ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("num_rows", [1, 5, 12])
-def test_a_pass_is_dealt_as_the_rows_of_a_table_are(world_size, num_rows):
-    number, _ = count_rows(Counting(num_rows))
-    assert number == num_rows
-    table = BatchSampler(SequentialSampler(range(num_rows)), 2, drop_last=False)
-    for rank in range(world_size):
-        dealt = list(BatchSamplerShard(StreamPassSampler(Counting(num_rows), number, 2), world_size, rank))
-        expected = list(BatchSamplerShard(table, world_size, rank))
-        assert dealt == expected
-
-
-def test_streams_that_differ_are_told_apart_and_one_that_changes_is_an_error():
-    assert count_rows(Counting(5)) == count_rows(Counting(5))
-    assert len({count_rows(stream) for stream in (Counting(5), Counting(6), Counting(0))}) == 3
-    for num_rows in (4, 6):
-        with pytest.raises(DataError, match=f"gave 5 rows when it was counted and {num_rows} now"):
-            list(StreamPassSampler(Counting(num_rows), 5, 2))
 
 
 def test_a_stream_that_was_split_for_processes_is_known():
