@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, EsmConfig, EsmForMaskedLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.hardware import detect_hardware
 from hf_ext.models import cpu_attention
 from hf_ext.models.attention import KERNELS
@@ -74,7 +74,7 @@ def draw_lengths(num: int, shortest: int, longest: int) -> list[int]:
 
 def one_layer(lengths: list[int]) -> dict[str, Callable[[], list[torch.Tensor]]]:
     """Per side, forward and backward of attention alone in bf16; what is called returns output and gradients."""
-    segments = Segments.from_mask(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
+    segments = VarlenLayout.from_mask(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
     generator = torch.Generator().manual_seed(0)
     shape = (sum(lengths), HEADS, HEAD_SIZE)
     query, key, value, grad = (torch.randn(shape, generator=generator).bfloat16() for _ in range(4))

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.hardware import detect_hardware
 from hf_ext.models.attention import KERNELS
 
@@ -48,7 +48,7 @@ def segments_attention(query, key, value, segments, scaling, dropout, bias):
 def make_pass(kernel: Callable, lengths: list[int], dtype: torch.dtype) -> Callable[[], float]:
     """A function that runs forward and backward once and returns the seconds."""
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    segments = Segments.from_mask(mask)
+    segments = VarlenLayout.from_mask(mask)
     shape = (sum(lengths), HEADS, HEAD_SIZE)
     inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
     grad = torch.randn(shape, dtype=dtype)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from attention_backward import CASES, HEAD_SIZE, HEADS, LAYERS, draw_lengths, make_batch, make_model, quartiles
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.files import try_replacing, write_text
 from hf_ext.hardware import detect_hardware
 from hf_ext.speedups.attention import set_attention
@@ -56,7 +56,7 @@ def make_products(side: str, lengths: list[int], trains: bool) -> Callable[[], N
     shapes = [(WIDTH, WIDTH)] * 4 + [(WIDTH, INNER), (INNER, WIDTH)]
     linear = [[torch.randn(s).to(dtype) for s in ((tokens, a), (b, a), (tokens, b))] for a, b in shapes]
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    groups = [(count * HEADS, length) for _, count, length in Segments.from_mask(mask).groups()]
+    groups = [(count * HEADS, length) for _, count, length in VarlenLayout.from_mask(mask).groups()]
 
     def run() -> None:
         for x, weight, grad in linear:

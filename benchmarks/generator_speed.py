@@ -34,7 +34,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_ext.data.antibody_pairs import decode_pairs
+from hf_ext.data.antibodies import decode_pairs
 from hf_ext.generation.building import Inputs, build_inputs, build_model, build_trainer
 from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
 from hf_ext.generation.sampling import sample_pairs

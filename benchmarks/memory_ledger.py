@@ -31,7 +31,7 @@ import torch
 from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.models.activation_checkpointing import Policy, set_policy
 from hf_ext.models.half_linear import narrow
@@ -140,9 +140,9 @@ def make_batch(case: Case, rows: int) -> dict[str, Any]:
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) > 0.15, -100)
     batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "labels": labels}
     if case.packed:
-        from hf_ext.data.batch_layout import BatchLayout
+        from hf_ext.data.varlen_layout import BatchLayout
 
-        batch["layout"] = BatchLayout(tuple(ids.shape), Segments.from_mask(mask))
+        batch["layout"] = BatchLayout(tuple(ids.shape), VarlenLayout.from_mask(mask))
     return batch
 
 

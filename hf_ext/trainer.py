@@ -31,7 +31,7 @@ from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
-from .data.even_batches import RepeatedRows
+from .data.batching import RepeatedRows
 from .data.masking import MaskingEpochCallback
 from .data.random_states import kept_random_states
 from .distributed import Team, release_group, share_group
@@ -281,10 +281,10 @@ class FastTrainer(Trainer):
             self.model.release_encoders()
         if rows is not None:  # taken after that: one table for all parts of a set
             dataset = take_rows(dataset, rows)
-        loaders, make = self._ext_parts.loaders, partial(super()._get_dataloader, dataset, description, batch_size)
+        make = partial(super()._get_dataloader, description=description, batch_size=batch_size)
         if is_training:
-            return keep_from_workers(loaders.train(dataset, batch_size, sampler_fn, partial(make, is_training=True)))
-        return keep_from_workers(loaders.evaluate(dataset, batch_size, partial(make, sampler_fn)))
+            return keep_from_workers(self._ext_parts.loaders.train(dataset, batch_size, sampler_fn, make))
+        return keep_from_workers(self._ext_parts.loaders.evaluate(dataset, partial(make, sampler_fn=sampler_fn)))
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
 

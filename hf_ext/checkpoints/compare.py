@@ -85,7 +85,7 @@ def describe_run(trainer: Any) -> dict[str, Any]:
         JSON-able, and equal to what JSON makes of it: machine, world_size, devices_per_process, written_by, arguments,
         data, model, collator, speedups. No tokens.
 
-    Cost: that of `fingerprint`, about 1 s per GB of a table.
+    Cost: that of `fingerprint`, some seconds per GB of a table.
     """
     args = trainer.args
     # Plain `TrainingArguments` hold ours without having them as fields.

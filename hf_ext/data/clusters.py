@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 
 from ..errors import ArgumentError, DataError
-from .columns import column_values, number_values
+from .columns import column_values, factorize
 from .contents import check_regular
 from .families import find_families
 from .lines import Lines
@@ -54,7 +54,7 @@ def cluster_numbers(data: Dataset, columns: Sequence[str], identity: float, max_
     """
     groups = np.zeros(len(data), dtype=np.int64)
     for column in columns:
-        number = number_values(column_values(data, column))
+        number, _ = factorize(column_values(data, column))
         sequences = list(dict.fromkeys(column_values(data, column)))
         num_rows = np.bincount(number)
 
@@ -69,7 +69,7 @@ def cluster_numbers(data: Dataset, columns: Sequence[str], identity: float, max_
                 f"split=cluster, column {column!r}: {len(sequences)} sequences with too many pairs just below "
                 f"identity {identity:g} to align them all here ({error}). Raise --cluster_identity, or {ALTERNATIVES}."
             ) from error
-        groups = number_values(zip(groups.tolist(), family[number].tolist()))
+        groups, _ = factorize(zip(groups.tolist(), family[number].tolist()))
     refuse_giant(groups, max_share, f" at identity {identity:g}")
     return groups
 
@@ -101,7 +101,7 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
             f"{path}: {len(missing)} of {len(ids)} rows are in no cluster, for example {missing[0]!r}. Members must be "
             f"named as in column {column!r}."
         )
-    return number_values(cluster_of[one] for one in ids)
+    return factorize(cluster_of[one] for one in ids)[0]
 
 
 def refuse_giant(groups: np.ndarray, max_share: float, how: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
 TOO_LONG = ("error", "truncate", "window")
+OPTIONS = ("too_long", "window_overlap", "missing_chains")
 STAND_IN = "X"
 
 
@@ -56,20 +56,17 @@ class SequenceCollator:
         self.window_overlap = window_overlap
         self.missing_chains = [*missing_chains]
         for name, parts in self.columns.items():
-            self._check_pair(name, parts)
+            lacking = [column for column in parts if column in self.missing_chains]
+            if len(parts) == 2 and lacking and not self.tokenizers[name].frames_alike:
+                raise DataError(
+                    f"--missing_chains {' '.join(lacking)}: the tokenizer of input '{name}' frames a pair and a single "
+                    "sequence differently, so one part of it cannot stand alone. Encode both columns apart: "
+                    f"--tower_inputs {','.join(parts)}."
+                )
 
     @property
     def optional_inputs(self) -> list[str]:
         return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
-
-    def _check_pair(self, name: str, parts: Sequence[str]) -> None:
-        lacking = [column for column in parts if column in self.missing_chains]
-        if len(parts) == 2 and lacking and not self.tokenizers[name].frames_alike:
-            raise DataError(
-                f"--missing_chains {' '.join(lacking)}: the tokenizer of input '{name}' frames a pair and a single "
-                "sequence differently, so one part of it cannot stand alone. Encode both columns apart: "
-                f"--tower_inputs {','.join(parts)}."
-            )
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Writes each input's tokenizer to `<folder>/tokenizers/<n>` and how inputs are made to `inputs.json`."""
@@ -78,10 +75,8 @@ class SequenceCollator:
         for i, (name, tokenizer) in enumerate(self.tokenizers.items()):
             tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
             inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
-        settings: dict[str, Any] = {"inputs": inputs, "too_long": self.too_long, "window_overlap": self.window_overlap}
-        if self.missing_chains:
-            settings["missing_chains"] = self.missing_chains
-        write_text(root / INPUTS_NAME, json.dumps(settings, indent=2) + "\n")
+        settings = {name: getattr(self, name) for name in OPTIONS}
+        write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> SequenceCollator:
@@ -103,15 +98,19 @@ class SequenceCollator:
             columns[name] = spec["columns"]
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns[name]))
             tokenizers[name].max_residues = spec["max_residues"]
-        missing_chains = settings.get("missing_chains", [])
-        return cls(tokenizers, columns, settings["too_long"], settings["window_overlap"], missing_chains)
+        return cls(tokenizers, columns, **{name: settings[name] for name in OPTIONS})
 
     def __call__(self, features: Any) -> dict[str, Any]:
+        """`labels` and `bounds` of rows that have them, and `sequences`: the tensors of each input."""
         if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
             batch = dict(features)
             rows = batch.pop("live", None)
         else:
-            rows, batch = features, _labels(features)
+            rows, batch = features, {}
+            if "label" in rows[0]:
+                batch["labels"] = torch.tensor([float(row["label"]) for row in rows])
+            if "bound" in rows[0]:
+                batch["bounds"] = torch.tensor([int(row["bound"]) for row in rows])
         if rows:
             live = [name for name in self.columns if all(column in rows[0] for column in self.columns[name])]
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
@@ -123,15 +122,15 @@ class SequenceCollator:
         With `place` where rows may lack the input, see above.
         """
         columns = self.columns[name]
-        if name not in self.optional_inputs:
-            return self.encode(name, *([row[column] for row in rows] for column in columns))
         inputs = [tuple(row[column] for column in columns) for row in rows]
+        if name not in self.optional_inputs:
+            return self.encode(name, *zip(*inputs))
         present = [parts for parts in inputs if any(parts)]
         # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
         # be split among them, and its weights get gradients, of zero.
         batch = self.encode(name, *zip(*(present or [(STAND_IN,) * len(columns)])))
-        number = itertools.count()
-        batch["place"] = torch.tensor([next(number) if any(parts) else -1 for parts in inputs])
+        has_input = torch.tensor([any(parts) for parts in inputs])
+        batch["place"] = torch.where(has_input, has_input.cumsum(0) - 1, -1)
         return batch
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -144,21 +143,15 @@ class SequenceCollator:
         if self.too_long == "truncate":
             return tokenizer(*_truncate(parts, limit))
         if self.too_long == "window" and len(parts) == 1:
-            return self._windows(tokenizer, parts[0], limit)
+            overlap = min(self.window_overlap, limit // 2)
+            starts = [window_starts(len(sequence), limit, overlap) for sequence in parts[0]]
+            batch = tokenizer([text[start : start + limit] for text, cut in zip(parts[0], starts) for start in cut])
+            owner = [i for i, cut in enumerate(starts) for _ in cut]
+            return {**batch, "owner": torch.tensor(owner), "num_rows": torch.tensor(len(starts))}
         raise DataError(
             f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate"
             + (" or window." if len(parts) == 1 else " (windows of a pair are not defined).")
         )
-
-    def _windows(self, tokenizer: ResidueTokenizer, sequences: Sequence[str], limit: int) -> dict[str, torch.Tensor]:
-        pieces, owner = [], []
-        for i, sequence in enumerate(sequences):
-            cut = window_starts(len(sequence), limit, min(self.window_overlap, limit // 2))
-            pieces += [sequence[start : start + limit] for start in cut]
-            owner += [i] * len(cut)
-        batch = tokenizer(pieces)
-        batch["owner"], batch["num_rows"] = torch.tensor(owner), torch.tensor(len(sequences))
-        return batch
 
 
 def window_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -175,13 +168,11 @@ def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
     """Cuts each row to `limit` residues; of a pair, the longer part loses residues first."""
     if len(parts) == 1:
         return [[sequence[:limit] for sequence in parts[0]]]
-    first, second = [], []
+    kept = []
     for a, b in zip(*parts):
         keep_b = min(len(b), max(limit - len(a), limit // 2))
-        keep_a = min(len(a), limit - keep_b)
-        first.append(a[:keep_a])
-        second.append(b[:keep_b])
-    return [first, second]
+        kept.append((a[: limit - keep_b], b[:keep_b]))
+    return [list(part) for part in zip(*kept)]
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -190,34 +181,11 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise DataError(f"{path.parent}: no {path.name} there. Give a folder that recipes/max_speed.py wrote.")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise DataError(f"{path}: damaged, not JSON ({error}). Copy the model again.") from error
-    inputs = settings.get("inputs") if isinstance(settings, dict) else None
-    if not inputs or not isinstance(inputs, list) or not all(map(_is_input, inputs)):
-        raise DataError(f"{path}: no list of inputs, each with one or two columns and a limit. Copy the model again.")
-    overlap = settings.get("window_overlap")
-    if settings.get("too_long") not in TOO_LONG or not _is_count(overlap, 0):
-        raise DataError(f"{path}: too_long is none of {', '.join(TOO_LONG)}, or window_overlap no count.")
-    missing, columns = settings.get("missing_chains", []), [column for spec in inputs for column in spec["columns"]]
-    if not isinstance(missing, list) or not all(column in columns for column in missing):
-        raise DataError(f"{path}: missing_chains lists other columns than those of its inputs. Copy the model again.")
+        columns = [column for spec in settings["inputs"] for column in spec["columns"]]
+        counts = [settings["window_overlap"], *(spec["max_residues"] for spec in settings["inputs"])]
+        is_whole = settings["too_long"] in TOO_LONG and all(isinstance(count, int | None) for count in counts)
+        if not (columns and is_whole and {*settings["missing_chains"]} <= {*columns}):
+            raise ValueError("its columns, limits or options do not fit together")
+    except (ValueError, TypeError, KeyError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Copy the model again.") from error
     return settings
-
-
-def _is_input(spec: Any) -> bool:
-    columns = spec.get("columns") if isinstance(spec, dict) else None
-    has_columns = isinstance(columns, list) and 1 <= len(columns) <= 2 and all(isinstance(c, str) for c in columns)
-    return has_columns and (spec.get("max_residues") is None or _is_count(spec["max_residues"], 1))
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _labels(features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    batch = {}
-    if "label" in features[0]:
-        batch["labels"] = torch.tensor([float(row["label"]) for row in features])
-    if "bound" in features[0]:
-        batch["bounds"] = torch.tensor([int(row["bound"]) for row in features])
-    return batch

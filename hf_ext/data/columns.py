@@ -1,13 +1,15 @@
-"""Reading whole columns out of map-style datasets."""
+"""Reading whole columns out of map-style datasets, and numbering what stands in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import datasets
 import numpy as np
 from torch.utils.data import IterableDataset as TorchIterableDataset
+
+Value = TypeVar("Value", bound=Hashable)
 
 
 def has_numbered_rows(dataset: Any) -> bool:
@@ -34,10 +36,14 @@ def column_values(data: datasets.Dataset, column: str) -> list[Any]:
     return values
 
 
-def number_values(values: Iterable[Any]) -> np.ndarray:
-    """Returns int64 [n]: equal values have equal numbers, from 0 in the order in which they first occur."""
-    unique: dict[Any, int] = {}
-    return np.array([unique.setdefault(value, len(unique)) for value in values], dtype=np.int64)
+def factorize(values: Iterable[Value]) -> tuple[np.ndarray, list[Value]]:
+    """Numbers equal values alike, from 0 in the order in which they first occur.
+
+    Returns:
+        The number of each value, (n,) int64, and the distinct values, which these numbers index.
+    """
+    numbers: dict[Value, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64), list(numbers)
 
 
 def column_names(dataset: Any) -> list[str]:
@@ -45,12 +51,8 @@ def column_names(dataset: Any) -> list[str]:
     names = getattr(dataset, "column_names", None)
     if names or len(dataset) == 0:
         return list(names or [])
-    return _keys(dataset[0])
-
-
-def _keys(row: Any) -> list[str]:
-    """Of a number, say, from which a collator of the user's makes a batch: none."""
-    return list(row) if isinstance(row, Mapping) else []
+    first = dataset[0]
+    return list(first) if isinstance(first, Mapping) else []  # a number, say, from which the user's collator makes one
 
 
 def row_lengths(dataset: Any, inputs: Mapping[str, Sequence[str]]) -> list[int]:

@@ -1,7 +1,13 @@
-"""Generated demo data: antibody-antigen pairs whose pKd follows a planted rule, and two small untrained encoders."""
+"""Generated demo data with planted rules, and two small untrained encoders.
+
+Of affinity: antibody-antigen pairs whose pKd follows from their loops. Of generation: antigens, and antibodies whose
+CDR-H3 follows from the antigen's epitope.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +20,13 @@ from .proteins import ESM_VOCABULARY, STANDARD
 
 NUM_ROWS = 3000
 NOISE = 0.25  # standard deviation of the simulated measurement, pKd units
-_HEAVY = ("EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKG", "WGQGTLVTVSS")
-_LIGHT = ("DIQMTQSPSSLSASVGDRVTITCRASQSISSYLNWYQQKPGKAPKLLIYAASSLQSGVPS", "FGQGTKVEIK")
-_ANTIGEN = ("MKTAYIAKQRQISFVKSHFSRQLEERLGLIE", "VQAPILSRVGDGTQDNLSGAEK")
+NUM_PAIRS = 600
+NUM_SITES = 4  # of the epitope, that a part of CDR-H3 answers each
+# What may stand at a site of the epitope -> what CDR-H3 answers with: charge to charge, small to large.
+RULE = {"K": "DE", "E": "RK", "F": "GS", "G": "WY", "N": "HQ", "L": "TV"}
+_SITE_RESIDUES = 3
+_VH = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKG"
+_VK = "DIQMTQSPSSLSASVGDRVTITCRASQSISSYLNWYQQKPGKAPKLLIYAASSLQSGVPS"
 _BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
 
 
@@ -33,18 +43,17 @@ def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
     """
     rng = np.random.default_rng(seed)
     heavy, light, epitope = (_loops(rng, count, size) for count, size in ((300, 14), (40, 8), (400, 14)))
-    picks = [rng.integers(len(loops), size=num_rows) for loops in (heavy, light, epitope)]
+    h, w, a = (rng.integers(len(loops), size=num_rows) for loops in (heavy, light, epitope))
     aromatic, prolines = _count(heavy, "FWY"), _count(light, "P")
-    charge, target = _count(heavy, "KR") - _count(heavy, "DE"), _count(epitope, "KR") - _count(epitope, "DE")
-    h, w, a = picks
+    charge, target = (_count(loops, "KR") - _count(loops, "DE") for loops in (heavy, epitope))
     signal = 0.6 * aromatic[h] - 0.25 * charge[h] * target[a] - 0.5 * prolines[w] + 0.2 * _count(epitope, "ILVM")[a]
     signal = (signal - signal.mean()) / signal.std()
     labels = 7.5 + 1.2 * signal + NOISE * rng.standard_normal(num_rows)
     return Dataset.from_dict(
         {
-            "heavy": [heavy[i].join(_HEAVY) for i in h],
-            "light": [light[i].join(_LIGHT) for i in w],
-            "antigen": [epitope[i].join(_ANTIGEN) for i in a],
+            "heavy": [f"{_VH}{heavy[i]}WGQGTLVTVSS" for i in h],
+            "light": [f"{_VK}{light[i]}FGQGTKVEIK" for i in w],
+            "antigen": [f"MKTAYIAKQRQISFVKSHFSRQLEERLGLIE{epitope[i]}VQAPILSRVGDGTQDNLSGAEK" for i in a],
             "pKd": np.round(labels, 4).tolist(),
         }
     )
@@ -60,7 +69,36 @@ def _loops(rng: np.random.Generator, count: int, size: int) -> list[str]:
 
 
 def _count(loops: list[str], letters: str) -> np.ndarray:
-    return np.array([sum(loop.count(letter) for letter in letters) for loop in loops], float)
+    return np.array([sum(map(loop.count, letters)) for loop in loops], float)
+
+
+def make_demo_pairs(num_rows: int = NUM_PAIRS, seed: int = 0) -> Dataset:
+    """Rows of antigen, heavy and light; every antigen is another one, and its antibody follows from it.
+
+    The rule: the antigen's epitope has four sites, each three times K, E, F, G, N or L. CDR-H3 has two residues for
+    each site, in their order: K is answered by DE, E by RK, F by GS, G by WY, N by HQ and L by TV. All else is the same
+    in all antigens, and in all antibodies.
+
+    Args:
+        num_rows: pairs, at most 1,296.
+        seed: decides which epitopes, and their order.
+    """
+    epitopes = [*itertools.product(RULE, repeat=NUM_SITES)]
+    chosen = np.random.default_rng(seed).permutation(len(epitopes))[:num_rows]
+    sites = [epitopes[i] for i in chosen]
+    frame = f"{_VH}RFTISRDNSKNTLYLQMNSLRAEDTAVYYCAR"
+    return Dataset.from_dict(
+        {
+            "antigen": [f"MKTAYIAKQRQI{''.join(site * _SITE_RESIDUES for site in row)}SVAD" for row in sites],
+            "heavy": [f"{frame}{answer_epitope(row)}DYWGQGTLVTVSS" for row in sites],
+            "light": [f"{_VK}RFSGSGSGTDFTLTISSLQPEDFATYYCQQSYSTPTFGQGTKVEIK"] * len(sites),
+        }
+    )
+
+
+def answer_epitope(sites: Sequence[str]) -> str:
+    """The part of CDR-H3 that the rule gives for the sites of an epitope."""
+    return "".join(RULE[site] for site in sites)
 
 
 def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:
@@ -69,38 +107,29 @@ def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:
     Returns:
         Paths of a BERT-style encoder (for antibodies) and an ESM-2-style one (for antigens); 64 wide, 2 layers.
     """
-    root = Path(folder)
-    bert, esm = root / "bert", root / "esm"
+    bert, esm = Path(folder) / "bert", Path(folder) / "esm"
     for path, vocabulary in ((bert, _BERT_VOCAB), (esm, ESM_VOCABULARY)):
         path.mkdir(parents=True, exist_ok=True)
         (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     BertTokenizer(str(bert / "vocab.txt"), do_lower_case=False).save_pretrained(bert)
     EsmTokenizer(str(esm / "vocab.txt"), model_max_length=1024).save_pretrained(esm)
-    shape: dict[str, Any] = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-    }
+    shape: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape["intermediate_size"] = 128
+    of_bert = BertConfig(vocab_size=len(_BERT_VOCAB), pad_token_id=0, max_position_embeddings=512, **shape)
+    of_esm = EsmConfig(
+        vocab_size=len(ESM_VOCABULARY),
+        pad_token_id=1,
+        mask_token_id=ESM_VOCABULARY.index("<mask>"),
+        position_embedding_type="rotary",
+        max_position_embeddings=1026,
+        token_dropout=True,
+        emb_layer_norm_before=False,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **shape,
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        BertModel(
-            BertConfig(vocab_size=len(_BERT_VOCAB), pad_token_id=0, max_position_embeddings=512, **shape),
-            add_pooling_layer=False,
-        ).save_pretrained(bert)
-        EsmModel(
-            EsmConfig(
-                vocab_size=len(ESM_VOCABULARY),
-                pad_token_id=1,
-                mask_token_id=ESM_VOCABULARY.index("<mask>"),
-                position_embedding_type="rotary",
-                max_position_embeddings=1026,
-                token_dropout=True,
-                emb_layer_norm_before=False,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-                **shape,
-            ),
-            add_pooling_layer=False,
-        ).save_pretrained(esm)
+        BertModel(of_bert, add_pooling_layer=False).save_pretrained(bert)
+        EsmModel(of_esm, add_pooling_layer=False).save_pretrained(esm)
     return str(bert), str(esm)

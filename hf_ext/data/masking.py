@@ -19,9 +19,9 @@ import torch
 from transformers import TrainerCallback
 
 from ..errors import ArgumentError, DataError
-from .batch_layout import IGNORED, LayoutMaker
 from .proteins import STANDARD
 from .tokenization import ResidueTokenizer
+from .varlen_layout import IGNORED, LayoutMaker
 
 EPOCH_COLUMN = "mask_epoch"
 EVALUATION_EPOCH = -1  # which no training epoch has
@@ -88,23 +88,19 @@ class MaskedLMCollator:
         id_column: str | None = None,
     ):
         self.tokenizer = tokenizer.tokenizer  # where Trainer looks for what to save beside the model
+        limits = [limit for limit in (max_residues, tokenizer.max_residues) if limit is not None]
         if self.tokenizer.mask_token_id is None:
             raise ArgumentError(f"{type(self.tokenizer).__name__} has no mask token: use a masked language model's.")
         if not 0 < mlm_probability <= 1:
             raise ArgumentError(f"mlm_probability={mlm_probability}: must be above 0 and at most 1; ESM uses 0.15.")
         if len(columns) != tokenizer.num_parts:
             raise ArgumentError(f"columns={[*columns]}: the tokenizer takes {tokenizer.num_parts} column(s).")
-        limits = [limit for limit in (max_residues, tokenizer.max_residues) if limit is not None]
-        self.max_residues = min(limits, default=None)
-        if self.max_residues is not None and self.max_residues < 1:
+        if min(limits, default=1) < 1:
             raise ArgumentError(f"max_residues={max_residues}: must be at least 1.")
+        self.max_residues = min(limits, default=None)
         name = "+".join(columns)
-        self.tokenizers = {name: tokenizer}
-        self.columns = {name: list(columns)}
-        self.mlm_probability = mlm_probability
-        self.seed = seed
-        self.id_column = id_column
-        self._residues = tokenizer
+        self.tokenizers, self.columns = {name: tokenizer}, {name: [*columns]}
+        self.mlm_probability, self.seed, self.id_column = mlm_probability, seed, id_column
         self._standard = tokenizer.table[[*STANDARD.encode()]]
         self.layout: LayoutMaker | None = None  # speed-ups ask for one
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live for long see it change
@@ -128,19 +124,19 @@ class MaskedLMCollator:
             residue was chosen and -100 elsewhere. `token_type_ids` too where the tokenizer makes them for pairs, and
             `layout` (`BatchLayout`) where a speed-up reads it.
         """
-        (columns,) = self.columns.values()
+        (columns,), (tokenizer,) = self.columns.values(), self.tokenizers.values()
         parts = [[row[column] for row in features] for column in columns]
         keys = self._keys(features, list(zip(*parts)))
-        batch = self._residues(*self._crop(parts, keys[:, 0]))
-        is_residue = batch.pop("residue_mask").numpy()
-        ids = batch["input_ids"].numpy()
-        chosen = choose_residues(is_residue, _uniform(keys[:, 1], ids.shape[1]), self.mlm_probability)
+        batch = tokenizer(*self._crop(parts, keys[:, 0]))
+        is_residue, ids = batch.pop("residue_mask").numpy(), batch["input_ids"].numpy()
+        draws, treatment, letters = (_uniform(keys[:, i], ids.shape[1]) for i in (1, 2, 3))
+        chosen = choose_residues(is_residue, draws, self.mlm_probability)
         batch["labels"] = torch.from_numpy(np.where(chosen, ids, IGNORED))
-        treatment = _uniform(keys[:, 2], ids.shape[1])
-        replaced = chosen & (treatment >= MASK_SHARE) & (treatment < MASK_SHARE + RANDOM_SHARE)
-        random = self._standard[(_uniform(keys[:, 3], ids.shape[1]) * len(self._standard)).astype(np.int64)]
-        ids = np.where(chosen & (treatment < MASK_SHARE), self.tokenizer.mask_token_id, ids)
-        batch["input_ids"] = torch.from_numpy(np.where(replaced, random, ids))
+        is_masked = chosen & (treatment < MASK_SHARE)
+        is_replaced = chosen & ~is_masked & (treatment < MASK_SHARE + RANDOM_SHARE)
+        random = self._standard[(letters * len(self._standard)).astype(np.int64)]
+        ids = np.where(is_masked, self.tokenizer.mask_token_id, np.where(is_replaced, random, ids))
+        batch["input_ids"] = torch.from_numpy(ids)
         return batch if self.layout is None else self.layout.add_to(batch)
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -194,11 +190,7 @@ def mark_evaluation(dataset: Any) -> Any:
     """
     if isinstance(dataset, datasets.Dataset):
         return dataset.add_column(EPOCH_COLUMN, [EVALUATION_EPOCH] * len(dataset))
-    return dataset.map(_mark)
-
-
-def _mark(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, EPOCH_COLUMN: EVALUATION_EPOCH}
+    return dataset.map(lambda row: {**row, EPOCH_COLUMN: EVALUATION_EPOCH})
 
 
 class MaskingEpochCallback(TrainerCallback):

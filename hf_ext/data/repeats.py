@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import column_names, column_values, number_values
+from .columns import column_names, column_values, factorize
 
 MAX_LISTED = 3
 # Of the labels' variance: below, the ceiling is a Pearson correlation above 0.95, which few models meet.
@@ -60,7 +60,7 @@ def _number_rows(splits: Mapping[str, Any], columns: Sequence[str]) -> np.ndarra
     """Returns int64 [n] over all splits: rows with the same sequences have the same number, below n."""
     keys = np.zeros(sum(map(len, splits.values())), dtype=np.int64)
     for column in columns:
-        codes = number_values(value for split in splits.values() for value in column_values(split, column))
+        codes, _ = factorize(value for split in splits.values() for value in column_values(split, column))
         keys = np.unique(keys * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)[1]
     return keys
 

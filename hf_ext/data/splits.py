@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from ..errors import ArgumentError, DataError
 from .clusters import CLUSTER_IDENTITY, cluster_numbers, read_cluster_file, refuse_giant
-from .columns import column_values, number_values
+from .columns import column_values, factorize
 
 SPLITS = ("train", "validation", "test")
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
@@ -108,7 +108,7 @@ def split_rows(
             groups = cluster_numbers(data, names, cluster_identity, shares[0])
             report |= {"identity": cluster_identity, "columns": names}
         else:
-            groups = number_values(column_values(data, column))
+            groups, _ = factorize(column_values(data, column))
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
     splits, report = _divide(data, side, shares, report)

@@ -40,6 +40,15 @@ def is_split_by_node(stream: Any) -> bool:
     return isinstance(stream, datasets.IterableDataset) and stream._distributed is not None
 
 
+def parts_of(stream: Any) -> Iterator[Any]:
+    """What a stream of `datasets` is made of, from its end back to its sources; nothing of other streams."""
+    # Private: nothing public says so (datasets 5.2).
+    inner = [getattr(stream, name) for name in ("_ex_iterable", "ex_iterable") if hasattr(stream, name)]
+    for part in [*inner, *getattr(stream, "ex_iterables", [])]:
+        yield part
+        yield from parts_of(part)
+
+
 def can_seek(stream: Any) -> bool:
     """Whether `stream.load_state_dict` continues with the very row that comes after `stream.state_dict`.
 
@@ -50,12 +59,7 @@ def can_seek(stream: Any) -> bool:
         return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
     # Private: a state does not say whether a shuffle buffer was behind it (datasets 5.2).
     is_table = stream._formatting is not None and stream._formatting.is_table
-    return not is_table and not _holds_shuffle_buffer(stream._ex_iterable)
-
-
-def _holds_shuffle_buffer(source: Any) -> bool:
-    inner = [source.ex_iterable] if hasattr(source, "ex_iterable") else getattr(source, "ex_iterables", [])
-    return isinstance(source, BufferShuffledExamplesIterable) or any(map(_holds_shuffle_buffer, inner))
+    return not is_table and not any(isinstance(part, BufferShuffledExamplesIterable) for part in parts_of(stream))
 
 
 class PassedRows(Dataset):
@@ -79,14 +83,14 @@ class StreamBatchSampler(Sampler[list[Any]]):
 
     Args:
         stream: see `is_stream`. Without `set_epoch` it should give the same rows in every pass.
-        rows_per_batch: rows per process and batch, at least 1.
+        rows_per_batch: rows per process and batch.
         pass_column: added to every row, with the number of its pass; for collators that mask by epoch.
         num_remembered: of how many batches, the last handed out included, positions are kept; at least as many as
             data loaders fetch ahead of training, over all processes.
         world_size: number of processes.
 
     Raises:
-        ArgumentError: a number below 1; (`state_dict`) a batch whose position is not kept.
+        ArgumentError: (`state_dict`) a batch whose position is not kept.
         CheckpointError: (while iterating) the stream does not fit the position it is to continue from.
         DataError: (while iterating) the stream has no rows, or can be read only once and was.
 
@@ -106,25 +110,19 @@ class StreamBatchSampler(Sampler[list[Any]]):
         num_remembered: int = 1024,
         world_size: int = 1,
     ):
-        numbers = {"rows_per_batch": rows_per_batch, "num_remembered": num_remembered, "world_size": world_size}
-        for name, value in numbers.items():
-            if value < 1:
-                raise ArgumentError(f"{name}={value}: must be at least 1.")
         self.stream, self.rows_per_batch, self.pass_column = stream, rows_per_batch, pass_column
         self.world_size = world_size
         self._can_seek = can_seek(stream)
         self._has_sought = False
-        self._from: tuple[Mapping[str, Any], int] = (START, 0)
-        self._positions: deque[dict[str, Any]] = deque([dict(START)], maxlen=num_remembered + 1)
-        self._num_batches = 0  # handed out; the last of `_positions` is the one after them
-        self._pass = self._num_rows = 0
+        self._positions: deque[dict[str, Any]] = deque(maxlen=num_remembered + 1)
+        self.load_state_dict(START)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        (position, num_batches), self._from = self._from, (START, 0)
-        self._positions.clear()
-        self._positions.append(dict(position))
-        self._num_batches = num_batches
-        for _ in range(num_batches):
+        if self._has_begun:
+            self.load_state_dict(START)
+        self._has_begun = True
+        position = self._positions[-1]
+        for _ in range(self._num_dropped):
             yield []  # Trainer drops as many batches as it has trained on
         rows, last = self._read(position), []
         while batch := list(islice(rows, self.rows_per_batch)):
@@ -153,12 +151,13 @@ class StreamBatchSampler(Sampler[list[Any]]):
             position["state"] = None  # a state that JSON would change: the pass will be read again instead
         return position
 
-    def load_state_dict(self, state: Mapping[str, Any], num_batches: int = 0) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], num_batches: int = 0, num_dropped: int | None = None) -> None:
         """Makes the next iteration, and only that one, start at a position.
 
         Args:
             state: from `state_dict`, of this or another number of workers, processes or rows per batch.
-            num_batches: so many empty batches come first, for Trainer to drop; positions are counted with them.
+            num_batches: that the run has had before; positions are counted with them.
+            num_dropped: so many empty batches come first, for Trainer to drop; None: all that the run has had.
 
         Raises:
             CheckpointError: `state` is no position, or one of a stream that can seek while this one cannot.
@@ -170,10 +169,11 @@ class StreamBatchSampler(Sampler[list[Any]]):
                 "The checkpoint was written with a stream that can seek; this one cannot (was `shuffle` added?), so "
                 "its order is another one. Train on the same stream, or start anew."
             )
-        self._from = (state, num_batches)
+        self._has_begun = False
+        self._num_dropped = num_batches if num_dropped is None else num_dropped
+        self._num_batches = num_batches  # handed out; the last of `_positions` is the one after them
         self._positions.clear()
         self._positions.append(dict(state))
-        self._num_batches = num_batches
 
     def _remember(self, last_row: Any) -> None:
         state = self.stream.state_dict() if self._can_seek else None
@@ -192,13 +192,13 @@ class StreamBatchSampler(Sampler[list[Any]]):
             for row in rows:
                 self._num_rows += 1
                 yield self._mark(row)
-            if self._num_rows == 0 and self._pass == first:
+            if self._num_rows == 0 and self._pass > first:
+                return
+            if self._num_rows == 0:
                 raise DataError(
                     f"The training stream gave no rows in pass {first}: it is empty, or can be read only once and has "
                     "fewer rows than --max_steps needs. Give one that can be read again, or lower --max_steps."
                 )
-            if self._num_rows == 0:
-                return
             self._pass, self._num_rows = self._pass + 1, 0
             rows = self._open(None)
 
@@ -231,64 +231,6 @@ class StreamBatchSampler(Sampler[list[Any]]):
                 "the data collator; a shuffled torch stream needs `set_epoch`. --allow_changed data (in Python "
                 "allow_changed=['data']) goes on from the same number of rows, with what the rows are now."
             )
-
-
-class CountedRows(PassedRows):
-    """As `PassedRows`, with the number of rows that will come: several processes drop what was repeated by it."""
-
-    def __init__(self, num_rows: int):
-        self.num_rows = num_rows
-
-    def __len__(self) -> int:
-        return self.num_rows
-
-
-class StreamPassSampler(Sampler[list[Any]]):
-    """Yields lists of rows of one pass over a stream, each row once; Accelerate deals them out as those of a table.
-
-    Args:
-        stream: see `is_stream`; it can be read again and gives the same rows whenever it is.
-        num_rows: of a pass, see `count_rows`; None where it is not known, so that there is no length.
-        batch_size: rows per process and batch; the last may be shorter.
-
-    Raises:
-        DataError: (while iterating) the pass has another number of rows.
-
-    Cost: several processes all read all of the stream; rows are collated by one of them each.
-    """
-
-    drop_last = False
-
-    def __init__(self, stream: Any, num_rows: int | None, batch_size: int):
-        self.stream, self.num_rows, self.batch_size = stream, num_rows, batch_size
-
-    def __len__(self) -> int:
-        if self.num_rows is None:
-            raise TypeError("The stream was not counted.")
-        return -(-self.num_rows // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        rows, num_read = iter(self.stream), 0
-        while batch := list(islice(rows, self.batch_size)):
-            num_read += len(batch)
-            if self.num_rows is None or num_read <= self.num_rows:
-                yield batch
-        if self.num_rows not in (None, num_read):
-            raise DataError(
-                f"The evaluation stream gave {self.num_rows} rows when it was counted and {num_read} now: it must give "
-                "the same rows whenever it is read. Read it into memory (list(stream)) beforehand."
-            )
-
-
-def count_rows(stream: Any) -> tuple[int, str]:
-    """Number of rows of a stream, and a digest of the first and last one. Cost: one pass."""
-    number, ends = 0, []
-    row = None
-    for row in stream:
-        if number == 0:
-            ends.append(_digest(row))
-        number += 1
-    return number, " ".join([*ends, *([_digest(row)] if number else [])])
 
 
 def _digest(row: Any) -> str:

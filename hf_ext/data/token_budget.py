@@ -76,14 +76,22 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         for name, value in {**numbers, "max_batch_size": max_batch_size}.items():
             if value is not None and value < 1:
                 raise ArgumentError(f"{name}={value}: must be at least 1.")
-        self.lengths = _checked(lengths, max_tokens)
+        if len(lengths) == 0:
+            raise DataError("There are no rows to make batches of.")
+        self.lengths = np.asarray(lengths, np.int64).reshape(len(lengths), -1)
         self.totals = self.lengths.sum(1)
+        too_long = np.flatnonzero(self.totals > max_tokens)
+        if len(too_long):
+            raise DataError(
+                f"Row {too_long[0]} has {self.totals[too_long[0]]} tokens, special ones included, but "
+                f"max_tokens_per_batch is {max_tokens} ({len(too_long)} rows are above it). Use at least "
+                f"{self.totals.max()}, or shorten the rows with --max_residues and --too_long truncate."
+            )
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
         self.seed, self.packed, self.epoch, self.world_size = seed, packed, 0, world_size
-        needed = [len(self._tightest()), *(len(self._draw(epoch, 0)) for epoch in range(PROBES))]
-        self.num_batches = _round_up(max(needed), world_size * passes_per_step)
-        if self.num_batches > len(self.totals):
-            self.num_batches = _round_up(max(needed), world_size)
+        needed = max(len(self._tightest()), *(len(self._draw(epoch, 0)) for epoch in range(PROBES)))
+        of_steps, of_rounds = (-(-needed // unit) * unit for unit in (world_size * passes_per_step, world_size))
+        self.num_batches = of_steps if of_steps <= len(self.totals) else of_rounds
 
     @property
     def num_repeated(self) -> int:
@@ -137,10 +145,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         if self.packed:
             return pack_best_fit(self.totals, order, self.max_tokens, self.max_batch_size)
         return cut_padded(self.lengths, order, self.max_tokens, self.max_batch_size)
-
-
-def _round_up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
 
 
 def cut_padded(
@@ -226,15 +230,13 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
     if hasattr(collator, "columns"):
         inputs = [name for name, columns in collator.columns.items() if set(columns) <= set(names)]
         return np.stack([_input_tokens(dataset, collator, name) for name in inputs], axis=1)
-    if length_column in names:
-        lengths = [int(tokens) for (tokens,) in read_columns(dataset, [length_column])]
-    elif "input_ids" in names:
-        lengths = [len(ids) for (ids,) in read_columns(dataset, ["input_ids"])]
-    else:
+    column = length_column if length_column in names else "input_ids"
+    if column not in names:
         raise DataError(
             f"max_tokens_per_batch needs the tokens of every row, but the columns are {names}: add '{length_column}' "
             "(--length_column_name) or 'input_ids'."
         )
+    lengths = [int(value) if column == length_column else len(value) for (value,) in read_columns(dataset, [column])]
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     return -(-np.array(lengths, np.int64).reshape(-1, 1) // multiple) * multiple
 
@@ -254,19 +256,3 @@ def _input_tokens(dataset: Any, collator: Any, name: str) -> np.ndarray:
         for row in np.flatnonzero(residues > limit):
             tokens[row] *= len(window_starts(int(residues[row]), limit, overlap))
     return tokens
-
-
-def _checked(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> np.ndarray:
-    table = np.asarray(lengths, np.int64)
-    if len(table) == 0:
-        raise DataError("There are no rows to make batches of.")
-    table = table.reshape(len(table), -1)
-    totals = table.sum(1)
-    if totals.max() > max_tokens:
-        row = int(np.argmax(totals > max_tokens))
-        raise DataError(
-            f"Row {row} has {totals[row]} tokens, special ones included, but max_tokens_per_batch is {max_tokens} "
-            f"({int((totals > max_tokens).sum())} rows are above it). Use at least {totals.max()}, or shorten the rows "
-            "with --max_residues and --too_long truncate."
-        )
-    return table

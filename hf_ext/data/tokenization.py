@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ class Template:
     @property
     def num_special(self) -> int:
         return len(self.prefix) + len(self.between) + len(self.suffix)
+
+    def frames(self, ids: list[int]) -> bool:
+        """Whether `ids` begin and end as a sequence does."""
+        first, last = len(self.prefix), len(ids) - len(self.suffix)
+        return (*ids[:first], *ids[last:]) == self.prefix + self.suffix
 
 
 class ResidueTokenizer:
@@ -60,9 +66,9 @@ class ResidueTokenizer:
         self.num_parts = num_parts
         self.pad_token_id = int(tokenizer.pad_token_id)
         self.template = _read_template(tokenizer, num_parts)
-        self.frames_alike = num_parts == 1 or _frames_alike(tokenizer, self.template)
         self.table = _read_table(tokenizer, self.template)
-        _check_pairs(tokenizer, self.template, self.table)
+        # Whether one part of a pair alone can be written as a single sequence.
+        self.frames_alike = num_parts == 1 or self.template.frames(_own_ids(tokenizer, self.template.spaced, "A", "A"))
         limit = max_length or int(min(tokenizer.model_max_length, _NO_LIMIT))
         self.max_residues: int | None = None if limit >= _NO_LIMIT else limit - self.template.num_special
 
@@ -89,41 +95,32 @@ class ResidueTokenizer:
             `input_ids` and `attention_mask` (n, longest row), int64; `residue_mask` (n, longest row), bool, true where
             a residue stands (not on special or padding tokens); for BERT-style pairs also `token_type_ids`.
         """
-        ids = [self._lookup(part) for part in parts]
-        lengths = np.stack([np.fromiter(map(len, part), np.int64, len(part)) for part in parts])
-        num_rows = lengths.shape[1]
-        is_whole = lengths.min(axis=0) > 0 if self.num_parts == 2 else np.ones(num_rows, bool)
-        framing = self.template.num_special - len(self.template.between) * ~is_whole
-        width = int((lengths.sum(0) + framing).max(initial=0 if num_rows else self.template.num_special))
-        input_ids = np.full((num_rows, width), self.pad_token_id, np.int64)
-        residue_mask = np.zeros((num_rows, width), bool)
-        token_types = np.zeros((num_rows, width), np.int64)
-        rows = np.arange(num_rows)
+        frame, num_rows = self.template, len(parts[0])
+        lengths = np.array([[*map(len, part)] for part in parts], np.int64)
+        is_pair = lengths.min(axis=0) > 0 if self.num_parts == 2 else np.zeros(num_rows, bool)
+        # Columns, per row, at which the first part ends, the second begins and ends, and the row ends.
+        first_end = len(frame.prefix) + lengths[0]
+        second = first_end + len(frame.between) * is_pair
+        second_end = second + lengths[1:].sum(0)
+        end = second_end + len(frame.suffix)
+        columns = np.arange(end.max(initial=len(frame.prefix)))
+        is_token = columns < end[:, None]
+        is_residue = (columns >= len(frame.prefix)) & (columns < second_end[:, None])
+        is_residue &= (columns < first_end[:, None]) | (columns >= second[:, None])
 
-        start = _write_specials(input_ids, rows, np.zeros(num_rows, np.int64), self.template.prefix)
-        for part, (values, length) in enumerate(zip(ids, lengths)):
-            if part:
-                start[is_whole] = _write_specials(input_ids, rows[is_whole], start[is_whole], self.template.between)
-            row_of, column_of = _flat_positions(length, start)
-            input_ids[row_of, column_of] = values
-            residue_mask[row_of, column_of] = True
-            if part:
-                token_types[row_of, column_of] = is_whole[row_of]
-            start = start + length
-        end = _write_specials(input_ids, rows, start, self.template.suffix)
-        positions = np.arange(width)[None, :]
-        batch = {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy((positions < end[:, None]).astype(np.int64)),
-            "residue_mask": torch.from_numpy(residue_mask),
-        }
-        if self.template.has_token_types and self.num_parts == 2:
-            token_types[is_whole[:, None] & (positions >= start[:, None]) & (positions < end[:, None])] = 1
-            batch["token_type_ids"] = torch.from_numpy(token_types)
-        return batch
-
-    def _lookup(self, sequences: Sequence[str]) -> np.ndarray:
-        return self.table[np.frombuffer("".join(sequences).encode("ascii"), np.uint8)]
+        ids = np.full(is_token.shape, self.pad_token_id, np.int64)
+        ids[is_residue] = self.table[_bytes_of(chain.from_iterable(zip(*parts)))]
+        ids[:, : len(frame.prefix)] = frame.prefix
+        pairs = np.flatnonzero(is_pair)
+        for offset, special in enumerate(frame.between):
+            ids[pairs, first_end[pairs] + offset] = special
+        for offset, special in enumerate(frame.suffix):
+            ids[np.arange(num_rows), second_end + offset] = special
+        made = {"input_ids": ids, "attention_mask": is_token.astype(np.int64), "residue_mask": is_residue}
+        if frame.has_token_types and self.num_parts == 2:
+            is_second = is_pair[:, None] & is_token & (columns >= second[:, None])
+            made["token_type_ids"] = is_second.astype(np.int64)
+        return {name: torch.from_numpy(values) for name, values in made.items()}
 
     def check_contract(self, sequences: Sequence[str], column: str) -> float:
         """Refuses data that this vocabulary cannot express; returns the share of unknown residues.
@@ -131,7 +128,7 @@ class ResidueTokenizer:
         Raises:
             DataError: more than 1 % of the residues become the unknown token.
         """
-        counts = np.bincount(np.frombuffer("".join(sequences).encode("ascii"), np.uint8), minlength=256)
+        counts = np.bincount(_bytes_of(sequences), minlength=256)
         unknown = np.flatnonzero((self.table == self.tokenizer.unk_token_id) & (counts > 0))
         share = float(counts[unknown].sum() / max(1, counts.sum()))
         if share > MAX_UNKNOWN_SHARE:
@@ -150,17 +147,12 @@ class ResidueTokenizer:
         return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _flat_positions(lengths: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of every residue when row i's run of `lengths[i]` residues begins at column `starts[i]`."""
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    before = np.cumsum(lengths) - lengths
-    return rows, np.arange(len(rows)) - np.repeat(before - starts, lengths)
+def _bytes_of(sequences: Iterable[str]) -> np.ndarray:
+    return np.frombuffer("".join(sequences).encode("ascii"), np.uint8)
 
 
-def _write_specials(ids: np.ndarray, rows: np.ndarray, start: np.ndarray, specials: tuple[int, ...]) -> np.ndarray:
-    for offset, special in enumerate(specials):
-        ids[rows, start + offset] = special
-    return start + len(specials)
+def _own_ids(tokenizer: Any, spaced: bool, *parts: str) -> list[int]:
+    return list(_tokenize(tokenizer, spaced, *parts)["input_ids"])
 
 
 def _tokenize(tokenizer: Any, spaced: bool, *parts: str) -> Any:
@@ -171,57 +163,44 @@ def _tokenize(tokenizer: Any, spaced: bool, *parts: str) -> Any:
 
 
 def _read_template(tokenizer: Any, num_parts: int) -> Template:
-    spaced = _needs_spaces(tokenizer)
-    single, other = (list(_tokenize(tokenizer, spaced, letter)["input_ids"]) for letter in "AC")
+    for spaced in (False, True):  # residues that are to be seen one by one: spaced for T5 and BERT, not for ESM
+        ids = [i for i in _own_ids(tokenizer, spaced, STANDARD) if i not in tokenizer.all_special_ids]
+        if len(ids) == len(STANDARD) == len(set(ids)):
+            break
+    else:
+        problem = "does not map the 20 standard residues to 20 different tokens, with or without spaces"
+        raise _not_for_proteins(tokenizer, problem)
+    single, other = _own_ids(tokenizer, spaced, "A"), _own_ids(tokenizer, spaced, "C")
     first = next(i for i, (a, c) in enumerate(zip(single, other)) if a != c)
-    suffix = single[first + 1 :]
+    prefix, suffix = tuple(single[:first]), tuple(single[first + 1 :])
     encoded = _tokenize(tokenizer, spaced, *["A"] * num_parts)
     ids = list(encoded["input_ids"])
-    between = ids[first + 1 : len(ids) - len(suffix) - 1]
-    return Template(tuple(single[:first]), tuple(between), tuple(suffix), spaced, "token_type_ids" in encoded)
+    between = tuple(ids[first + 1 : len(ids) - len(suffix) - 1])
+    return Template(prefix, between, suffix, spaced, "token_type_ids" in encoded)
 
 
-def _frames_alike(tokenizer: Any, template: Template) -> bool:
-    """Whether a pair begins and ends as a single sequence does, so that one part of it alone can be written as such."""
-    ids = list(_tokenize(tokenizer, template.spaced, "A", "A")["input_ids"])
-    begins = ids[: len(template.prefix)] == [*template.prefix]
-    return begins and ids[len(ids) - len(template.suffix) :] == [*template.suffix]
+def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
+    """Byte value -> token id for the residue letters; the unknown token's for all others.
 
-
-def _needs_spaces(tokenizer: Any) -> bool:
-    """Whether residues must be separated by spaces to be seen one by one (T5 and BERT vocabularies: yes; ESM: no)."""
-    for spaced in (False, True):
-        ids = [i for i in _tokenize(tokenizer, spaced, STANDARD)["input_ids"] if i not in tokenizer.all_special_ids]
-        if len(ids) == len(STANDARD) == len(set(ids)):
-            return spaced
-    problem = "does not map the 20 standard residues to 20 different tokens, with or without spaces"
-    raise _not_for_proteins(tokenizer, problem)
+    Vocabularies with longer pieces, or with other tokens inside a word, are refused: no look-up gives their ids.
+    """
+    known: dict[str, int] = {}
+    for letter in (*STANDARD, "X", *RARE):
+        ids = _own_ids(tokenizer, template.spaced, letter)
+        residues = ids[len(template.prefix) : len(ids) - len(template.suffix)]
+        if len(residues) == 1 and residues[0] != tokenizer.unk_token_id:
+            known[letter] = residues[0]
+    table = np.full(256, tokenizer.unk_token_id, np.int64)
+    for letter in (*STANDARD, "X", *RARE):
+        table[ord(letter)] = known.get(letter, known.get("X", tokenizer.unk_token_id))
+    for first in STANDARD:
+        probe = "".join(first + second for second in STANDARD)
+        looked_up = [*template.prefix, *table[[*probe.encode()]].tolist(), *template.suffix]
+        if _own_ids(tokenizer, template.spaced, probe) != looked_up:
+            raise _not_for_proteins(tokenizer, "does not give a residue the same one token wherever it stands")
+    return table
 
 
 def _not_for_proteins(tokenizer: Any, problem: str) -> DataError:
     name = f"{type(tokenizer).__name__} ({tokenizer.name_or_path!r})"
     return DataError(f"{name} {problem}. Use the tokenizer of a protein language model with one token per residue.")
-
-
-def _check_pairs(tokenizer: Any, template: Template, table: np.ndarray) -> None:
-    """Refuses vocabularies with longer pieces or with other tokens inside a word: no look-up gives their ids."""
-    for first in STANDARD:
-        probe = "".join(first + second for second in STANDARD)
-        ids = list(_tokenize(tokenizer, template.spaced, probe)["input_ids"])
-        if ids != [*template.prefix, *table[[*probe.encode()]].tolist(), *template.suffix]:
-            raise _not_for_proteins(tokenizer, "does not give a residue the same one token wherever it stands")
-
-
-def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
-    """Byte value -> token id for the residue letters; the unknown token's for all others."""
-    known: dict[str, int] = {}
-    for letter in (*STANDARD, "X", *RARE):
-        ids = list(_tokenize(tokenizer, template.spaced, letter)["input_ids"])
-        residues = ids[len(template.prefix) : len(ids) - len(template.suffix)]
-        if len(residues) == 1 and residues[0] != tokenizer.unk_token_id:
-            known[letter] = residues[0]
-    fallback = known.get("X", tokenizer.unk_token_id)
-    table = np.full(256, tokenizer.unk_token_id, np.int64)
-    for letter in (*STANDARD, "X", *RARE):
-        table[ord(letter)] = known.get(letter, fallback)
-    return table

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..data.batch_layout import IGNORED
+from ..data.varlen_layout import IGNORED
 from ..hardware import Hardware
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.flops import count_training

@@ -12,10 +12,9 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from ..data.antibody_collator import AntibodyCollator, StatesOf
-from ..data.antibody_pairs import PairEncoder
+from ..data.antibodies import AntibodyCollator, PairEncoder, StatesOf
 from ..data.arguments import DataArguments
-from ..data.demo_pairs import make_demo_pairs
+from ..data.demo import make_demo_pairs
 from ..data.tokenization import ResidueTokenizer
 from ..embeddings.encode import fill_store
 from ..embeddings.token_states import StateTable, TokenStateStore

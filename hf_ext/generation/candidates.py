@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.antibody_pairs import AntibodyPair
+from ..data.antibodies import AntibodyPair
 from ..data.nearest_identity import nearest_identities
 from ..evaluation._arrays import FloatArray
 from .judging.discriminator import Discriminator

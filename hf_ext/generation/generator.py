@@ -11,7 +11,7 @@ import torch
 
 from ..affinity.predictor import find_device
 from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
-from ..data.antibody_collator import ANTIGEN_TOKENIZER
+from ..data.antibodies import ANTIGEN_TOKENIZER
 from ..errors import ArgumentError
 from ..hub.fetch import fetch_folder
 from ..models.configuration import EncoderSpec

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 
 from ..affinity.building import check_splits
 from ..data.arguments import DataArguments
-from ..data.columns import column_names, column_values, number_values
+from ..data.columns import column_names, column_values, factorize
 from ..data.drawing import draw_rows
 from ..data.leaks import leak_report
 from ..data.loading import check_labels, load_data
@@ -181,7 +181,7 @@ def find_units(data: PairData, antigens: Sequence[str]) -> ResamplingUnits:
 
 def find_units_of(antigens: Sequence[str]) -> ResamplingUnits:
     """Each antigen a unit of its own."""
-    return ResamplingUnits("antigen", number_values(antigens))
+    return ResamplingUnits("antigen", factorize(antigens)[0])
 
 
 def _splits_rows(data_args: DataArguments, table: Dataset | None) -> bool:

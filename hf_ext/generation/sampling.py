@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from ..arguments.checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
-from ..data.antibody_collator import AntibodyCollator, StatesOf
-from ..data.antibody_pairs import BOS_ID, EOS_ID, AntibodyPair, PairEncoder, decode_pair
+from ..data.antibodies import BOS_ID, EOS_ID, AntibodyCollator, AntibodyPair, PairEncoder, StatesOf, decode_pair
 from ..errors import ArgumentError, DataError
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.outputs import EncoderStates, as_states

@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..data.batch_layout import BatchLayout
-from ..data.segments import Segments
+from ..data.varlen_layout import BatchLayout, VarlenLayout
 from ..models.blocks import block_lists
 from ..models.half_linear import HalfLinear
 from ..models.packing import find_encoders, is_packed, pack_encoders
@@ -167,7 +166,7 @@ def _call_full(packed: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
 @lru_cache(maxsize=8)
 def _full_rows(rows: int, width: int) -> BatchLayout:
     with unset_fake_temporarily(), torch.device("cpu"):
-        return BatchLayout((rows, width), Segments.from_mask(torch.ones(rows, width, dtype=torch.long)))
+        return BatchLayout((rows, width), VarlenLayout.from_mask(torch.ones(rows, width, dtype=torch.long)))
 
 
 # Functions that autocast computes in float32 on CUDA and leaves in half precision on a CPU, of those that encoders

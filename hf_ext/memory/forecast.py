@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..data.batch_layout import BatchLayout
+from ..data.varlen_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
 from ..models.ledger import BLOCK_BYTES
 from ..models.wrapping import find_base_layers

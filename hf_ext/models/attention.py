@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
-from ..data.segments import Segments
+from ..data.varlen_layout import VarlenLayout
 from .cpu_attention import blocked_attention
 from .flex_attention import flex_packed_attention
 
@@ -35,7 +35,7 @@ def padded_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: Segments,
+    segments: VarlenLayout,
     scaling: float,
     dropout: float,
     bias: torch.Tensor | None,
@@ -65,7 +65,7 @@ def padded_attention(
     return (pad(output, (0, 0, 0, 0, 0, 1)) if fills else output).index_select(0, segments.slots)
 
 
-def padded_bias(bias: torch.Tensor, segments: Segments, dtype: torch.dtype) -> torch.Tensor:
+def padded_bias(bias: torch.Tensor, segments: VarlenLayout, dtype: torch.dtype) -> torch.Tensor:
     """A bias of scores for each of n sequences, the lowest number where a key is padding.
 
     Args:
@@ -82,7 +82,7 @@ def padded_bias(bias: torch.Tensor, segments: Segments, dtype: torch.dtype) -> t
     return torch.where(is_token, pad(bias.to(dtype), (0, spare)), torch.finfo(dtype).min)[..., :width]
 
 
-def bias_for_layers(kernel: str, bias: torch.Tensor, segments: Segments, dtype: torch.dtype) -> torch.Tensor:
+def bias_for_layers(kernel: str, bias: torch.Tensor, segments: VarlenLayout, dtype: torch.dtype) -> torch.Tensor:
     """What all layers give their `kernel`: `padded_bias`, made once, where it reads that; else `bias` itself."""
     return padded_bias(bias, segments, dtype) if kernel in (PREFIX + "padded", PREFIX + "varlen") else bias
 
@@ -91,7 +91,7 @@ def varlen_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: Segments,
+    segments: VarlenLayout,
     scaling: float,
     dropout: float,
     bias: torch.Tensor | None,
@@ -115,7 +115,7 @@ def flex_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: Segments,
+    segments: VarlenLayout,
     scaling: float,
     dropout: float,
     bias: torch.Tensor | None,
@@ -153,7 +153,7 @@ def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torc
         scaling: float | None = None,
         dropout: float = 0.0,
         position_bias: torch.Tensor | None = None,
-        segments: Segments | None = None,
+        segments: VarlenLayout | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -169,7 +169,7 @@ def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torc
             given = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}
             return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
         keys = torch.ones(query.shape[0], query.shape[2], device=query.device)
-        layout = Segments.from_mask(keys if attention_mask is None else attention_mask[:, 0, 0])
+        layout = VarlenLayout.from_mask(keys if attention_mask is None else attention_mask[:, 0, 0])
         if not layout.max_length:
             return torch.zeros_like(rows[0]), None
         packed = (layout.pack(x)[0] for x in rows)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..data.segments import Segments
+from ..data.varlen_layout import VarlenLayout
 from .process_settings import read_matmul_precision
 
 # Scores of one block, in bytes. Measured on two cores with 20 heads of 16: 1 to 4 MiB are alike, 8 MiB leaves the cache
@@ -41,7 +41,7 @@ def blocked_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: Segments,
+    segments: VarlenLayout,
     scaling: float,
     dropout: float,
     bias: torch.Tensor | None,
@@ -73,7 +73,7 @@ def blocked_attention(
 
 
 def _equally_long(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: VarlenLayout
 ) -> Iterator[list[torch.Tensor]]:
     """Parts of a row's queries, keys and values as (sequences, heads, tokens, head size), for each length."""
     groups = [(count, length) for _, count, length in segments.groups()]
@@ -83,7 +83,7 @@ def _equally_long(
         yield [x.unflatten(0, group).transpose(1, 2) for x in parts]
 
 
-def _in_a_row(parts: list[torch.Tensor], segments: Segments) -> torch.Tensor:
+def _in_a_row(parts: list[torch.Tensor], segments: VarlenLayout) -> torch.Tensor:
     """(T, heads, head size) of parts as `_equally_long` gives them; the filling is zero."""
     row = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
     return pad(row, (0, 0, 0, 0, 0, segments.num_filled))

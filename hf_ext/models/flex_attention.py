@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
-from ..data.segments import Segments
+from ..data.varlen_layout import VarlenLayout
 
 BLOCK = 128  # tokens; what flex's kernels skip or compute as a whole
 _MASK = "flex block mask"
@@ -25,7 +25,7 @@ def flex_packed_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: Segments,
+    segments: VarlenLayout,
     scaling: float,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -60,7 +60,7 @@ def flex_packed_attention(
     return output[0].transpose(0, 1)
 
 
-def bias_mod(bias: torch.Tensor, segments: Segments) -> ScoreMod:
+def bias_mod(bias: torch.Tensor, segments: VarlenLayout) -> ScoreMod:
     """What adds to the score of two tokens the bias of their places in their sequence.
 
     Of tokens of two sequences it adds some value too; the block mask leaves these pairs out.
@@ -76,13 +76,13 @@ def bias_mod(bias: torch.Tensor, segments: Segments) -> ScoreMod:
     return add
 
 
-def _sequences(segments: Segments) -> torch.Tensor:
+def _sequences(segments: VarlenLayout) -> torch.Tensor:
     """The number of each token's sequence, (T,); pieces of filling count on."""
     places = torch.arange(len(segments.slots), device=segments.cu_seqlens.device)
     return torch.bucketize(places, segments.cu_seqlens[1:].long(), right=True)
 
 
-def block_mask(segments: Segments) -> BlockMask:
+def block_mask(segments: VarlenLayout) -> BlockMask:
     """Which blocks of `BLOCK` queries and keys hold a pair of one sequence, and which hold no other pairs.
 
     Sequences are contiguous, so the first and the last one of each block tell: (T / BLOCK)^2 comparisons, where

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..data.segments import Segments
+from ..data.varlen_layout import VarlenLayout
 from ..errors import ArgumentError
 from .packed_families import BIASED, PACKED, PackedPass, PutOut
 from .padding_watch import PaddingWatch
@@ -117,7 +117,7 @@ def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -
 _FORWARDS = {family: _packed_forward(family, *parts) for family, parts in PACKED.items()}
 
 
-def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments | None:
+def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> VarlenLayout | None:
     """Where each sequence stands in the packed row; None where the plain forward must answer.
 
     A batch of `MaskedLMCollator` brings it along as `layout`; else it is read from the mask, and a device waited for.
@@ -133,7 +133,7 @@ def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: 
         )
     segments = layout and layout.segments
     if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != encoder.packed_round_up:
-        segments = Segments.from_mask(torch.ones_like(ids) if mask is None else mask, encoder.packed_round_up)
+        segments = VarlenLayout.from_mask(torch.ones_like(ids) if mask is None else mask, encoder.packed_round_up)
     segments = segments.to(ids.device)
     return segments if segments.max_length else None
 
@@ -146,7 +146,7 @@ def _needs_plain_forward(encoder: Any, input_ids: Any, mask: Any, kwargs: dict[s
     return asked or configured or as_tuple or input_ids is None or (mask is not None and mask.dim() != 2)
 
 
-def _for_layers(kwargs: dict[str, Any], segments: Segments) -> dict[str, Any]:
+def _for_layers(kwargs: dict[str, Any], segments: VarlenLayout) -> dict[str, Any]:
     """What layers hand on to attention: ours reads `segments`, transformers' flash attention the other names."""
     ends, longest = segments.cu_seqlens, segments.max_length
     names = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from ..data.segments import Segments
+from ..data.varlen_layout import VarlenLayout
 
 # Of the largest gradient of a token: a mask of -100 in place of minus infinity leaves e^-100 of it.
 LEAST = 1e-6
@@ -24,7 +24,7 @@ class PaddingWatch:
     def __init__(self) -> None:
         self._found: torch.Tensor | None = None
 
-    def unpack(self, packed: torch.Tensor, segments: Segments) -> torch.Tensor:
+    def unpack(self, packed: torch.Tensor, segments: VarlenLayout) -> torch.Tensor:
         """As that of `segments`, of the last states of an encoder, whose gradient will be looked at.
 
         Where it is, padding is not zero.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import finalize
 
-from ..data.batch_layout import change_layout
+from ..data.varlen_layout import change_layout
 from ..hardware import Hardware
 from ..models.padding_watch import PaddingWatch
 from ..models.process_settings import Held

@@ -4,7 +4,7 @@ Class N. Models: any with repeated layers, found or named by `--block_pattern` (
 Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled through
 `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is one
 graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths are
-dynamic, and packed rows are filled up to few lengths (`data/segments.py`), so new batches do not recompile.
+dynamic, and packed rows are filled up to few lengths (`data/varlen_layout.py`), so new batches do not recompile.
 Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there yet.
 Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
 With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward), and
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.batch_layout import change_layout
+from ..data.varlen_layout import change_layout
 from ..models.activation_checkpointing import is_recomputed
 from ..models.blocks import find_blocks
 from ..models.packing import find_encoders, is_packed, pack_encoders

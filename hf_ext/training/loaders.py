@@ -16,19 +16,10 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import seed_worker
 
+from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
-from ..data.even_batches import EvenBatchSampler, RepeatedRows
-from ..data.length_grouping import LengthGroupedSampler
 from ..data.masking import EPOCH_COLUMN
-from ..data.streams import (
-    CountedRows,
-    PassedRows,
-    StreamBatchSampler,
-    StreamPassSampler,
-    count_rows,
-    is_split_by_node,
-    is_stream,
-)
+from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
 from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError, DataError, DataWorkerDied
 from ..models.process_settings import replaced
@@ -49,8 +40,9 @@ logger = logging.getLogger(__name__)
 class Loaders(TrainerCallback):
     """Makes the loaders of a run; where nothing is to be done otherwise, they are Trainer's.
 
-    Where the plan applied `token_budget`, training batches come from a `TokenBudgetBatchSampler`; a training stream is
-    a `TrainingStream`.
+    Where the plan applied `token_budget`, training batches come from a `TokenBudgetBatchSampler`; those of a training
+    stream, which is one long epoch of pass after pass, from a `StreamBatchSampler`: every process reads it in full and
+    collates its share of the rows, so that no number of shards matters.
 
     On several processes every training row comes once an epoch, and optimizer steps hold the rows they hold on one
     (`EvenBatchSampler`), where the loss is a sum over items by their number, which tells a short batch from a full one.
@@ -63,19 +55,18 @@ class Loaders(TrainerCallback):
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self._epoch = 0  # the next one
-        self._stream: TrainingStream | None = None
+        self._stream: StreamBatchSampler | None = None
         self._even: EvenBatchSampler | TokenBudgetBatchSampler | None = None
-        self._counted: dict[int, tuple[Any, int]] = {}  # id of a stream -> itself, so that its id stays taken; its rows
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def train(self, rows: Any, batch_size: int, sampler_fn: Any, make_stock: Callable[[Any], DataLoader]) -> DataLoader:
+    def train(self, rows: Any, batch_size: int, sampler_fn: Any, make_stock: Callable[..., DataLoader]) -> DataLoader:
         """The training loader.
 
         Args:
             rows: the dataset; `batch_size`: rows per process and batch.
             sampler_fn: makes Trainer's sampler, or a subclass's, of a dataset.
-            make_stock: makes Trainer's own loader, with such a function.
+            make_stock: makes Trainer's own loader of rows, with such a function.
 
         Raises:
             ArgumentError: a stream together with Accelerate's `split_batches` or `dispatch_batches`, or with a share
@@ -90,8 +81,8 @@ class Loaders(TrainerCallback):
         if is_stock and args.train_sampling_strategy == "group_by_length":
             sampler_fn = partial(self._group_by_length, sampler_fn)
         if is_stream(rows):
-            self._stream = TrainingStream(rows, batch_size, trainer.data_collator, args)
-            return self._make(PassedRows(), self._stream.sampler)
+            self._stream = self._read_stream(rows, batch_size)
+            return self._make(PassedRows(), self._stream)
         if trainer._ext_planned.applied("token_budget"):
             by_tokens = self._sample_by_tokens(rows)
             self._even = by_tokens if self._deals_evenly() else None
@@ -99,7 +90,7 @@ class Loaders(TrainerCallback):
         if has_numbered_rows(rows) and self._deals_evenly():
             self._even = EvenBatchSampler(sampler_fn(rows), batch_size, args.world_size)
             return self._make(rows, self._even)
-        return make_stock(sampler_fn)
+        return make_stock(rows, sampler_fn=sampler_fn, is_training=True)
 
     def _check_dispatch(self, rows: Any) -> None:
         """Accelerate would join the batches of all processes: of unequal width they fail on one, while others wait."""
@@ -135,6 +126,21 @@ class Loaders(TrainerCallback):
             return RandomSampler(rows)
         return LengthGroupedSampler(row_lengths(text, collator.columns), rows_per_step, self._seed)
 
+    def _read_stream(self, stream: Any, batch_size: int) -> StreamBatchSampler:
+        args = self._trainer.args
+        if "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy):
+            logger.warning("A training stream is one epoch, however many passes: what happens per epoch, happens last.")
+        # Batches, over all processes, that loaders and Trainer may have fetched beyond the last optimizer step.
+        loaded = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2) + 2  # accelerate fetches one more
+        by_epoch = hasattr(self._trainer.data_collator, "set_epoch")  # and loaders fetch ahead, into the next pass
+        return StreamBatchSampler(
+            stream,
+            batch_size,
+            pass_column=EPOCH_COLUMN if by_epoch else None,
+            num_remembered=args.world_size * (loaded + 2 * args.gradient_accumulation_steps),
+            world_size=args.world_size,
+        )
+
     def _sample_by_tokens(self, rows: Any) -> TokenBudgetBatchSampler:
         args, planned = self._trainer.args, self._trainer._ext_planned
         sampler = TokenBudgetBatchSampler(
@@ -154,13 +160,13 @@ class Loaders(TrainerCallback):
         args = self._trainer.args
         return args.seed if args.data_seed is None else args.data_seed
 
-    def _make(self, rows: Any, sampler: Sampler, description: str = "Training") -> DataLoader:
-        """A prepared loader of those batches of `rows` that `sampler` names, with Trainer's settings."""
+    def _make(self, rows: Any, sampler: Sampler) -> DataLoader:
+        """A prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
         trainer, args, collator = self._trainer, self._trainer.args, self._trainer.data_collator
         if isinstance(rows, datasets.Dataset):
-            rows = trainer._remove_unused_columns(rows, description)
+            rows = trainer._remove_unused_columns(rows, "Training")
         else:
-            collator = trainer._get_collator_with_removed_columns(collator, description)
+            collator = trainer._get_collator_with_removed_columns(collator, "Training")
         loader: DataLoader = DataLoader(
             rows,
             batch_sampler=sampler,
@@ -176,22 +182,31 @@ class Loaders(TrainerCallback):
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluate(self, rows: Any, batch_size: int, make_stock: Callable[[], DataLoader]) -> DataLoader:
+    def evaluate(self, rows: Any, make_stock: Callable[[Any], DataLoader]) -> DataLoader:
         """A loader of rows to evaluate or predict, in the order of the data.
+
+        Several processes read a stream into memory, each all of it, since Accelerate 1.15 joins batches of unequal
+        width and takes out no row that it repeated where there is no length.
 
         Raises:
             DataError: processes read different rows of a stream.
         """
-        args = self._trainer.args
+        args, num_workers = self._trainer.args, self._trainer.args.dataloader_num_workers
         if args.world_size > 1 and is_stream(rows):
-            return self._make(*read_together(rows, batch_size, self._counted), "Evaluation")
-        # Workers would each read all of it, or shards of it in turns.
-        if args.world_size == 1 and args.dataloader_num_workers > 1 and isinstance(rows, TorchIterableDataset):
-            return self._make(PassedRows(), StreamPassSampler(rows, None, batch_size), "Evaluation")
+            rows = list(rows)
+            counts = gather_object([len(rows)])
+            if len(set(counts)) > 1:
+                raise DataError(
+                    f"The processes read different rows of the evaluation stream ({counts}): every one reads all of it "
+                    "and looks at its share. Leave split_dataset_by_node and shuffles without a seed out, or read it "
+                    "into memory (list(stream)) beforehand."
+                )
+        if isinstance(rows, TorchIterableDataset):  # several would each read all of it, or shards of it in turns
+            num_workers = min(1, num_workers)
         # With group_by_length, transformers 5.24 also reorders evaluation, so predictions do not line up with the rows
         # (https://github.com/huggingface/transformers/pull/33514). Remove when `predict` keeps the order of the data.
-        with replaced(args, train_sampling_strategy="random"):
-            return make_stock()
+        with replaced(args, train_sampling_strategy="random", dataloader_num_workers=num_workers):
+            return make_stock(rows)
 
     # --- a run ------------------------------------------------------------------------------------------------------
 
@@ -230,14 +245,30 @@ class Loaders(TrainerCallback):
 
     def position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
-        return None if self._stream is None else self._stream.position(self._trainer.state.global_step)
+        return None if self._stream is None else self._stream.state_dict(self._num_batches)
 
     state = position
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """Training begins: from the position in the checkpoint that the run continues; None where it did not say."""
-        if self._stream is not None:
-            self._stream.begin(self._trainer.state.global_step, tree)
+        """Training begins: from the position in the checkpoint that the run continues.
+
+        Where that did not say it, Trainer reads and drops what it has seen; with `ignore_data_skip` the first row comes
+        next.
+        """
+        args = self._trainer.args
+        if self._stream is None:
+            return
+        if args.ignore_data_skip:
+            self._stream.load_state_dict(START, self._num_batches, num_dropped=0)
+        elif tree is not None:
+            unchecked = {} if {"data", "all"}.isdisjoint(args.allow_changed) else {"last_row": None}
+            self._stream.load_state_dict({**tree, **unchecked}, self._num_batches)
+
+    @property
+    def _num_batches(self) -> int:
+        """Batches of all processes in the optimizer steps of the run so far, as many as Trainer would drop."""
+        args = self._trainer.args
+        return self._trainer.state.global_step * args.gradient_accumulation_steps * args.world_size
 
 
 def take_rows(dataset: Any, rows: Any) -> Any:
@@ -266,76 +297,3 @@ def naming_dead_workers(trainer: Any) -> Iterator[None]:
             f"{said[0].strip().rstrip('.')}. {newest} The same command with --resume auto (the recipes' default) goes "
             f"on. {_ADVICE.format(trainer.args.dataloader_num_workers)}"
         ) from error
-
-
-class TrainingStream:
-    """A training stream in one long epoch of pass after pass, and where it stands.
-
-    Every process reads it in full and collates its share of the rows, so that no number of shards matters.
-
-    Attributes:
-        sampler: yields its batches.
-    """
-
-    def __init__(self, stream: Any, batch_size: int, collator: Any, args: Any):
-        if "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy):
-            logger.warning("A training stream is one epoch, however many passes: what happens per epoch, happens last.")
-        # Batches, over all processes, that loaders and Trainer may have fetched beyond the last optimizer step.
-        loaded = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2) + 2  # accelerate fetches one more
-        masks_by_epoch = hasattr(collator, "set_epoch")  # and loaders fetch ahead, into the next pass
-        self.sampler = StreamBatchSampler(
-            stream,
-            batch_size,
-            pass_column=EPOCH_COLUMN if masks_by_epoch else None,
-            num_remembered=args.world_size * (loaded + 2 * args.gradient_accumulation_steps),
-            world_size=args.world_size,
-        )
-        self._args = args
-        self._batches_before: int | None = None  # of the run, that the sampler did not count; None before it begins
-
-    def begin(self, step: int, position: dict[str, Any] | None) -> None:
-        """The run begins after `step` optimizer steps, at `position` where that is known.
-
-        Where it is not, Trainer reads and drops what it has seen; with `ignore_data_skip` the first row comes next.
-        """
-        skips = step and not self._args.ignore_data_skip
-        self._batches_before = 0 if skips else self._num_batches(step)
-        if skips and position is not None:
-            unchecked = {} if {"data", "all"}.isdisjoint(self._args.allow_changed) else {"last_row": None}
-            self.sampler.load_state_dict({**position, **unchecked}, self._num_batches(step))
-
-    def position(self, step: int) -> dict[str, Any] | None:
-        """After `step` optimizer steps, for JSON; None before the run begins."""
-        if self._batches_before is None:
-            return None
-        return self.sampler.state_dict(self._num_batches(step) - self._batches_before)
-
-    def _num_batches(self, step: int) -> int:
-        """Batches of all processes in the optimizer steps of the run, as many as Trainer would drop."""
-        return step * self._args.gradient_accumulation_steps * self._args.world_size
-
-
-def read_together(
-    stream: Any, batch_size: int, counted: dict[int, tuple[Any, int]]
-) -> tuple[CountedRows, StreamPassSampler]:
-    """Rows and batches of an evaluation stream on several processes: counted once, then each row once and in order.
-
-    Args:
-        counted: streams that were counted, with their rows; this one is added.
-
-    Raises:
-        DataError: processes read different rows.
-    """
-    # Accelerate 1.15 joins the batches of all processes, also those of unequal width, and takes out no row that it
-    # repeated, because the stream has no length.
-    if id(stream) not in counted:
-        counts = gather_object([count_rows(stream)])
-        if len(set(counts)) > 1:
-            raise DataError(
-                f"The processes read different rows of the evaluation stream ({[n for n, _ in counts]}): every one "
-                "reads all of it and looks at its share. Leave split_dataset_by_node and shuffles without a seed "
-                "out, or read it into memory (list(stream)) beforehand."
-            )
-        counted[id(stream)] = (stream, counts[0][0])
-    num_rows = counted[id(stream)][1]
-    return CountedRows(num_rows), StreamPassSampler(stream, num_rows, batch_size)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.even_batches import RepeatedRows
+from ..data.batching import RepeatedRows
 from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from ..models.lora import unwrap_peft
 from ..models.process_settings import replaced

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from ..data.batch_parts import copy_batch, count_rows, cut_batch
+from ..data.batch_cutting import copy_batch, count_rows, cut_batch
 from ..data.random_states import capture_rng, restore_rng
 from ..data.token_budget import count_tokens
 from ..errors import ArgumentError, DataError, MemoryExhausted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ext.data.demo_pairs import make_demo_pairs
+from hf_ext.data.demo import make_demo_pairs
 
 pytestmark = pytest.mark.nightly
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ext.data.demo_pairs import make_demo_pairs
+from hf_ext.data.demo import make_demo_pairs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "generator_speed.py"
 

@@ -15,56 +15,36 @@ def table():
     return make_demo_table()
 
 
-def loop(sequence, before, after):
-    assert sequence.startswith(before)
-    assert sequence.endswith(after)
-    return sequence[len(before) : len(sequence) - len(after)]
-
-
 def count(text, letters):
     return sum(letter in letters for letter in text)
 
 
-def test_the_same_seed_gives_the_same_rows_and_another_seed_others(table):
-    assert table.to_dict() == make_demo_table().to_dict()
-    assert table["pKd"][:5] != make_demo_table(seed=1)["pKd"][:5]
-
-
-def test_the_table_has_the_chains_it_states(table):
+def test_the_table_has_the_chains_it_states_and_follows_from_its_seed(table):
     assert table.column_names == ["heavy", "light", "antigen", "pKd"]
     assert len(table) == NUM_ROWS == 3000
     distinct = {name: len(set(table[name][:])) for name in ("heavy", "light", "antigen")}
     assert (distinct["heavy"], distinct["light"]) == (300, 40)
     assert 390 <= distinct["antigen"] <= 400
     assert set("".join(table["heavy"][:])) == set(STANDARD)
+    assert table.to_dict() == make_demo_table().to_dict()
+    assert table["pKd"][:5] != make_demo_table(seed=1)["pKd"][:5]
 
 
 def planted_features(row):
-    heavy = loop(row["heavy"], "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKG", "WGQGTLVTVSS")
-    light = loop(row["light"], "DIQMTQSPSSLSASVGDRVTITCRASQSISSYLNWYQQKPGKAPKLLIYAASSLQSGVPS", "FGQGTKVEIK")
-    epitope = loop(row["antigen"], "MKTAYIAKQRQISFVKSHFSRQLEERLGLIE", "VQAPILSRVGDGTQDNLSGAEK")
+    heavy, light, epitope = row["heavy"][-25:-11], row["light"][-18:-10], row["antigen"][-36:-22]
     charges = [count(text, "KR") - count(text, "DE") for text in (heavy, epitope)]
     return count(heavy, "FWY"), charges[0] * charges[1], count(light, "P"), count(epitope, "ILVM")
 
 
 def test_labels_are_the_planted_rule_plus_noise_of_a_quarter(table):
     features = np.array([planted_features(row) for row in table], float)
-    labels = np.array(table["pKd"][:])
-    assert np.corrcoef(features @ [0.6, -0.25, -0.5, 0.2], labels)[0, 1] > 0.97
+    labels, signal = np.array(table["pKd"][:]), features @ [0.6, -0.25, -0.5, 0.2]
+    assert np.corrcoef(signal, labels)[0, 1] > 0.97
+    assert abs(np.corrcoef(signal, np.random.default_rng(0).permutation(labels))[0, 1]) < 0.1  # not of shuffled ones
     coefficients, residual, *_ = np.linalg.lstsq(np.column_stack([features, np.ones(len(labels))]), labels)
     assert np.sqrt(residual[0] / len(labels)) == pytest.approx(0.25, abs=0.01)
     relative = (coefficients[:4] / coefficients[0]).tolist()
     assert relative == pytest.approx([1.0, -0.25 / 0.6, -0.5 / 0.6, 0.2 / 0.6], abs=0.05)
-
-
-def test_the_rule_does_not_explain_shuffled_labels(table):
-    signal = np.array([planted_features(row) for row in table], float) @ [0.6, -0.25, -0.5, 0.2]
-    shuffled = np.random.default_rng(0).permutation(table["pKd"][:])
-    assert abs(np.corrcoef(signal, shuffled)[0, 1]) < 0.1
-
-
-def test_labels_have_the_stated_mean_and_spread(table):
-    labels = np.array(table["pKd"][:])
     assert labels.mean() == pytest.approx(7.5, abs=0.02)
     assert labels.std() == pytest.approx(np.hypot(1.2, 0.25), abs=0.03)
 
@@ -79,15 +59,13 @@ def test_demo_encoders_reload_with_every_weight(demo_encoders, index):
     assert tokenizer.pad_token_id == encoder.config.pad_token_id
 
 
-def weight_hash(folder):
-    return hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()
-
-
 def test_demo_encoders_of_one_seed_are_identical_files(demo_encoders, tmp_path):
     torch.manual_seed(3)
     before = torch.get_rng_state()
     again, other = make_demo_encoders(tmp_path / "a"), make_demo_encoders(tmp_path / "b", seed=1)
     assert torch.equal(torch.get_rng_state(), before)
-    for first, same, different in zip(demo_encoders, again, other):
-        assert weight_hash(first) == weight_hash(same)
-        assert weight_hash(first) != weight_hash(different)
+    for folders in zip(demo_encoders, again, other):
+        first, same, different = (
+            hashlib.sha256((Path(one) / "model.safetensors").read_bytes()).digest() for one in folders
+        )
+        assert first == same != different

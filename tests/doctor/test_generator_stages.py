@@ -12,8 +12,7 @@ import pytest
 from datasets import Dataset
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.demo import make_demo_encoders
-from hf_ext.data.demo_pairs import make_demo_pairs
+from hf_ext.data.demo import make_demo_encoders, make_demo_pairs
 from hf_ext.doctor import stage_estimates
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.doctor.estimates import Rate

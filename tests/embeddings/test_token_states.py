@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from tiny_generators import ANTIGENS, TINY, make_rows
 from transformers import EsmTokenizer
 
-from hf_ext.data.antibody_collator import AntibodyCollator
-from hf_ext.data.antibody_pairs import PairEncoder
+from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.embeddings.encode import fill_store
 from hf_ext.embeddings.store import EmbeddingStore, _content_hash, hash_sequence

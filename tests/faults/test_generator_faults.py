@@ -16,8 +16,7 @@ import torch
 from launches import RECIPES, Launch, run_recipe
 from safetensors.numpy import load_file
 
-from hf_ext.data.demo import make_demo_encoders
-from hf_ext.data.demo_pairs import make_demo_pairs
+from hf_ext.data.demo import make_demo_encoders, make_demo_pairs
 
 pytestmark = pytest.mark.nightly
 

@@ -8,7 +8,7 @@ import torch
 from datasets import DatasetDict
 from tiny_generators import AFFINITIES, ANTIGENS, HEAVIES, LIGHTS
 
-from hf_ext.data.demo_pairs import make_demo_pairs
+from hf_ext.data.demo import make_demo_pairs
 from hf_ext.data.token_budget import TokenBudgetBatchSampler, count_tokens
 from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from antibody_examples import heavy, light
 
-from hf_ext.data.antibody_pairs import AntibodyPair
+from hf_ext.data.antibodies import AntibodyPair
 from hf_ext.generation.candidates import (
     Candidate,
     Scores,

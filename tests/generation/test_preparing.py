@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.demo_pairs import RULE, answer_epitope, make_demo_pairs
+from hf_ext.data.demo import RULE, answer_epitope, make_demo_pairs
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.preparing import find_units, load_pairs, settle_columns

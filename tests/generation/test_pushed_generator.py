@@ -11,8 +11,7 @@ import pytest
 from hub_server import find_token, serve_hub
 from launches import RECIPES
 
-from hf_ext.data.demo import make_demo_encoders
-from hf_ext.data.demo_pairs import make_demo_pairs
+from hf_ext.data.demo import make_demo_encoders, make_demo_pairs
 
 pytestmark = pytest.mark.nightly
 

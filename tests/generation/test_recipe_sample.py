@@ -19,7 +19,7 @@ from hub_server import serve_hub
 from memorising_generator import ANTIGENS, CDR3, make_memorising, save_generator
 from tiny_generators import make_generator
 
-from hf_ext.data.antibody_pairs import EOS_ID, SEP_ID
+from hf_ext.data.antibodies import EOS_ID, SEP_ID
 from hf_ext.errors import ArgumentError, DataError, HfExtError, MissingDependencyError
 from hf_ext.generation.generator import load_generator
 from hf_ext.generation.sampling import sample_pairs

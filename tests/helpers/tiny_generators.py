@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from hf_ext.data.antibody_collator import AntibodyCollator
-from hf_ext.data.antibody_pairs import PairEncoder
+from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
 

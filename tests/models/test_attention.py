@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.models import attention, cpu_attention
 from hf_ext.models.attention import (
     KERNELS,
@@ -33,7 +33,7 @@ CPU_KERNELS = [blocked_attention, padded_attention]
 def make_inputs(lengths=LENGTHS, bias=False, round_up=False, dtype=torch.float32):
     """Layout, packed (T, heads, size) queries, keys, values with zeros in the filling, and a bias or None."""
     generator = torch.Generator().manual_seed(0)
-    segments = Segments.from_mask((torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]), round_up)
+    segments = VarlenLayout.from_mask((torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]), round_up)
     shape = (len(segments.indices), HEADS, SIZE)
     rows = [torch.randn(shape, generator=generator).to(dtype) for _ in range(3)]
     rows = [nn.functional.pad(x, (0, 0, 0, 0, 0, segments.num_filled)).requires_grad_() for x in rows]
@@ -416,7 +416,7 @@ def test_registering_twice_is_registering_once():
 @pytest.mark.gpu
 def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
     segments, *rows, _ = make_inputs(lengths=(30, 64, 7), dtype=torch.bfloat16)
-    on_gpu = Segments.from_mask((torch.arange(64) < torch.tensor([30, 64, 7])[:, None]).cuda())
+    on_gpu = VarlenLayout.from_mask((torch.arange(64) < torch.tensor([30, 64, 7])[:, None]).cuda())
     found = KERNELS["varlen"](*(x.cuda() for x in rows), on_gpu, SCALING, 0.0, None).cpu()
     expected = one_at_a_time(*rows, segments, SCALING, 0.0, None)
     assert ((found.double() - expected).abs().max() / expected.abs().max()).item() < 2e-2
@@ -426,7 +426,7 @@ def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
 
 
 def test_the_bias_of_every_sequence_is_lowest_where_a_key_is_padding_and_begins_at_multiples_of_eight():
-    segments = Segments.from_mask(torch.tensor([[1, 1, 1], [1, 0, 0]]))
+    segments = VarlenLayout.from_mask(torch.tensor([[1, 1, 1], [1, 0, 0]]))
     bias = torch.arange(9.0).view(1, 1, 3, 3)
     found = attention.padded_bias(bias, segments, torch.bfloat16)
     lowest = torch.finfo(torch.bfloat16).min

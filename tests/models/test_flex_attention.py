@@ -5,7 +5,7 @@ import torch
 from tiny_encoders import esm_encoder, make_batch, packed, real_outputs, tiny_t5
 from torch.nn.attention.flex_attention import create_block_mask
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.models import flex_attention
 from hf_ext.models.attention import KERNELS, padded_attention
 from hf_ext.models.flex_attention import BLOCK, bias_mod, block_mask, flex_packed_attention
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 LAYOUTS = [(3, 7, 3, 1, 12, 0, 7), (130, 7, 300, 128, 0, 128), (256,), (600, 5), (BLOCK, BLOCK)]
 
 
-def layout(lengths, round_up=False) -> Segments:
-    return Segments.from_mask(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], round_up)
+def layout(lengths, round_up=False) -> VarlenLayout:
+    return VarlenLayout.from_mask(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], round_up)
 
 
 def numbers_of_sequences(segments) -> torch.Tensor:

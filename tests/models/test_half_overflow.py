@@ -10,7 +10,7 @@ from tiny_encoders import esm_encoder, make_batch, packed, tiny_t5
 from tiny_masked_lm import make_args
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.attention import padded_attention
 from hf_ext.speedups import Context, DataFacts, ModelFacts, attention
@@ -22,7 +22,7 @@ LENGTHS = (9, 4, 6, 4)
 def large_inputs(scale=200.0):
     """Layout, and packed float16 queries, keys, values (T, heads, size) whose scores are far above `LARGEST`."""
     generator = torch.Generator().manual_seed(0)
-    segments = Segments.from_mask(torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None])
+    segments = VarlenLayout.from_mask(torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None])
     query, key, value = (torch.randn(sum(LENGTHS), 3, 16, generator=generator) for _ in range(3))
     return segments, *(x.half().requires_grad_() for x in (scale * query, scale * key, value))
 

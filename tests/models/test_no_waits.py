@@ -11,9 +11,9 @@ from tiny_encoders import packed, tiny_esm
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmTokenizer, TrainerCallback
 
-from hf_ext.data.batch_layout import LayoutMaker, change_layout
 from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.data.varlen_layout import LayoutMaker, change_layout
 from hf_ext.speedups.fused_layers import label_only
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -38,7 +38,7 @@ from transformers.models.esm.modeling_esm import EsmEmbeddings, EsmSelfAttention
 from transformers.models.esmc.modeling_esmc import EsmcAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_ext.data.segments import Segments
+from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.models.blocks import find_blocks
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
@@ -123,7 +123,7 @@ def leaking(module, query, key, value, attention_mask, scaling=None, dropout=0.0
 
 def share_token_dropout(model, batch):
     """Rescales embeddings by the share of masked tokens in the whole row."""
-    embeddings, segments = model.esm.embeddings, Segments.from_mask(batch["attention_mask"])
+    embeddings, segments = model.esm.embeddings, VarlenLayout.from_mask(batch["attention_mask"])
 
     def over_the_row(input_ids, attention_mask):
         return segments.unpack(EsmEmbeddings.forward(embeddings, segments.pack(input_ids)))
@@ -144,7 +144,7 @@ def test_the_comparison_tells_attention_over_the_whole_row_apart(name):
 @pytest.mark.parametrize("make", [tiny_esm, tiny_esmc])
 def test_the_comparison_tells_shared_positions_apart(monkeypatch, make):
     # Rotation only knows distances: positions that run on over the row would do no harm, one position for all does.
-    monkeypatch.setattr(Segments, "columns", property(lambda s: torch.zeros(1, len(s.indices), dtype=torch.long)))
+    monkeypatch.setattr(VarlenLayout, "columns", property(lambda s: torch.zeros(1, len(s.indices), dtype=torch.long)))
     assert largest_error(packed(make()), make(), make_batch()) > 100 * BOUND
 
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from token_rows import pad_rows
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.data.even_batches import RepeatedRows
+from hf_ext.data.batching import RepeatedRows
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.exact_loss import LOSS_KINDS, exact_loss, find_loss_kind
 from hf_ext.trainer import FastTrainer

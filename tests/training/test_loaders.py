@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_ext.data.even_batches import RepeatedRows
+from hf_ext.data.batching import RepeatedRows
 from hf_ext.errors import ArgumentError
 from hf_ext.training.loaders import Loaders, take_rows
 from hf_ext.training_args import FastTrainingArguments
@@ -32,7 +32,7 @@ def make_loaders(folder, rank=0, world_size=1, counts=True, **given) -> Loaders:
 
 def deal(loaders: Loaders, rows=ROWS):
     """The batches of an epoch of all processes in turn, "stock" where they are Trainer's."""
-    loader = loaders.train(rows, 2, lambda rows: range(len(rows)), lambda sampler_fn: ["stock"])
+    loader = loaders.train(rows, 2, lambda rows: range(len(rows)), lambda rows, **given: ["stock"])
     return [batch if batch == "stock" else [row["x"] for row in batch] for batch in loader]
 
 

@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from ...data.antibody_pairs import BOS_ID, PAD_ID, UNKNOWN_ID
+from ...data.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..exact_loss import IGNORED, exact_loss

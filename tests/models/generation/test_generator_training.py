@@ -7,10 +7,9 @@ from run_outcomes import losses
 from tiny_generators import ANTIGENS, TINY, make_batch, make_named, make_rows
 from transformers import EsmTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from hf_ext.data.antibody_collator import AntibodyCollator
-from hf_ext.data.antibody_pairs import PairEncoder, decode_pair
-from hf_ext.data.batch_layout import LayoutMaker
+from hf_ext.data.antibodies import AntibodyCollator, PairEncoder, decode_pair
 from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.data.varlen_layout import LayoutMaker
 from hf_ext.embeddings.encode import fill_store
 from hf_ext.embeddings.token_states import StateTable, TokenStateStore
 from hf_ext.models.attention import register_attention

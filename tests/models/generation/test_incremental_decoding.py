@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_generators import NAMES, make_batch, make_named, make_rows
 
-from hf_ext.data.antibody_pairs import AntibodyPair, decode_pairs
+from hf_ext.data.antibodies import AntibodyPair, decode_pairs
 from hf_ext.models.generation.outputs import CACHE
 
 BOUND = 2e-5  # float32, logits of about 1

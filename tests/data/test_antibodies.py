@@ -7,9 +7,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer, EsmTokenizer
 
-from hf_ext.data.antibody_collator import AntibodyCollator
-from hf_ext.data.antibody_pairs import VOCABULARY, AntibodyPair, PairEncoder, decode_pair, decode_pairs
-from hf_ext.data.batch_layout import LayoutMaker
+from hf_ext.data.antibodies import (
+    VOCABULARY,
+    AntibodyCollator,
+    AntibodyPair,
+    PairEncoder,
+    decode_pair,
+    decode_pairs,
+)
+from hf_ext.data.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
 
 # By hand: <pad> 0, <bos> 1, <eos> 2, <sep> 3, A 4, C 5, D 6, E 7, ..., Y 23, X 24.
@@ -28,12 +34,9 @@ def lists(arrays):
 def test_ids_are_those_worked_out_by_hand(encoder):
     assert (len(VOCABULARY), VOCABULARY[4], VOCABULARY[23], VOCABULARY[24]) == (25, "A", "Y", "X")
     assert lists(encoder.encode_antigens(["ACX", "D"])) == [[1, A, C, X, 2], [1, D, 2]]
+    assert lists(encoder.encode_antigens(["AUB"])) == [[1, A, X, X, 2]]  # rare residues become X
     pairs = encoder.encode_pairs(["AC", "D", "DD"], ["D", None, ""])
     assert lists(pairs) == [[1, A, C, 3, D, 2], [1, D, 2], [1, D, D, 2]]
-
-
-def test_rare_residues_become_x(encoder):
-    assert lists(encoder.encode_antigens(["AUB"])) == [[1, A, X, X, 2]]
 
 
 def test_a_saved_tokenizer_gives_the_same_ids_for_the_same_text(encoder, tmp_path):
@@ -45,16 +48,12 @@ def test_a_saved_tokenizer_gives_the_same_ids_for_the_same_text(encoder, tmp_pat
     assert (again.pad_token_id, again.bos_token_id, again.eos_token_id, again.sep_token_id) == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize(("heavy", "light"), [("EVQLX", "DIQ"), ("EVQL", None), ("A", "C")])
-def test_what_was_encoded_is_decoded(encoder, heavy, light):
-    (ids,) = encoder.encode_pairs([heavy], [light])
-    assert decode_pair(ids) == decode_pair(ids[1:]) == AntibodyPair(heavy, light)
-    assert decode_pairs(torch.tensor([[*ids, 0, 0]])) == [AntibodyPair(heavy, light)]  # as `generate` pads
-
-
-@pytest.mark.parametrize(
-    ("ids", "pair"),
-    [
+def test_what_was_encoded_is_decoded_and_what_is_malformed_is_said(encoder):
+    for heavy, light in (("EVQLX", "DIQ"), ("EVQL", None), ("A", "C")):
+        (ids,) = encoder.encode_pairs([heavy], [light])
+        assert decode_pair(ids) == decode_pair(ids[1:]) == AntibodyPair(heavy, light)
+        assert decode_pairs(torch.tensor([[*ids, 0, 0]])) == [AntibodyPair(heavy, light)]  # as `generate` pads
+    for ids, pair in (
         ([A, C], ("AC", None, ("no <eos>: cut off",))),
         ([A, 3, C], ("A", "C", ("no <eos>: cut off",))),
         ([2], ("", None, ("no heavy chain",))),
@@ -64,16 +63,11 @@ def test_what_was_encoded_is_decoded(encoder, heavy, light):
         ([A, 0, 1, C, 2], ("AC", None, ("<pad> inside", "<bos> inside"))),
         ([], ("", None, ("no <eos>: cut off", "no heavy chain"))),
         ([A, 2, C, 2], ("A", None, ())),  # what follows <eos> is not looked at
-    ],
-)
-def test_what_is_malformed_is_said(ids, pair):
-    assert decode_pair(ids) == AntibodyPair(*pair)
-
-
-@pytest.mark.parametrize("wrong", [-100, 25])
-def test_an_id_outside_the_vocabulary_is_refused(wrong):
-    with pytest.raises(DataError, match=f"Token id {wrong}: allowed are 0 to 24"):
-        decode_pair([A, wrong, 2])
+    ):
+        assert decode_pair(ids) == AntibodyPair(*pair)
+    for wrong in (-100, 25):
+        with pytest.raises(DataError, match=f"Token id {wrong}: allowed are 0 to 24"):
+            decode_pair([A, wrong, 2])
 
 
 @pytest.mark.parametrize(
@@ -105,17 +99,14 @@ def test_antigens_go_through_the_tokenizer_of_an_encoder_that_has_one(demo_encod
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(encoder, *args):
-    columns = encoder.encode_rows(*args)
+@pytest.fixture
+def rows(encoder):
+    columns = encoder.encode_rows(["AC", "D", "AC"], ["A", "DD", "CC"], ["C", None, "AA"], [7.5, None, 8.0])
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
-@pytest.fixture
-def rows(encoder):
-    return rows_of(encoder, ["AC", "D", "AC"], ["A", "DD", "CC"], ["C", None, "AA"], [7.5, None, 8.0])
-
-
 def test_an_antigen_of_several_rows_stands_once_in_a_batch(rows):
+    rows[2]["input_ids"] = rows[2]["input_ids"].astype(np.int32)
     batch = AntibodyCollator()(rows)
     assert batch["input_ids"].tolist() == [[1, A, C, 2], [1, D, 2, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
@@ -124,19 +115,9 @@ def test_an_antigen_of_several_rows_stands_once_in_a_batch(rows):
     assert batch["affinity"].tolist()[::2] == [7.5, 8.0]
     assert math.isnan(batch["affinity"][1])
     assert next(iter(batch)) == "labels"  # whose rows Trainer counts
-
-
-def test_rows_without_affinity_or_labels_make_a_batch_too(rows):
-    bare = [{"input_ids": list(row["input_ids"])} for row in rows]
-    batch = AntibodyCollator()(bare)
-    assert batch["affinity"].isnan().all()
-    assert "labels" not in batch
-    assert batch["antigen_index"].tolist() == [0, 1, 0]
-
-
-def test_ids_of_other_integer_types_are_the_same_antigen(rows):
-    rows[2]["input_ids"] = rows[2]["input_ids"].astype(np.int32)
-    assert len(AntibodyCollator()(rows)["input_ids"]) == 2
+    bare = AntibodyCollator()([{"input_ids": list(row["input_ids"])} for row in rows])
+    assert bare["affinity"].isnan().all()
+    assert ("labels" not in bare, bare["antigen_index"].tolist()) == (True, [0, 1, 0])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +125,7 @@ def test_ids_of_other_integer_types_are_the_same_antigen(rows):
     [
         (lambda rows: rows.clear(), "no rows"),
         (lambda rows: rows[1].pop("labels"), "2 of 3 rows of a batch have labels"),
-        (lambda rows: rows[1].update(affinity=-math.inf), "affinity is -inf"),
+        (lambda rows: rows[1].update(affinity=-math.inf), "A row, affinity: -inf"),
     ],
 )
 def test_batches_that_make_no_sense_are_refused(rows, change, words):
@@ -157,8 +138,7 @@ def test_a_layout_says_where_distinct_antigens_stand_without_padding(rows):
     collator = AntibodyCollator()
     collator.layout = LayoutMaker(packs=True, locates_labels=True)
     layout = collator(rows)["layout"]
-    assert layout.shape == (2, 4)
-    assert layout.segments.lengths == (3, 4)
+    assert (layout.shape, layout.segments.lengths) == ((2, 4), (3, 4))
     assert layout.labelled.tolist() == [0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 15, 16, 17]
 
 

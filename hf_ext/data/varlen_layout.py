@@ -1,4 +1,7 @@
-"""Where each sequence of a padded batch stands once padding is gone: the one layout that packing and kernels share."""
+"""Where each sequence of a padded batch stands once padding is gone: the one layout that packing and kernels share.
+
+Collators make it beforehand, with what else a model would read from a batch on its device and wait for (`BatchLayout`).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,13 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from ..overrides import is_from
+
+IGNORED = -100  # labels that transformers' losses leave out
+
 
 @dataclass(frozen=True)
-class Segments:
+class VarlenLayout:
     """A batch of n sequences as one row of T tokens, shortest sequence first, and filling, if any, at the end.
 
     Compiled kernels read tensors and their shapes: reading `lengths` would compile them anew for every batch.
@@ -46,7 +53,7 @@ class Segments:
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def from_mask(cls, mask: torch.Tensor, round_up: bool = False) -> Segments:
+    def from_mask(cls, mask: torch.Tensor, round_up: bool = False) -> VarlenLayout:
         """From an attention mask (n, width), non-zero where a token is; rows may be padded anywhere.
 
         Args:
@@ -63,7 +70,8 @@ class Segments:
         row, column = keep.nonzero(as_tuple=True)
         num, longest = len(row), max(lengths, default=0)
         filled = bounded_length(num) - num if round_up else 0
-        ends = torch.tensor([0, *lengths, *_pieces(filled, longest)], device=mask.device).cumsum(0)
+        pieces = [min(longest, filled - start) for start in range(0, filled, max(1, longest))]
+        ends = torch.tensor([0, *lengths, *pieces], device=mask.device).cumsum(0)
         place = torch.arange(num, device=mask.device) - ends[row]  # in its sequence
         rows, width = mask.shape
         return cls(
@@ -79,15 +87,15 @@ class Segments:
             has_holes=most_starts > 1,
         )
 
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Segments:
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> VarlenLayout:
         """The same layout on a device; what Accelerate calls on each part of a batch."""
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Segments:
+    def pin_memory(self) -> VarlenLayout:
         """The same layout in memory that a device reads while the host goes on; what torch's loaders call."""
         return self._map(torch.Tensor.pin_memory)
 
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> VarlenLayout:
         names = ("indices", "cu_seqlens", "slots", "is_token")
         changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
         return replace(self, **changed, memo={})
@@ -126,12 +134,69 @@ class Segments:
         return (real.new_zeros(size) if filler is None else filler.expand(size)).index_copy(0, self.indices, real)
 
 
-def _pieces(total: int, longest: int) -> list[int]:
-    """`total` in parts of at most `longest`."""
-    return [min(longest, total - start) for start in range(0, total, max(1, longest))]
-
-
 def bounded_length(length: int) -> int:
     """The smallest length from `length` on with four significant bits: 8 lengths per doubling, at most 1/8 more."""
     step = 1 << max(0, length.bit_length() - 4)
     return -(-length // step) * step
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Entry `layout` of a batch; not a tensor, so that nothing cuts it as if its rows were the batch's.
+
+    Attributes:
+        shape: of the batch's `input_ids`. A model that got other rows finds out for itself.
+        segments: for packed encoders (`models/packing.py`).
+        labelled: (k,), int64: where in the flattened `labels` a label stands (`speedups/fused_layers.py`).
+    """
+
+    shape: tuple[int, ...]
+    segments: VarlenLayout | None = None
+    labelled: torch.Tensor | None = None
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> BatchLayout:
+        """The same on a device; what Accelerate calls on each part of a batch."""
+        return self._map(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> BatchLayout:
+        """The same in memory that a device reads while the host goes on; what torch's loaders call."""
+        return self._map(lambda part: part.pin_memory())
+
+    def _map(self, function: Callable[[Any], Any]) -> BatchLayout:
+        parts: dict[str, Any] = {"segments": self.segments, "labelled": self.labelled}
+        return replace(self, **{name: function(part) for name, part in parts.items() if part is not None})
+
+
+@dataclass
+class LayoutMaker:
+    """Which parts of a `BatchLayout` the models of a run read.
+
+    Attributes:
+        packs: `segments`, which are filled up to a few lengths where `round_up` is set.
+        locates_labels: `labelled`.
+    """
+
+    packs: bool = False
+    round_up: bool = False
+    locates_labels: bool = False
+
+    def add_to(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """`batch`, with its `layout`."""
+        segments = VarlenLayout.from_mask(batch["attention_mask"], self.round_up) if self.packs else None
+        labelled = locate_labels(batch["labels"]) if self.locates_labels else None
+        return {**batch, "layout": BatchLayout(tuple(batch["input_ids"].shape), segments, labelled)}
+
+
+def locate_labels(labels: torch.Tensor) -> torch.Tensor:
+    """Where in the flattened `labels` a label stands, (k,), int64. Cost: one read where they are on a device."""
+    return labels.flatten().ne(IGNORED).nonzero().squeeze(1)
+
+
+def change_layout(collator: Any, **changes: bool) -> None:
+    """Sets what a collator that makes layouts adds to its batches; others are left alone.
+
+    So are subclasses with another `__call__`: what that changes in a batch, its layout would not know.
+    """
+    if hasattr(collator, "layout") and is_from(type(collator).__call__, ("hf_ext",)):
+        maker = replace(collator.layout or LayoutMaker(), **changes)
+        collator.layout = maker if maker.packs or maker.locates_labels else None

@@ -1,4 +1,4 @@
-"""What an antibody generator reads and writes, as token ids: antigens, and pairs of heavy and light chain.
+"""What an antibody generator reads and writes, as token ids and in batches: antigens, and pairs of chains.
 
 An antigen is `<bos> antigen <eos>`, a pair `<bos> heavy <sep> light <eos>`, a heavy chain alone `<bos> heavy <eos>`.
 """
@@ -6,20 +6,29 @@ An antigen is `<bos> antigen <eos>`, a pair `<bos> heavy <sep> light <eos>`, a h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import DataError
+from .columns import factorize, read_columns
 from .proteins import RARE, STANDARD, UNKNOWN, shorten
 from .tokenization import ResidueTokenizer
+from .varlen_layout import IGNORED, LayoutMaker
+
+ANTIGEN_TOKENIZER = "tokenizers/0"  # in a generator's folder
+StatesOf = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
 
 PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
 VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN)  # in the order of their ids
@@ -91,7 +100,7 @@ class PairEncoder:
                 raise DataError(
                     f"Row {i}, antigen: {len(antigen)} residues; its encoder takes {limit}. Cut it, or leave it out."
                 )
-        return _rows(self.antigens(antigens)) if len(antigens) else []
+        return _unpadded(self.antigens(antigens))
 
     def encode_pairs(self, heavies: Sequence[str], lights: Sequence[str | None] | None = None) -> list[np.ndarray]:
         """(tokens,) int64 each: `<bos> heavy <sep> light <eos>`, without `<sep>` where `light` is None or "".
@@ -105,7 +114,7 @@ class PairEncoder:
             raise DataError(f"{len(heavies)} heavy and {len(others)} light chains: give one of each per row.")
         _check("heavy", heavies)
         _check("light", others, may_be_empty=True)
-        return _rows(self.pairs(heavies, others)) if len(heavies) else []
+        return _unpadded(self.pairs(heavies, others))
 
     def encode_rows(
         self,
@@ -125,18 +134,17 @@ class PairEncoder:
         Raises:
             DataError: as above; columns of different lengths; or an affinity that is infinite.
         """
-        numbers = [math.nan] * len(heavies) if affinities is None else [_number(i, a) for i, a in enumerate(affinities)]
-        if not len(antigens) == len(heavies) == len(numbers):
+        values = [None] * len(heavies) if affinities is None else affinities
+        if not len(antigens) == len(heavies) == len(values):
             raise DataError(
-                f"{len(antigens)} antigens, {len(heavies)} heavy chains, {len(numbers)} affinities: give one per row."
+                f"{len(antigens)} antigens, {len(heavies)} heavy chains, {len(values)} affinities: give one per row."
             )
-        distinct = list(dict.fromkeys(antigens))
-        encoded = dict(zip(distinct, self.encode_antigens(distinct)))
-        pairs = self.encode_pairs(heavies, lights)
+        number, distinct = factorize(antigens)
+        encoded = self.encode_antigens(distinct)
         return {
-            "input_ids": [encoded[antigen] for antigen in antigens],
-            "labels": [pair[1:] for pair in pairs],
-            "affinity": numbers,
+            "input_ids": [encoded[i] for i in number],
+            "labels": [pair[1:] for pair in self.encode_pairs(heavies, lights)],
+            "affinity": [_affinity(value, f"Row {i}") for i, value in enumerate(values)],
         }
 
 
@@ -152,26 +160,19 @@ def decode_pair(ids: Iterable[int]) -> AntibodyPair:
     tokens = [int(i) for i in ids]
     if unknown := [i for i in tokens if not 0 <= i < len(VOCABULARY)]:
         raise DataError(f"Token id {unknown[0]}: allowed are 0 to {len(VOCABULARY) - 1}. Leave out ignored labels.")
-    malformed = []
+    malformed = [] if EOS_ID in tokens else [f"no {EOS}: cut off"]
     tokens = tokens[1:] if tokens[:1] == [BOS_ID] else tokens
-    if EOS_ID in tokens:
-        tokens = tokens[: tokens.index(EOS_ID)]
-    else:
-        malformed.append(f"no {EOS}: cut off")
-    malformed += [f"{token} inside" for token, i in ((PAD, PAD_ID), (BOS, BOS_ID)) if i in tokens]
-    chains: list[str] = [""]
-    for i in tokens:
-        if i == SEP_ID:
-            chains.append("")
-        elif i not in (PAD_ID, BOS_ID):
-            chains[-1] += VOCABULARY[i]
-    if not chains[0]:
+    tokens = tokens[: tokens.index(EOS_ID)] if EOS_ID in tokens else tokens
+    malformed += [f"{VOCABULARY[i]} inside" for i in (PAD_ID, BOS_ID) if i in tokens]
+    text = "".join(VOCABULARY[i] for i in tokens if i not in (PAD_ID, BOS_ID))
+    heavy, *others = text.split(SEP)
+    if not heavy:
         malformed.append("no heavy chain")
-    if len(chains) > 1 and not chains[1]:
+    if others and not others[0]:
         malformed.append(f"{SEP}, but no light chain")
-    if len(chains) > 2:
-        malformed.append(f"{len(chains)} chains")
-    return AntibodyPair(chains[0], chains[1] if len(chains) > 1 and chains[1] else None, tuple(malformed))
+    if len(others) > 1:
+        malformed.append(f"{len(others) + 1} chains")
+    return AntibodyPair(heavy, (others[0] or None) if others else None, tuple(malformed))
 
 
 def decode_pairs(ids: Any) -> list[AntibodyPair]:
@@ -179,9 +180,78 @@ def decode_pairs(ids: Any) -> list[AntibodyPair]:
     return [decode_pair(row) for row in (ids.tolist() if hasattr(ids, "tolist") else ids)]
 
 
-def _rows(batch: dict[str, Any]) -> list[np.ndarray]:
-    lengths = batch["attention_mask"].sum(1).tolist()
-    return [ids[:length].copy() for ids, length in zip(batch["input_ids"].numpy(), lengths)]
+class AntibodyCollator:
+    """Makes a generator's batches from rows of `PairEncoder.encode_rows`.
+
+    Rows with the same antigen share one entry: the encoder runs once per distinct antigen of a batch.
+
+    Args:
+        pad_token_id: of the antigens' vocabulary; it only fills up, `attention_mask` says what counts.
+        states_of: token ids of distinct antigens to their states, (tokens, width) each, of a frozen encoder
+            (`hf_ext.embeddings.token_states.StateTable`); None: the model encodes them.
+        antigen_tokenizer: of a pretrained encoder, which is saved with the model; None: the generator's own.
+
+    Attributes:
+        layout: which parts of a `BatchLayout` batches bring along; None for none. Speed-ups set it. Of packed encoders
+            it says where the distinct antigens stand without padding.
+    """
+
+    def __init__(self, pad_token_id: int = 0, states_of: StatesOf | None = None, antigen_tokenizer: Any = None):
+        self.pad_token_id, self.states_of, self.antigen_tokenizer = pad_token_id, states_of, antigen_tokenizer
+        self.layout: LayoutMaker | None = None
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One batch of n rows with k distinct antigens.
+
+        Returns:
+            `labels`: (n, longest pair), int64, -100 where padding is; where rows have any. First, because Trainer takes
+            the first tensor's rows for the batch's. `affinity`: (n,), float32, NaN where unknown or not given.
+            `antigen_index`: (n,), int64: which antigen each row has. `input_ids`: (k, longest antigen), int64, in the
+            order in which they first occur; `attention_mask`: of that shape, int64. With `states_of`, `encoder_outputs`
+            in place of `input_ids`: one tensor in a tuple, (k, longest antigen, width), zero where padding is.
+
+        Raises:
+            DataError: no rows; labels in some rows only; or an affinity that is infinite.
+        """
+        if not rows:
+            raise DataError("A batch of no rows: give at least one.")
+        num_labelled = sum(row.get("labels") is not None for row in rows)
+        if num_labelled not in (0, len(rows)):
+            raise DataError(f"{num_labelled} of {len(rows)} rows of a batch have labels: give them to all, or to none.")
+        batch: dict[str, Any] = {}
+        if num_labelled:
+            batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], IGNORED)
+        batch["affinity"] = torch.tensor([_affinity(row.get("affinity"), "A row") for row in rows])
+        index, keys = factorize(np.asarray(row["input_ids"], np.int64).tobytes() for row in rows)
+        batch["antigen_index"] = torch.from_numpy(index)
+        antigens = [np.frombuffer(key, np.int64) for key in keys]
+        mask = _pad([np.ones(len(antigen), np.int64) for antigen in antigens], 0)
+        if self.states_of is not None:
+            states = pad_sequence(self.states_of(antigens), batch_first=True)
+            return {**batch, "encoder_outputs": (states,), "attention_mask": mask}
+        batch |= {"input_ids": _pad(antigens, self.pad_token_id), "attention_mask": mask}
+        return batch if self.layout is None else self.layout.add_to(batch)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the tokenizer of a pretrained encoder to `<folder>/tokenizers/0`; without one nothing."""
+        if self.antigen_tokenizer is not None:
+            self.antigen_tokenizer.save_pretrained(Path(folder) / ANTIGEN_TOKENIZER)
+
+    def count_tokens(self, dataset: Any) -> np.ndarray:
+        """(rows, 2), int64: tokens of each row's antigen and of its antibody, which are padded each on its own.
+
+        An upper bound of what is computed: an antigen that several rows of a batch share counts in each.
+        """
+        columns = read_columns(dataset, ["input_ids", "labels"])
+        return np.array([[len(antigen), len(pair)] for antigen, pair in columns], np.int64).reshape(-1, 2)
+
+
+def _pad(rows: Sequence[np.ndarray], value: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
+def _unpadded(batch: dict[str, Any]) -> list[np.ndarray]:
+    return [ids[mask].numpy() for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool())]
 
 
 def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> None:
@@ -196,8 +266,8 @@ def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> N
             )
 
 
-def _number(row: int, value: float | None) -> float:
+def _affinity(value: float | None, row: str) -> float:
     number = math.nan if value is None else float(value)
     if math.isinf(number):
-        raise DataError(f"Row {row}, affinity: {value!r}; must be finite, or NaN where it is unknown.")
+        raise DataError(f"{row}, affinity: {value!r}; must be finite, or NaN where it is unknown.")
     return number
