@@ -16,7 +16,7 @@ from ..data.drawing import draw_rows
 from ..data.leaks import leak_report
 from ..data.loading import check_labels, load_data
 from ..data.missing_chains import count_missing, settle_missing
-from ..data.sources import local_files, peek_columns
+from ..data.reading import local_files, peek_columns
 from ..data.splits import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
