@@ -132,7 +132,7 @@ def load_data(
         if text := describe_repeats(report["repeats"]):
             report["warnings" if is_much_noise(report["repeats"]) else "notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    leaks = leak_report(splits, args.sequence_columns, identities=args.leak_identity) if looks_for_leaks else {}
+    leaks = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
     report["leaks"] = leaks
     return LoadedData(splits, report)
 

@@ -161,7 +161,7 @@ def load_pairs(
         labels = check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
         report["warnings"] += _ignored_bounds(labels, len(splits["train"]))
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    report["leaks"] = leak_report(splits, data_args.sequence_columns, identities=data_args.leak_identity)
+    report["leaks"] = leak_report(splits, data_args.sequence_columns)
     columns = args.antigen_column, args.heavy_column, args.light_column or None
     data = PairData(splits, *columns, has_affinities, report, data_args.group_column)
     _count_missing(data, data_args)
