@@ -153,7 +153,7 @@ def _ragged_rows(path: Path, header: Header) -> list[str]:
     found, start = [], 1
     for cells in reader:
         if cells and len(cells) != len(header.cells) and start > header.last_line:
-            found.append(f"row {start} ({len(cells)} fields)")
+            found.append(f"row {start} has {len(cells)}")
         start = reader.line_num + 1
     return found
 
@@ -183,9 +183,8 @@ def _refusal(path: Path, header: Header, ragged: Sequence[str], repeated: Sequen
     texts = []
     if ragged:
         texts.append(
-            f"{path}: {len(ragged):,} rows have not the {len(header.cells)} fields of the header: {_list(ragged)}. Add "
-            f"what is missing, take out what is too much, quote text with separators, and close each quote; the "
-            f"decimal sign is a point."
+            f"{path}: the header has {len(header.cells)} fields, but {_list(ragged)}. Add what is missing, take out "
+            f"what is too much, quote text with separators, and close each quote; the decimal sign is a point."
         )
     if repeated:
         texts.append(

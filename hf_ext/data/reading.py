@@ -24,7 +24,7 @@ SOURCE_ROW = "source_row"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?").fullmatch
 _SHARD = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?").fullmatch  # as `datasets` and the Hub name them
-_SAVED = ("dataset_dict.json", "dataset_info.json")  # what `save_to_disk` leaves
+_SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves
 
 Files = dict[str | None, list[Path]]  # split, None where nothing says which -> its files
 
@@ -81,11 +81,15 @@ def read_parts(
     if files:
         return [_read_files(paths, needed, reads_all, streaming, split) for split, paths in files.items()]
     path = _local_path(name)
-    is_saved = path.is_dir()
-    if not is_saved and (glob.has_magic(name) or file_format(path) or not _HUB_ID(name)):
+    if not path.is_dir() and not is_on_hub(name):
         raise DataError(_not_found(path))
-    loaded = _load(str(path) if is_saved else name, is_saved, config_name, revision, streaming)
-    return _split_parts(name, loaded, needed, reads_all)
+    return _split_parts(name, _load(name, config_name, revision, streaming), needed, reads_all)
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether `name` reads as a Hub dataset: no path that is there, no pattern, no file of a known format."""
+    path = _local_path(name)
+    return not path.exists() and not file_format(path) and _HUB_ID(name) is not None
 
 
 def local_files(name: str | None) -> list[Path]:
@@ -138,11 +142,11 @@ def _find_files(name: str) -> Files:
         raise DataError(f"{path}: no train file (train.csv, train.parquet, ...) in this folder. It holds: {found}.")
     if path.exists():
         return {None: [path]}
-    found = sorted(map(Path, glob.glob(str(path))))
-    files = _by_split(found)
+    matches = sorted(map(Path, glob.glob(str(path))))
+    files = _by_split(matches)
     if "train" in files and None not in files:
         return {split: files[split] for split in SPLITS if split in files}
-    return {None: found} if found else {}
+    return {None: matches} if matches else {}
 
 
 def _by_split(paths: Iterator[Path] | Sequence[Path]) -> Files:
@@ -178,7 +182,9 @@ def _read_files(
 ) -> Part:
     if unknown := [path for path in paths if not file_format(path)]:
         raise DataError(f"{unknown[0]}: unknown format. Use {', '.join(SUFFIXES)}; all but .parquet also with .gz.")
-    label = f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else str(paths[0])
+    label = str(paths[0])
+    if len(paths) > 1:
+        label += f" to {paths[-1].name} ({len(paths)} files, rows counted on)"
     numbered = _iter_numbered(paths, needed, reads_all, BATCH_ROWS if streaming else None)
     table = next(numbered, None)
     if table is None:
@@ -230,18 +236,18 @@ def _generate(paths: Sequence[str], columns: Sequence[str]) -> Iterator[dict[str
             yield {name: record.get(name) for name in (*columns, SOURCE_ROW)}
 
 
-def _load(name: str, is_saved: bool, config_name: str | None, revision: str | None, streaming: bool) -> Any:
-    """The splits of a folder of `save_to_disk`, or of a Hub dataset."""
+def _load(name: str, config_name: str | None, revision: str | None, streaming: bool) -> Any:
+    """The splits of a Hub dataset, or of a folder of `save_to_disk`."""
     try:
-        if not is_saved:
+        if is_on_hub(name):
             return load_dataset(name, config_name, revision=revision, streaming=streaming)
-        loaded = load_from_disk(name)
+        loaded = load_from_disk(str(_local_path(name)))
         splits = loaded if isinstance(loaded, DatasetDict) else DatasetDict({"train": loaded})
         return {key: data.to_iterable_dataset() if streaming else data for key, data in splits.items()}
     except DatasetNotFoundError as error:
         raise DataError(f"{name!r} is neither a Hub dataset nor a file here. {_not_found(Path(name))}") from error
     except (OSError, ValueError, KeyError, pa.ArrowException, DatasetsError) as error:
-        kind = "folder of save_to_disk" if is_saved else "Hub dataset"
+        kind = "Hub dataset" if is_on_hub(name) else "folder of save_to_disk"
         raise DataError(f"{kind} {name!r} could not be loaded: {error}") from error
 
 

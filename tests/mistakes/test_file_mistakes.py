@@ -93,7 +93,7 @@ MISTAKES = [
     Mistake(
         "ragged rows",  # was: one at each attempt
         content("sequence,pKd", ROWS[0], f"{ROWS[1]},x", *ROWS[2:6], "MKTVL", *ROWS[6:]),
-        ("{file}: 2 rows have not the 2 fields of the header: row 3 (3 fields), row 8 (1 fields)",),
+        ("{file}: the header has 2 fields, but row 3 has 3, row 8 has 1.",),
         content("sequence,pKd", *ROWS, ""),
         before="misleading",
     ),
@@ -105,7 +105,7 @@ MISTAKES = [
     Mistake(
         "a quote that never ends",
         content("sequence,pKd", *ROWS, '"MKT,7', *ROWS),
-        ("{file}: 1 rows have not", "row 62 (1 fields)", "close each quote"),
+        ("{file}: the header has 2 fields, but row 62 has 1.", "close each quote"),
     ),
     Mistake(
         "two files joined",
