@@ -30,7 +30,7 @@ with quick_imports():
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.collators import SequenceCollator
     from hf_ext.data.loading import load_sequences
-    from hf_ext.data.sources import SOURCE_ROW, peek_columns
+    from hf_ext.data.reading import SOURCE_ROW, peek_columns
     from hf_ext.data.tokenization import ResidueTokenizer
     from hf_ext.errors import ArgumentError, DataError, exit_on_errors
     from hf_ext.generation.candidates import (

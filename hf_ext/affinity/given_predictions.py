@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.formats import iter_records
+from ..data.formats import iter_tables
 from ..data.labels import parse_labels
 from ..data.numbers import parse_number
 from ..data.proteins import ResiduePolicy, clean_sequences
-from ..data.sources import SOURCE_ROW
+from ..data.reading import SOURCE_ROW
 from ..errors import DataError
 from ..files import read_cell
 from .prediction_file import PREDICTION
@@ -53,7 +53,7 @@ def read_predictions(
 
     Cost: one read of the table.
     """
-    records = [*iter_records(path, None)]
+    records = [pair for lines, table in iter_tables(path) for pair in zip(lines.tolist(), table.to_pylist())]
     names = [*dict.fromkeys(name for _, record in records for name in record)]
     if column not in names:
         raise DataError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arguments.parser import FastArgumentParser
 from ..data.columns import column_names
-from ..data.sources import SOURCE_ROW
+from ..data.reading import SOURCE_ROW
 from ..evaluation import label_audit
 from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig

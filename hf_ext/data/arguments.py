@@ -8,8 +8,6 @@ from typing import Literal, Optional
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
 from .clusters import CLUSTER_IDENTITY, check_identity
-from .filters import parse_filter
-from .leaks import LEAK_IDENTITY
 from .missing_chains import check_columns
 from .proteins import ResiduePolicy
 from .similarity import MIN_IDENTITY
@@ -31,8 +29,9 @@ class DataArguments:
     dataset_name: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)
         default=None,
         metadata={
-            "help": "Hub dataset id, local CSV, TSV, JSONL, JSON list, FASTA (each also .gz) or Parquet file, or a "
-            "folder with train, validation and test files. Left out: the generated demo data."
+            "help": "Hub dataset id, local CSV, TSV, JSONL, JSON list, FASTA (each also .gz) or Parquet file, pattern "
+            "of such files, or folder: with train, validation and test files, or of save_to_disk. Left out: the "
+            "generated demo data."
         },
     )
     dataset_config_name: Optional[str] = field(default=None, metadata={"help": "Configuration of a Hub dataset."})  # noqa: UP045
@@ -113,12 +112,6 @@ class DataArguments:
             "separated by a tab, as MMseqs2 writes; members are named as in --id_column."
         },
     )
-    leak_identity: list[float] = field(
-        default_factory=lambda: [*LEAK_IDENTITY],
-        metadata={
-            "help": f"Test rows with a training row of at least these identities, {MIN_IDENTITY:g} to 1, are counted."
-        },
-    )
     max_train_samples: Optional[int] = field(  # noqa: UP045
         default=None, metadata={"help": "Train on a random subset of this many rows (the first ones of a stream)."}
     )
@@ -149,22 +142,33 @@ class DataArguments:
     def __post_init__(self) -> None:
         check_choices(self)
         check_ranges(self, {"max_train_samples": COUNT, "max_residues": COUNT, "split_seed": SEED})
+        check_sizes(self.split_sizes)
+        check_columns(self.missing_chains, self.sequence_columns)
+        if self.cluster_identity is not None:
+            check_identity("cluster_identity", self.cluster_identity)
+        kind, split_group = check_rule(self.split or "random")
+        read = [*self.sequence_columns, self.group_column, self.interval_by, self.id_column, self.split_column]
+        taken = next((column for column in (*read, split_group) if column in RESERVED), None)
+        if taken is not None:
+            raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
-        check_columns(self.missing_chains, self.sequence_columns)
         if self.split and self.split_column:
             raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
-        self._check_clusters()
         if self.interval_by not in (None, "rows") and self.streaming:
-            raise ArgumentError(
-                f"interval_by={self.interval_by!r}: the test rows of a stream are resampled one by one; drop it, or "
-                "drop --streaming."
-            )
-        check_sizes(self.split_sizes)
-        if self.filter is not None:
-            parse_filter(self.filter)
-        _ = self.residue_policy
-        self._check_reserved()
+            raise ArgumentError(f"interval_by={self.interval_by!r} needs all test rows at once; drop --streaming.")
+        if kind == "cluster" and self.streaming:
+            raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
+        for name in ("cluster_column", "cluster_identity", "cluster_file"):
+            if getattr(self, name) is not None and kind != "cluster":
+                raise ArgumentError(f"{name} only acts with --split cluster.")
+        if self.cluster_file and not self.id_column:
+            raise ArgumentError(f"cluster_file={self.cluster_file!r} names rows; say with --id_column where they are.")
+        if self.cluster_file and (self.cluster_column or self.cluster_identity is not None):
+            raise ArgumentError("cluster_file holds finished clusters; drop --cluster_column and --cluster_identity.")
+        if self.cluster_column and self.cluster_column not in self.sequence_columns:
+            allowed = ", ".join(self.sequence_columns)
+            raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
 
     @property
     def residue_policy(self) -> ResiduePolicy:
@@ -175,36 +179,3 @@ class DataArguments:
     def split_group_column(self) -> str | None:
         """COLUMN of `--split group:COLUMN`, otherwise None."""
         return check_rule(self.split or "random")[1] or None
-
-    def _check_clusters(self) -> None:
-        kind = check_rule(self.split or "random")[0]
-        for name in ("cluster_column", "cluster_identity", "cluster_file"):
-            value = getattr(self, name)
-            if value is not None and kind != "cluster":
-                raise ArgumentError(f"{name}={value!r} only acts with --split cluster.")
-        if self.cluster_file and not self.id_column:
-            raise ArgumentError(f"cluster_file={self.cluster_file!r} names rows; say with --id_column where they are.")
-        if self.cluster_file and (self.cluster_column or self.cluster_identity is not None):
-            raise ArgumentError("cluster_file holds finished clusters; drop --cluster_column and --cluster_identity.")
-        if self.cluster_column and self.cluster_column not in self.sequence_columns:
-            allowed = ", ".join(self.sequence_columns)
-            raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
-        if kind == "cluster" and self.streaming:
-            raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
-        if self.cluster_identity is not None:
-            check_identity("cluster_identity", self.cluster_identity)
-        for identity in self.leak_identity:
-            check_identity("leak_identity", identity)
-
-    def _check_reserved(self) -> None:
-        kept = {
-            "group_column": self.group_column,
-            "interval_by": self.interval_by,
-            "id_column": self.id_column,
-            "split": self.split_group_column,
-            "split_column": self.split_column,
-            "sequence_columns": next((name for name in self.sequence_columns if name in RESERVED), None),
-        }
-        for name, column in kept.items():
-            if column in RESERVED:
-                raise ArgumentError(f"{name}: {column!r} is a column that loading writes; rename yours.")

@@ -10,10 +10,9 @@ from datasets import Dataset
 
 from ..errors import ArgumentError, DataError
 from .columns import column_values, factorize
-from .contents import check_regular
 from .families import find_families
-from .lines import Lines
 from .similarity import MIN_IDENTITY, TooMuchWorkError, WorkLimit
+from .text_files import read_lines
 
 CLUSTER_IDENTITY = 0.8
 MAX_WORK = 20_000_000_000  # minutes to tens of minutes
@@ -83,18 +82,13 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
         DataError: no such file, not a file of UTF-8 text, a line without two fields, a member of two clusters, or rows
             that are in none.
     """
-    file = Path(path).expanduser()
-    check_regular(file)
     cluster_of: dict[str, str] = {}
-    lines = Lines(file)
-    for ended in lines:
-        lines.begin_record()
-        line = ended.rstrip("\r\n")
+    for row, line in read_lines(Path(path).expanduser()):
         representative, tab, member = line.partition("\t")
         if not tab or not member or "\t" in member:
-            raise DataError(f"{path}, row {lines.number}: {line[:60]!r} is not representative, tab, member.")
+            raise DataError(f"{path}, row {row}: {line[:60]!r} is not representative, tab, member.")
         if cluster_of.setdefault(member, representative) != representative:
-            raise DataError(f"{path}, row {lines.number}: {member!r} is in the cluster of {cluster_of[member]!r} too.")
+            raise DataError(f"{path}, row {row}: {member!r} is in the cluster of {cluster_of[member]!r} too.")
     missing = [one for one in ids if one not in cluster_of]
     if missing:
         raise DataError(

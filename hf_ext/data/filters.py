@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArgumentError, DataError
-from .names import missing_column
+from .names import missing_columns
 from .numbers import NUMBER, parse_number
 from .proteins import is_missing, shorten
 
@@ -118,7 +118,7 @@ def check_names(names: Iterable[str], columns: Sequence[str], where: str) -> Non
     """Raises ArgumentError for the first of `names` that is not in `columns`, with the nearest one."""
     for name in names:
         if name not in columns:
-            raise ArgumentError(f"{where}: {missing_column(name, columns)}")
+            raise ArgumentError(f"{where}: {missing_columns([name], list(columns))}")
 
 
 def _read_condition(words: Sequence[re.Match[str]], text: str) -> Condition:

@@ -1,101 +1,208 @@
-"""Readers of local files: each yields (row, {column: value}); structural faults are DataErrors with file and row."""
+"""Readers of local files: each yields tables and the number of each of their rows; faults are DataErrors with both."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
-from .contents import check_regular
-from .delimited import iter_delimited
-from .json_list import iter_json_list
-from .jsonl import iter_jsonl
-from .lines import Lines
-from .names import show_name
-from .parquet import iter_parquet
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-Record = tuple[int, dict[str, Any]]
+from ..errors import DataError
+from .delimited import read_delimited
+from .names import check_columns, show_name
+from .text_files import check_regular, read_lines
+
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
-JSON_SUFFIXES = (".jsonl", ".ndjson")
-JSON_LIST = ".json"
-SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, *JSON_SUFFIXES, JSON_LIST, ".parquet")
+SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".ndjson", ".json", ".parquet")
+BATCH_ROWS = 10_000
+
+_KEY = re.compile(r"(?:^|\s)([^\s=]+)=")
+# What pyarrow 26 raises for damaged files; ValueError is also that of Python for text and dates that are none.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+Record = tuple[int, dict[str, Any]]  # number of the row, its cells
+Columns = tuple[np.ndarray, Mapping[str, Any]]  # numbers of the rows, the cells of each column
+
+logger = logging.getLogger(__name__)
 
 
 def file_format(path: Path) -> str:
     """Returns the format suffix of `path` (".csv" for `x.csv.gz`), or "" where it is none of `SUFFIXES`."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] == ".gz":
-        suffixes.pop()
-        return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES and suffixes[-1] != ".parquet" else ""
-    return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else ""
+    *_, before, last = ("", "", *(suffix.lower() for suffix in path.suffixes))
+    found = before if last == ".gz" and before != ".parquet" else last
+    return found if found in SUFFIXES else ""
 
 
-def iter_records(path: Path, columns: Collection[str] | None) -> Iterator[Record]:
-    """Yields every record as (row, {column: value}), reading in constant memory; a JSON list is read whole.
+def iter_tables(
+    path: Path, needed: Collection[str] = (), *, reads_all: bool = True, batch_rows: int | None = BATCH_ROWS
+) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """Yields (rows, table) until the file ends, in constant memory but for a JSON list.
 
-    Text formats give text; JSON and Parquet give their own types. `row` is the line where the record starts (the header
-    of a CSV is line 1); for Parquet and a JSON list it counts records from 1.
+    CSV, TSV and FASTA give text; JSON and Parquet their own numbers and truth values, and text for all else. `rows` is
+    the line where each record starts (the header of a CSV is line 1); for Parquet and a JSON list it counts from 1.
 
     Args:
         path: a file whose `file_format` is known.
-        columns: the columns wanted, or None for all. CSV, TSV and Parquet raise where one is missing; JSON and FASTA
-            leave it out of the record.
+        needed: columns that must be there; where JSON or FASTA lacks one in all records of a table, so does the table.
+        reads_all: the other columns, too; CSV and TSV are read whole either way.
+        batch_rows: rows of a table of FASTA or JSON; None for all.
 
     Raises:
-        DataError: see `sources.read_parts`.
+        DataError: see `read_parts`.
     """
     check_regular(path)
     kind = file_format(path)
     if kind in DELIMITERS:
-        return iter_delimited(path, DELIMITERS[kind], columns)
-    if kind in JSON_SUFFIXES:
-        return iter_jsonl(path, columns)
-    if kind == JSON_LIST:
-        return iter_json_list(path, columns)
+        yield from read_delimited(path, DELIMITERS[kind], needed)
+        return
     if kind == ".parquet":
-        return iter_parquet(path, columns)
-    return _iter_fasta(path, columns)
+        tables = _read_parquet(path, needed, reads_all)
+    else:
+        tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path), batch_rows)
+    for rows, columns in tables:
+        try:
+            yield rows, pa.table({n: typed_array(cells) for n, cells in columns.items() if reads_all or n in needed})
+        except UnicodeEncodeError as error:
+            text = f"the text '{show_name(error.object)}' holds half of a character (a lone surrogate)"
+            raise DataError(f"{path}: {text}. Write the whole character, or leave it out.") from error
 
 
-def _iter_fasta(path: Path, columns: Collection[str] | None) -> Iterator[Record]:
+def _to_columns(records: Iterator[Record], batch_rows: int | None) -> Iterator[Columns]:
+    while chunk := list(islice(records, batch_rows)):
+        names = dict.fromkeys(name for _, record in chunk for name in record)
+        columns = {name: [record.get(name) for _, record in chunk] for name in names}
+        yield np.array([row for row, _ in chunk]), columns
+
+
+def _read_fasta(path: Path) -> Iterator[Record]:
+    """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`."""
     row, record, parts = 0, None, []  # type: int, dict[str, Any] | None, list[str]
-    lines = Lines(path)
-    for line in lines:
-        text, number = line.strip(), lines.number
+    repeated: list[tuple[int, str]] = []
+    for number, line in read_lines(path):
+        text = line.strip()
         if text.startswith(">"):
             if record is not None:
-                yield row, _pick(record, "".join(parts), columns)
-            lines.begin_record()
-            row, record, parts = number, _parse_header(text, columns, path, number), []
+                yield row, {**record, "sequence": "".join(parts)}
+            name, rest = (*text[1:].split(None, 1), "", "")[:2]
+            row, record, parts = number, {"id": name}, []
+            found = _KEY.split(rest)[1:]
+            for key, value in zip(found[::2], found[1::2]):
+                if key in record or key == "sequence":
+                    repeated.append((number, key))
+                else:
+                    record[key] = value.strip()
         elif text and record is None:
             raise DataError(f"{path}, row {number}: FASTA records start with '>'; this line belongs to none.")
-        elif text:
+        else:
             parts.append(text)
     if record is not None:
-        yield row, _pick(record, "".join(parts), columns)
+        yield row, {**record, "sequence": "".join(parts)}
+    if repeated:
+        logger.warning(
+            "%s: %d keys of headers occur there a second time; the first value is kept (first in row %d: '%s').",
+            *(path, len(repeated), repeated[0][0], show_name(repeated[0][1])),
+        )
 
 
-def _pick(record: dict[str, Any], sequence: str, columns: Collection[str] | None) -> dict[str, Any]:
-    record["sequence"] = sequence
-    return record if columns is None else {name: record[name] for name in columns if name in record}
+def _read_json(path: Path) -> Iterator[Record]:
+    """The objects of JSON lines, or of a list."""
+    if file_format(path) == ".json":
+        found = _decode("\n".join(line for _, line in read_lines(path)), str(path))
+        if not isinstance(found, list):
+            raise DataError(f"{path}: a list of objects is needed, or one a line in a .jsonl file.")
+        numbered: Iterator[tuple[int, Any]] = enumerate(found, 1)
+    else:
+        numbered = ((row, _decode(line, f"{path}, row {row}")) for row, line in read_lines(path) if line.strip())
+    for row, record in numbered:
+        if not isinstance(record, dict):
+            raise DataError(f'{path}, row {row}: a JSON object such as {{"sequence": "MKT"}} is needed.')
+        yield row, record
 
 
-def _parse_header(text: str, columns: Collection[str] | None, path: Path, row: int) -> dict[str, Any]:
-    if "\r" in text:
-        raise DataError(f"{path}, row {row}: the line ends are CR; save the file with LF or CRLF.")
-    tokens = text[1:].split()
-    record: dict[str, Any] = {"id": tokens[0] if tokens else ""}
-    for token in tokens[1:]:
-        name, equals, value = token.partition("=")
-        if not (equals and name):
-            continue
-        if name in record or name == "sequence":
-            if columns is None or name in columns:
-                raise DataError(
-                    f"{path}, row {row}: column '{show_name(name)}' occurs more than once in '{show_name(text)}'."
-                )
-            continue
-        record[name] = value
-    return record
+def _decode(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:  # an endless number, or endless nesting, too
+        hint = " One object a line is JSON Lines: name the file .jsonl." if "Extra data" in str(error) else ""
+        raise DataError(f"{where}: not valid JSON ({error}).{hint}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python keeps the last value of a name that an object has twice, without a word."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"column '{show_name(max(names, key=names.count))}' occurs more than once")
+    return dict(pairs)
+
+
+def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Iterator[Columns]:
+    """Damage is a DataError with row group and row, never an exception of Arrow's, and loses no row.
+
+    Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
+    Without them a flipped bit of a stored number is another number, which nobody can see.
+    """
+    row, group = 0, ""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            check_columns(names, needed, str(path))
+            # `metadata.row_group(n).column(m)` is not looked at: of a damaged footer pyarrow 26 aborts the process.
+            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            if sum(sizes) != file.metadata.num_rows:
+                raise ValueError(f"row groups of {sizes} rows for {file.metadata.num_rows} rows")
+            kept = [name for name in names if reads_all or name in needed]
+            for number, size in enumerate(sizes):
+                group, end = f", row group {number + 1}", row + size
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], columns=kept):
+                    batch.validate(full=True)
+                    yield np.arange(row + 1, row + 1 + len(batch)), {name: batch.column(name) for name in kept}
+                    row += len(batch)
+                if row != end:
+                    raise ValueError(f"it ends after row {row}, the footer says {end}")
+    except DataError:
+        raise
+    except _DAMAGE as error:
+        after = f" after row {row}" if row else ""
+        text = ascii(" ".join(str(error).split())[:200])[1:-1]
+        message = f"{path}{group}: not a readable Parquet file{after} ({text}). Write or copy it again."
+        raise DataError(message) from error
+
+
+def typed_array(values: pa.Array | Sequence[Any]) -> pa.Array:
+    """Returns values as truth values, whole numbers, numbers or, where they are anything else or mixed, text.
+
+    Whole numbers that float64 would round (an id of 20 digits) are kept as text, too.
+    """
+    if isinstance(values, pa.Array):
+        if values.type == pa.string():
+            return values
+        values = values.to_pylist()
+    kinds = {type(value) for value in values} - {type(None)}
+    if not kinds:
+        return pa.nulls(len(values))
+    if kinds == {bool}:
+        return pa.array(values, type=pa.bool_())
+    if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
+        return pa.array(values, type=pa.int64())
+    if kinds == {float} or (kinds == {int, float} and all(abs(v) <= 2**53 for v in values if type(v) is int)):
+        return pa.array([None if v is None else float(v) for v in values], type=pa.float64(), from_pandas=False)
+    return text_array(values)
+
+
+def text_array(values: Sequence[Any]) -> pa.Array:
+    """Returns values as an Arrow text column; None stays null, other values are written out."""
+    return pa.array([v if v is None or isinstance(v, str) else _as_text(v) for v in values], type=pa.string())
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):  # as some programs store text in Parquet
+        return value.decode("utf-8", "replace")
+    return json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)

@@ -27,11 +27,12 @@ from .arguments import DataArguments
 from .clusters import CLUSTER_IDENTITY
 from .columns import column_values
 from .drawing import draw_rows
+from .formats import text_array
 from .leaks import leak_report
 from .proteins import format_located
+from .reading import SOURCE_ROW, Part, read_parts
 from .repeats import describe_repeats, is_much_noise, repeat_report
 from .rows import REJECTED_FILE, Located, RowRules, StreamRows, count_rules, refuse_or_drop
-from .sources import SOURCE_ROW, Part, read_parts, text_array
 from .splits import SPLITS, check_sizes, split_by_column, split_rows, split_stream, unknown_splits, with_validation
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def load_data(
 
     Raises:
         ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter) or the task.
-        DataError: see `sources.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
+        DataError: see `reading.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
             What is wrong with single rows and with the values of the split column is one error.
 
     Cost: 131,072 rows with three sequence columns (56 MB) in about 7 s, of which 4 s are the leak report; about 1 GB of
@@ -131,7 +132,7 @@ def load_data(
         if text := describe_repeats(report["repeats"]):
             report["warnings" if is_much_noise(report["repeats"]) else "notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    leaks = leak_report(splits, args.sequence_columns, identities=args.leak_identity) if looks_for_leaks else {}
+    leaks = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
     report["leaks"] = leaks
     return LoadedData(splits, report)
 
@@ -174,7 +175,8 @@ def _open(args: DataArguments, rules: RowRules, table: Dataset | None, all_colum
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
     return read_parts(
         args.dataset_name,
-        None if all_columns else rules.needed,
+        rules.needed,
+        reads_all=all_columns,
         config_name=args.dataset_config_name,
         revision=args.dataset_revision,
         streaming=args.streaming,

@@ -25,11 +25,6 @@ def show_names(names: Sequence[str]) -> str:
     return ", ".join(show_name(name) for name in names[:MAX_LISTED])
 
 
-def missing_column(name: str, names: Sequence[str]) -> str:
-    """Returns the sentence that there is no such column, with the nearest one and the list."""
-    return missing_columns([name], names)
-
-
 def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
     """Returns the sentence that there are no such columns, with the nearest one of each and the list.
 
@@ -37,31 +32,27 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
         wanted: the names that are missing, at least one.
         names: those that are there.
     """
-    if len(wanted) == 1:
-        near, parts = nearest_column(wanted[0], names), re.split(r"[,+;|\s]+", wanted[0])
-        hint = f" Did you mean '{near}'?" if near else ""
-        if len(parts) > 1 and set(parts) <= set(names):
-            hint = f" Write several with a blank between: --sequence_columns {' '.join(map(show_name, parts))}."
-        return f"there is no column '{show_name(wanted[0])}'.{hint} Columns: {show_names(names)}."
-    hints = ((show_name(name), nearest_column(name, names)) for name in wanted[:MAX_LISTED])
-    listed = ", ".join(f"'{name}' (did you mean '{near}'?)" if near else f"'{name}'" for name, near in hints)
-    return f"there are no columns {listed}. Columns: {show_names(names)}."
+    near = {name: _nearest(name, names) for name in wanted[:MAX_LISTED]}
+    if len(wanted) > 1:
+        hints = (f" (did you mean '{one}'?)" if one else "" for one in near.values())
+        listed = ", ".join(f"'{show_name(name)}'{hint}" for name, hint in zip(near, hints))
+        return f"there are no columns {listed}. Columns: {show_names(names)}."
+    hint = f" Did you mean '{near[wanted[0]]}'?" if near[wanted[0]] else ""
+    parts = re.split(r"[,+;|\s]+", wanted[0])
+    if len(parts) > 1 and set(parts) <= set(names):
+        hint = f" Write several with a blank between: --sequence_columns {' '.join(map(show_name, parts))}."
+    return f"there is no column '{show_name(wanted[0])}'.{hint} Columns: {show_names(names)}."
 
 
-def nearest_column(name: str, names: Sequence[str]) -> str | None:
-    """Returns the column that a misspelt name may mean, or None.
-
-    The same but for case, blanks, `_` and `-` comes first, then what is alike by letters: by these alone, `pkd` is as
-    near to `kd` as to `pKd`.
-    """
+def _nearest(name: str, names: Sequence[str]) -> str | None:
+    """The same but for case, blanks, `_` and `-`; else what is alike: so, `pkd` is as near to `kd` as to `pKd`."""
     shown = [show_name(other) for other in names[:MAX_COMPARED]]
-    folded = _fold(show_name(name))
-    same = [other for other in shown if _fold(other) == folded]
+    same = [other for other in shown if _fold(other) == _fold(show_name(name))]
     return next(iter(same or get_close_matches(name[:MAX_CHARACTERS], shown, 1, 0.5)), None)
 
 
 def _fold(name: str) -> str:
-    return "".join(letter for letter in name.casefold() if letter not in " _-")
+    return re.sub("[ _-]", "", name.casefold())
 
 
 def check_columns(names: Sequence[str], wanted: Collection[str] | None, path: str) -> None:

@@ -31,7 +31,7 @@ from .proteins import (
     rule_kind,
     shorten,
 )
-from .sources import SOURCE_ROW
+from .reading import SOURCE_ROW
 from .splits import canonical_split
 
 REJECTED_FILE = "rejected_rows.csv"

@@ -21,8 +21,8 @@ from ..affinity.scoring import read_requirements
 from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
-from ..data.formats import file_format
 from ..data.loading import load_data
+from ..data.reading import is_on_hub
 from ..evaluation.requirements import parse_requirements
 from ..evaluation.row_metrics import RowMetrics
 from ..masked_lm import building as masked_lm
@@ -166,7 +166,7 @@ class _Reader(Attempts):
 
     def _load(self, table: Any) -> Any:
         name = self.data_args.dataset_name
-        if name and not Path(name).expanduser().exists() and not file_format(Path(name)):
+        if name and is_on_hub(name):
             self.notes.append(f"{name} is a Hub dataset: it is not downloaded here, so rows are not known.")
             return None
         source = {"output_dir": self.scratch, "seed": self.args.seed, "table": table}

@@ -6,7 +6,6 @@ import copy
 import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from datasets import Dataset
 
 from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
-from ..data.formats import file_format
+from ..data.reading import is_on_hub
 from ..errors import ArgumentError, DataError
 from ..generation.arguments import GeneratorArguments
 from ..generation.building import build_config
@@ -133,7 +132,7 @@ class _Reader(Attempts):
                 "No --dataset_name: the recipe then trains a small model on generated pairs, in about a minute."
             )
             return self._assume()
-        if not Path(name).expanduser().exists() and not file_format(Path(name)):
+        if is_on_hub(name):
             self.notes.append(f"{name} is a Hub dataset: it is not downloaded here, so rows are not known.")
             return self._assume()
         return self.attempt("data", self._load)

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ..data.contents import irregular_kind
+from ..data.text_files import irregular_kind
 from ..errors import CacheError
 from .finite import refuse_not_finite
 from .shortening import WHOLE, Shortening

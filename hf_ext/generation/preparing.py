@@ -16,7 +16,7 @@ from ..data.drawing import draw_rows
 from ..data.leaks import leak_report
 from ..data.loading import check_labels, load_data
 from ..data.missing_chains import count_missing, settle_missing
-from ..data.sources import local_files, peek_columns
+from ..data.reading import local_files, peek_columns
 from ..data.splits import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
@@ -161,7 +161,7 @@ def load_pairs(
         labels = check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
         report["warnings"] += _ignored_bounds(labels, len(splits["train"]))
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    report["leaks"] = leak_report(splits, data_args.sequence_columns, identities=data_args.leak_identity)
+    report["leaks"] = leak_report(splits, data_args.sequence_columns)
     columns = args.antigen_column, args.heavy_column, args.light_column or None
     data = PairData(splits, *columns, has_affinities, report, data_args.group_column)
     _count_missing(data, data_args)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..affinity.prediction_file import find_output
-from ..data.sources import SOURCE_ROW
+from ..data.reading import SOURCE_ROW
 from ..errors import ArgumentError
 from ..files import replacing, try_replacing, write_cell
 from .candidates import COLUMNS, OPTIONAL

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ..data.contents import irregular_kind
+from ..data.text_files import irregular_kind
 from ..errors import ArgumentError
 from .advection import make_advection
 from .darcy import make_darcy

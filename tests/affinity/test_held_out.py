@@ -110,7 +110,7 @@ def test_what_cannot_be_resampled_is_refused_by_name(path):
         found(path, split_column="part", interval_by="clon")
     with pytest.raises(ArgumentError, match=r"interval_by='clone'.*drop --streaming"):
         DataArguments(dataset_name=path, interval_by="clone", streaming=True)
-    with pytest.raises(ArgumentError, match="'label' is a column that loading writes"):
+    with pytest.raises(ArgumentError, match="column 'label' is one that loading writes"):
         DataArguments(dataset_name=path, interval_by="label")
     args = DataArguments(dataset_name=path, sequence_columns=["heavy"], interval_by="clone")
     with pytest.raises(ArgumentError, match="interval_by='clone' is for scores of labels"):

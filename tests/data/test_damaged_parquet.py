@@ -149,15 +149,15 @@ def test_an_encrypted_parquet_file_is_named(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"sequence": ["MKTVL"]}), path)
     path.write_bytes(b"PARE" + path.read_bytes()[4:-4] + b"PARE")
-    with pytest.raises(DataError, match=r"a\.parquet: the file is Parquet with an encrypted footer"):
+    with pytest.raises(DataError, match=r"a\.parquet: not a readable Parquet file \(.*encrypted"):
         read_table(str(path))
 
 
-def test_a_column_of_bytes_is_refused_and_an_unread_one_is_not(tmp_path):
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_of_bytes_is_read_as_text(tmp_path, streaming):
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"sequence": ["MKTVL"], "id": pa.array([b"r1"], pa.binary())}), path)
-    for streaming in (False, True):
-        (row,) = read_table(str(path), ["sequence"], streaming=streaming)
-        assert row == {"sequence": "MKTVL", "source_row": 1}
-    with pytest.raises(DataError, match=r"column 'id' holds bytes \(binary\)\. Store it as text"):
-        read_table(str(path), ["sequence", "id"])
+    pq.write_table(pa.table({"sequence": pa.array([b"MKTVL"], pa.binary()), "id": [b"r\xff"]}), path)
+    (row,) = read_table(str(path), ["sequence"], streaming=streaming)
+    assert row == {"sequence": "MKTVL", "source_row": 1}
+    (row,) = read_table(str(path), streaming=streaming)
+    assert row["id"] == "r\ufffd"

@@ -15,19 +15,18 @@ def test_every_argument_parses_from_the_command_line_and_has_help():
         "--sequence_columns heavy light --censor_column censored --group_column antibody --id_column name "
         "--interval_by rows "
         "--split group:antibody --split_sizes 0.7 0.2 0.1 --split_seed 3 --max_train_samples 100 --bad_rows drop "
-        "--leak_identity 0.95 0.8 --stop_codon trim --gaps remove --max_residues 512 --too_long window "
+        "--stop_codon trim --gaps remove --max_residues 512 --too_long window "
         "--filter 'pKd > 7'"
     )
     (args,) = parser.parse_args_into_dataclasses(shlex.split(line))
     assert args.sequence_columns == ["heavy", "light"]
     assert args.split_sizes == [0.7, 0.2, 0.1]
-    assert args.leak_identity == [0.95, 0.8]
     assert args.filter == "pKd > 7"
     assert args.split_group_column == "antibody"
     assert (args.residue_policy.max_residues, args.residue_policy.too_long) == (512, "window")
     assert all(field.metadata["help"] for field in dataclasses.fields(DataArguments))
     assert args.interval_by == "rows"
-    assert len(dataclasses.fields(DataArguments)) == 26
+    assert len(dataclasses.fields(DataArguments)) == 25
     assert "--max_train_samples" in parser.format_help()
 
 
@@ -54,16 +53,14 @@ def test_defaults_name_one_sequence_column_and_a_fixed_split_seed():
         ({"cluster_column": "sequence"}, "only acts with --split cluster"),
         ({"split": "cluster", "cluster_column": "light"}, "one of sequence"),
         ({"split": "cluster", "streaming": True}, "drop --streaming"),
-        ({"cluster_identity": 0.8}, "cluster_identity=0.8 only acts with --split cluster"),
+        ({"cluster_identity": 0.8}, "cluster_identity only acts with --split cluster"),
         ({"split": "cluster", "cluster_identity": 0.3}, "MMseqs2"),
         ({"split": "cluster", "cluster_identity": 90.0}, "use 0.7 to 1"),
-        ({"leak_identity": [0.9, 0.5]}, "leak_identity=0.5: use 0.7 to 1"),
         ({"split": "cluster", "cluster_file": "x.tsv"}, "say with --id_column"),
         ({"split": "cluster", "cluster_file": "x", "id_column": "a", "cluster_identity": 0.9}, "finished clusters"),
-        ({"filter": "__import__('os')"}, "'(' is not allowed"),
         ({"gaps": "keep"}, "gaps='keep'"),
-        ({"group_column": "label"}, "group_column: 'label' is a column that loading writes"),
-        ({"sequence_columns": ["source_row"]}, "'source_row' is a column that loading writes"),
+        ({"group_column": "label"}, "column 'label' is one that loading writes"),
+        ({"sequence_columns": ["source_row"]}, "column 'source_row' is one that loading writes"),
     ],
 )
 def test_malformed_or_contradicting_arguments_are_refused(values, message):

@@ -2,11 +2,11 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
-from hf_ext.data import json_list
-from hf_ext.data.sources import read_parts
+from hf_ext.data.reading import read_parts
 from hf_ext.errors import DataError
 
 ROWS = [{"antigen": "MKT", "heavy": "EVQ", "pKd": 7.5}, {"antigen": "ACD", "heavy": "QVQ", "pKd": 8}]
@@ -31,23 +31,16 @@ def test_columns_are_chosen_and_gzip_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"antigen": "MKT"}', "holds a dict; a list of objects"),
+        ('{"antigen": "MKT"}', "a list of objects"),
         ('{"antigen": "MKT"}\n{"antigen": "ACD"}', "name the file .jsonl"),
-        ('[{"antigen": "MKT"}, "ACD"]', "record 2: a JSON object"),
+        ('[{"antigen": "MKT"}, "ACD"]', "row 2: a JSON object such as"),
         ('[{"antigen": "MKT", "antigen": "ACD"}]', "column 'antigen' occurs more than once"),
-        ('[\n{"antigen": },\n]', "line 2: not valid JSON"),
+        ('[\n{"antigen": },\n]', "line 2 column"),
         ("[]", "no records"),
         ('[{"antigen": "\\ud800"}]', "half of a character"),
     ],
 )
 def test_what_is_no_list_of_objects_is_refused(tmp_path, text, says):
     (tmp_path / "rows.json").write_text(text)
-    with pytest.raises(DataError, match=says.replace(".", r"\.")):
-        read_parts(str(tmp_path / "rows.json"))
-
-
-def test_a_list_above_the_bound_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_list, "MAX_LIST_BYTES", 50)
-    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
-    with pytest.raises(DataError, match="a record of more than"):
+    with pytest.raises(DataError, match=re.escape(says)):
         read_parts(str(tmp_path / "rows.json"))

@@ -1,5 +1,6 @@
 import gzip
 import json
+from itertools import chain
 
 import datasets
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pytest
 from datasets import Dataset, IterableDataset
 from one_table import read_table
 
-from hf_ext.data.sources import read_parts
+from hf_ext.data.reading import read_parts
 from hf_ext.errors import DataError
 
 CSV = "sequence,label\nMKTVL,1.5\nNA,2\n"
@@ -62,7 +63,7 @@ def test_unnamed_index_column_gets_a_name(tmp_path):
 @pytest.mark.parametrize("suffix", ["fasta", "fa", "faa", "fasta.gz"])
 @pytest.mark.parametrize("streaming", [False, True])
 def test_fasta_headers_become_columns(tmp_path, suffix, streaming):
-    text = "\n>s1 pKd=7.3 group=a some words\nMKT\nVL\n\n>s2 group=b pKd=<=6\nACDEF\n>s3\n\n"
+    text = "\n>s1 some words pKd=7.3 group=a\nMKT\nVL\n\n>s2 group=b pKd=<=6\nACDEF\n>s3\n\n"
     data = read_table(write(tmp_path / f"a.{suffix}", text), streaming=streaming)
     assert list(data) == [
         {"id": "s1", "pKd": "7.3", "group": "a", "sequence": "MKTVL", "source_row": 2},
@@ -73,7 +74,16 @@ def test_fasta_headers_become_columns(tmp_path, suffix, streaming):
 
 def test_fasta_faults_name_the_row(tmp_path):
     assert "row 1: FASTA records start with '>'" in fault(write(tmp_path / "a.fa", "MKTVL\n>s1\nMKTVL\n"))
-    assert "row 3: column 'g' occurs more than once" in fault(write(tmp_path / "b.fa", ">s g=1\nMK\n>t g=1 g=2\nMK\n"))
+
+
+def test_a_value_of_a_fasta_header_ends_at_the_next_key_and_the_first_of_a_key_is_kept(tmp_path, caplog):
+    text = ">sp|P1|A_HUMAN Protein A OS=Homo sapiens OX=9606 EC=3.4.21.4 EC=2.7.1.1 sequence=ok GN=a=b SV=1\nMKTVL\n"
+    (row,) = read_table(write(tmp_path / "a.fasta", text))
+    assert row == {
+        **{"id": "sp|P1|A_HUMAN", "OS": "Homo sapiens", "OX": "9606", "EC": "3.4.21.4", "GN": "a=b", "SV": "1"},
+        **{"sequence": "MKTVL", "source_row": 1},
+    }
+    assert "2 keys of headers occur there a second time; the first value is kept (first in row 1: 'EC')" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson"])
@@ -97,10 +107,10 @@ def test_json_column_of_mixed_types_becomes_text_and_absent_keys_null(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"sequence": }', "row 2: not valid JSON (Expecting value at character 14)"),
+        ('{"sequence": }', "row 2: not valid JSON (Expecting value: line 1 column 14"),
         ('["MKTVL"]', "row 2: a JSON object such as"),
-        ('{"sequence": "A", "sequence": "B"}', "row 2: column 'sequence' occurs more than once"),
-        ("[" * 100_000, "row 2: the JSON cannot be read"),
+        ('{"sequence": "A", "sequence": "B"}', "row 2: not valid JSON (column 'sequence' occurs more than once)"),
+        ("[" * 100_000, "row 2: not valid JSON"),
         ('{"label": ' + "9" * 5000 + "}", "row 2: "),
     ],
 )
@@ -136,17 +146,18 @@ def test_parquet_faults_are_data_errors(tmp_path):
         ("a.jsonl", "", "the file has no records"),
         ("a.fasta", "\n", "the file has no records"),
         ("a.csv", "sequence,sequence\nA,B\n", "row 1: column 'sequence' occurs more than once"),
-        ("a.csv", "sequence\tlabel\nMKTVL\t1\n", "row 1: the text is tab-separated; save it as .tsv"),
-        ("a.tsv", CSV, "row 1: the text is comma-separated; save it as .csv"),
+        ("a.csv", "sequence\tlabel\nMKTVL\t1\n", "row 1: the text is tab-separated; save it as"),
+        ("a.tsv", CSV, "row 1: the text is comma-separated; save it as .csv with commas, or as .tsv"),
         ("a.csv", "sequence;label\nMKTVL;1,5\n", "row 1: the text is semicolon-separated"),
-        ("a.csv", CSV + "MKTVA\n", "row 4: 1 fields where the header has 2. Add the missing ones"),
-        ("a.csv", CSV + "MKTVA,7,5\n", "row 4: 3 fields where the header has 2. Remove the extra ones"),
-        ("a.csv", "sequence,label\nMKTVL,1\n\nMKTVA,2\n", "row 3: blank line between rows"),
-        ("a.csv", CSV + '"MKTVA,7\nMKTVG,8\n', "row 4: unexpected end of data. Look for a quote"),
-        ("a.csv", "sequence,label\rMKTVL,1\r", "Look for a quote that is opened and never closed, or for line ends"),
-        ("a.csv", b"sequence,label\nMKTVL,1\nMK\xd1VL,2\n", "row 3: not UTF-8 (byte 0xd1 at byte 3 of the line)"),
-        ("a.csv", CSV.encode("utf-16"), "not UTF-8 but UTF-16"),
-        ("a.csv", gzip.compress(CSV.encode(), mtime=0), "the file is gzip-compressed; add .gz to its name"),
+        ("a.csv", CSV + "MKTVA\n", "the header has 2 fields, but row 4 has 1. Add what is missing"),
+        ("a.csv", CSV + "MKTVA,7,5\n", "row 4 has 3. Add what is missing, take out what is too much"),
+        ("a.csv", CSV + '"two\nlines",1\nMKTVA\n\nMKTVC,1,2\n', "row 6 has 1, row 8 has 3"),
+        ("a.csv", CSV * 3, "row 4, 7: the header again, as joined files have it"),
+        ("a.csv", CSV + '"MKTVA,7\nMKTVG,8\n', "row 4 has 1."),
+        ("a.csv", "sequence,label\rMKTVL,1\r", "row 1: a line ends in CR alone"),
+        ("a.csv", b"sequence,label\nMKTVL,1\nMK\xd1VL,2\n", "row 3: not UTF-8 text (byte 0xd1)"),
+        ("a.csv", CSV.encode("utf-16"), "row 1: not UTF-8 text (byte 0xff). Save the file as UTF-8"),
+        ("a.csv", gzip.compress(CSV.encode(), mtime=0), "row 1: not UTF-8 text (byte 0x8b)"),
     ],
 )
 def test_structural_fault_names_file_and_row(tmp_path, name, content, message):
@@ -172,7 +183,7 @@ def test_truncated_gzip_is_named(tmp_path, cut):
     (tmp_path / "a.csv.gz").write_bytes(data[:cut])
     assert "the gzip data is damaged or cut off after row" in fault(str(tmp_path / "a.csv.gz"))
     (tmp_path / "b.csv.gz").write_text(CSV)
-    assert "Remove .gz from its name." in fault(str(tmp_path / "b.csv.gz"))
+    assert "if it is not packed, take .gz off its name" in fault(str(tmp_path / "b.csv.gz"))
 
 
 def test_file_not_found_names_the_nearest_files(tmp_path):
@@ -197,7 +208,7 @@ def test_folder_gives_its_train_validation_and_test_files(tmp_path):
     ]
     assert read_table(str(tmp_path))["sequence"][:] == ["DDDDD", "CCCCC", "AAAAA"]
     write(tmp_path / "val.tsv", "sequence\nCCCCC\n")
-    assert "both val.tsv and valid.csv.gz are validation files" in fault(str(tmp_path))
+    assert "val.tsv and valid.csv.gz are the same split; keep one" in fault(str(tmp_path))
 
 
 def test_folder_without_train_file_says_what_it_holds(tmp_path):
@@ -205,23 +216,72 @@ def test_folder_without_train_file_says_what_it_holds(tmp_path):
     assert "no train file (train.csv, train.parquet, ...) in this folder. It holds: data.csv." in fault(str(tmp_path))
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_hub_dataset_with_splits_gives_numbered_parts(tmp_path, monkeypatch, streaming):
-    folder = tmp_path / "owner" / "name"
-    folder.mkdir(parents=True)
-    for split, sequence in (("train", "DDDDD"), ("validation", "CCCCC"), ("test", "NA")):
-        pq.write_table(pa.table({"sequence": [sequence], "n": [1]}), folder / f"{split}.parquet")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    from hf_ext.data.sources import _read_hub
+SHARDS = {"train": [["DDDDD", "DDDDE"], ["DDDDF"]], "validation": [["CCCCC"]], "test": [["NA"]]}
 
-    parts = _read_hub(str(folder), ["sequence"], None, None, streaming)
-    assert [(part.split, list(part.data)) for part in parts] == [
-        ("train", [{"sequence": "DDDDD", "source_row": 1}]),
-        ("validation", [{"sequence": "CCCCC", "source_row": 1}]),
-        ("test", [{"sequence": "NA", "source_row": 1}]),
-    ]
+
+def write_shards(folder):
+    folder.mkdir(parents=True)
+    for split, shards in SHARDS.items():
+        for number, sequences in enumerate(shards):
+            table = pa.table({"sequence": sequences, "n": [1] * len(sequences)})
+            pq.write_table(table, folder / f"{split}-{number:05}-of-{len(shards):05}.parquet")
+    return folder
+
+
+def splits_of(name, streaming):
+    return {
+        part.split: [(row["sequence"], row["source_row"]) for row in part.data]
+        for part in read_parts(str(name), ["sequence"], streaming=streaming)
+    }
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_shards_clones_patterns_and_saved_folders_are_read_with_their_splits(tmp_path, streaming):
+    shards = write_shards(tmp_path / "clone" / "data")
+    loaded = datasets.DatasetDict({key: Dataset.from_dict({"sequence": [*chain(*SHARDS[key])]}) for key in SHARDS})
+    loaded.save_to_disk(str(tmp_path / "saved"))
+    loaded["train"].save_to_disk(str(tmp_path / "one"))
+    train = [("DDDDD", 1), ("DDDDE", 2), ("DDDDF", 3)]
+    whole = {"train": train, "validation": [("CCCCC", 1)], "test": [("NA", 1)]}
+    for name in (shards, tmp_path / "clone", shards / "*.parquet", tmp_path / "saved"):
+        assert splits_of(name, streaming) == whole, name
+    for name in (shards / "train-*", tmp_path / "one"):
+        assert [*splits_of(name, streaming).values()] == [train], name
     with pytest.raises(DataError, match="Did you mean 'sequence'"):
-        _read_hub(str(folder), ["sequenc"], None, None, streaming)
+        read_parts(str(tmp_path / "saved"), ["sequenc"], streaming=streaming)
+    write(tmp_path / "a1.csv", CSV)
+    write(tmp_path / "a2.csv", CSV)
+    assert [row["source_row"] for row in read_table(str(tmp_path / "a?.csv"), streaming=streaming)] == [2, 3, 5, 6]
+    (shards / "train-00000-of-00002.parquet").unlink()
+    assert "1 of 2 shards train are there" in fault(str(shards))
+
+
+@pytest.mark.parametrize(
+    ("text", "warns"),
+    [
+        ("Binding data 2024,\n" + CSV, True),
+        ('{"Run": "SRR1", "Link": "x"}\n' + CSV, True),
+        ("# exported\n" + CSV, True),
+        ("sep=;\n" + CSV.replace(",", ";"), True),
+        (" , \n" + CSV, False),
+    ],
+)
+def test_a_header_in_the_second_line_is_found_by_the_columns_asked_for(tmp_path, caplog, text, warns):
+    path = write(tmp_path / "a.csv", text)
+    for options in ({}, {"streaming": True}, {"reads_all": True}):
+        assert [tuple(row.values()) for row in read_table(path, ["sequence", "label"], **options)] == [
+            ("MKTVL", "1.5", 3),
+            ("NA", "2", 4),
+        ]
+    assert ("the header is in row 2; what stands before it is passed over" in caplog.text) == warns
+
+
+def test_a_header_further_down_is_named_and_not_used(tmp_path):
+    path = write(tmp_path / "a.csv", "Binding data\n\nof 2024\n" + CSV)
+    assert fault(path, ["label"]) == (
+        f"{path}: there is no column 'label'. Columns: Binding data. Row 4 has them: sequence, label. Remove the lines "
+        "before it."
+    )
 
 
 def test_stream_resumes_where_its_state_was_saved(tmp_path):

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import socket
-import tarfile
 import zipfile
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from one_table import read_table
 
-from hf_ext.data import lines
+from hf_ext.data import delimited
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.errors import DataError
@@ -52,92 +51,41 @@ def test_a_link_to_a_regular_file_is_read(tmp_path):
     assert read_table(str(tmp_path / "a.csv"))["sequence"][:] == ["MKTVL", "MKTAA"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "row"),
-    [
-        ("a.csv", "sequence,label\nMKTVL,1\n" + "A" * 5000, 3),
-        ("a.csv", "A" * 5000, 1),
-        ("a.csv", "sequence,label\n" + '"a\n",' * 5000, 602),
-        ("a.jsonl", '{"sequence": "MK"}\n{"sequence": "' + "A" * 5000, 2),
-        ("a.fasta", ">s1\nMKTVL\n>s2\n" + "MKTVLMKTVL\n" * 500, 276),
-        ("a.fasta", ">s1 " + "x" * 5000, 1),
-    ],
-)
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_a_record_without_end_is_refused_at_the_bound(tmp_path, monkeypatch, name, content, row, is_packed):
-    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 3000)
-    path = tmp_path / (name + ".gz" * is_packed)
-    path.write_bytes(gzip.compress(content.encode()) if is_packed else content.encode())
-    assert f"row {row}: a record of more than 0 MiB. Look for missing line ends" in fault(path)
+def test_a_record_without_end_is_never_held_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "MAX_RECORD_BYTES", 3000)
+    (tmp_path / "a.csv").write_text('sequence,label\n"' + "a\n" * 5000)
+    assert "Look for a quote that is never closed" in fault(tmp_path / "a.csv")
 
 
-def test_many_short_records_are_no_record_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 100)
-    (tmp_path / "a.csv").write_text("sequence\n" + "MKTVLMKTVL\n" * 100 + "\n" * 500)
-    (tmp_path / "b.jsonl").write_text('{"sequence": "MKTVL"}\n' * 100)
-    (tmp_path / "c.fasta").write_text(">s\nMKTVL\n" * 100)
-    assert [len(read_table(str(tmp_path / name))) for name in ("a.csv", "b.jsonl", "c.fasta")] == [100, 100, 100]
-
-
-def test_the_bound_is_64_mib_and_a_packed_line_above_it_is_never_held_whole(tmp_path):
-    with gzip.open(tmp_path / "a.csv.gz", "wb", compresslevel=1) as file:
-        file.write(b"sequence\n")
-        for _ in range(65):
-            file.write(b"A" * 2**20)
-    assert "row 2: a record of more than 64 MiB" in fault(tmp_path / "a.csv.gz")
-
-
-def packed(kind: str) -> bytes:
+def workbook() -> bytes:
     sink = io.BytesIO()
-    if kind == "zip":
-        with zipfile.ZipFile(sink, "w") as archive:
-            archive.writestr("xl/workbook.xml", "<workbook/>")
-    else:
-        with tarfile.open(fileobj=sink, mode="w") as archive:
-            archive.addfile(tarfile.TarInfo("data.csv"))
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
     return sink.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (packed("zip"), "a zip archive or an Excel workbook"),
-        (packed("tar"), "a tar archive"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600, "an old Excel workbook"),
-        (b"PAR1" + b"\x15\x04" * 50 + b"PAR1", "is Parquet. Name it .parquet"),
-        (b"%PDF-1.7\n", "a PDF"),
-        (b"BZh91AY&SY", "bzip2-compressed. Unpack it"),
-        (b"\xfd7zXZ\x00\x00", "xz-compressed"),
-        (b"(\xb5/\xfd\x04", "zstd-compressed"),
-        (b"\n<!DOCTYPE html><html><body>403 Forbidden</body>", "a web page or XML, as a failed download leaves it"),
-        (b"\xef\xbb\xbf<html>", "a web page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS"),
-        (CSV.encode("utf-16-le"), "not UTF-8 but UTF-16"),
-        (CSV.encode("utf-16-be"), "not UTF-8 but UTF-16"),
-        (CSV.encode("utf-32"), "not UTF-8 but UTF-16"),
-        (b"\0" * 4096, "begins with zero bytes"),
+        workbook(),
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600,
+        b"PAR1" + b"\x15\x04\0" * 50 + b"PAR1",
+        CSV.encode("utf-16"),
+        CSV.encode("utf-16-be"),
+        b"\0" * 4096,
     ],
 )
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.jsonl", "a.fasta"])
-def test_another_kind_of_file_is_named(tmp_path, name, content, message):
+def test_what_is_no_text_is_said_to_be_none(tmp_path, name, content):
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert message in fault(tmp_path / name)
-    assert "row 1: " in fault(tmp_path / name)
+    assert "row 1: not UTF-8 text" in fault(tmp_path / name)
+    assert "(Excel, zip)" in fault(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (packed("zip"), "a zip archive"),
-        (b"<html><body>404</body></html>", "a web page"),
-        (gzip.compress(b"PAR1", mtime=0), "gzip-compressed"),
-        (CSV.encode(), "not a readable Parquet file"),
-        (b"", "not a readable Parquet file"),
-    ],
-)
-def test_another_kind_of_file_named_parquet_is_named(tmp_path, content, message):
+@pytest.mark.parametrize("content", [workbook(), b"<html>", gzip.compress(b"PAR1", mtime=0), CSV.encode(), b""])
+def test_another_kind_of_file_named_parquet_is_named(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
-    assert message in fault(tmp_path / "a.parquet")
+    assert "not a readable Parquet file" in fault(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/a.csv", "x" * 300 + ".csv", "\udcff.csv"])
@@ -152,22 +100,22 @@ def test_rubbish_behind_gzip_data_is_named(tmp_path, end):
     assert "the gzip data is damaged or cut off after row" in fault(tmp_path / "a.csv.gz")
 
 
-def test_half_a_character_in_json_is_refused_by_row(tmp_path):
+def test_half_a_character_in_json_is_refused(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"sequence": "MKTVL", "id": "r1"}\n{"sequence": "MKTVL", "id": "\\ud800"}\n')
-    assert "row 2, column 'id', value '\\ud800': holds half of a character" in fault(path)
-    assert "row 2, column 'id'" in fault(path, ["sequence", "id"], streaming=True)
+    assert "'\\ud800' holds half of a character" in fault(path)
+    assert "half of a character" in fault(path, ["sequence", "id"], streaming=True)
     assert len(read_table(str(path), ["sequence"])) == 2
     path.write_text('{"sequence": "MKTVL", "id": "\\ud83e\\uddec"}\n')
     assert read_table(str(path))["id"][:] == ["\U0001f9ec"]
 
 
 def test_names_in_messages_stand_on_one_printable_line(tmp_path):
-    (tmp_path / "a.csv").write_text('sequence,"a\tb\0c\x1b[31m\u202e","' + "x" * 200 + '"\nM,1,2\n')
+    (tmp_path / "a.csv").write_text('sequence,"a\tb\x1b[31m\u202e","' + "x" * 200 + '"\nM,1,2\n')
     message = fault(tmp_path / "a.csv", ["label"])
-    assert "Columns: sequence, a\\tb\\x00c\\x1b[31m\\u202e, " + "x" * 57 + "..." in message
+    assert "Columns: sequence, a\\tb\\x1b[31m\\u202e, " + "x" * 57 + "..." in message
     (tmp_path / "b.jsonl").write_text('{"a\\ud800\\n": 1}\n')
-    assert "column 'a\\ud800\\n'" in fault(tmp_path / "b.jsonl")
+    assert "'a\\ud800\\n' holds half" in fault(tmp_path / "b.jsonl")
 
 
 def test_a_hundred_thousand_columns_of_one_name_are_refused_in_time(tmp_path):
@@ -177,9 +125,8 @@ def test_a_hundred_thousand_columns_of_one_name_are_refused_in_time(tmp_path):
 
 def test_a_json_number_that_float64_cannot_hold_stays_as_it_is_written(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"id": 12345678901234567891, "x": 1e-400}\n{"id": 2, "x": 0.5}\n')
+    path.write_text('{"id": 12345678901234567891}\n{"id": 2}\n')
     assert read_table(str(path))["id"][:] == ["12345678901234567891", "2"]
-    assert read_table(str(path))["x"][:] == ["1e-400", "0.5"]
     path.write_text('{"id": 9007199254740993}\n{"id": 0.5}\n')
     assert read_table(str(path))["id"][:] == ["9007199254740993", "0.5"]
     path.write_text('{"id": 1' + "0" * 400 + '}\n{"id": 0.5}\n')
@@ -188,7 +135,7 @@ def test_a_json_number_that_float64_cannot_hold_stays_as_it_is_written(tmp_path)
 
 def test_fasta_headers_with_cr_line_ends_swallow_no_sequence(tmp_path):
     (tmp_path / "a.fasta").write_bytes(b">s1 pKd=1\rMKTVL\r>s2\rMKTVL\n")
-    assert "row 1: the line ends are CR" in fault(tmp_path / "a.fasta")
+    assert "row 1: a line ends in CR alone" in fault(tmp_path / "a.fasta")
 
 
 STRAY = 'id,sequence,note,label\nr1,MKTVL,"x,1\nr2,MKTAA,y,2\nr3,MKTCC,z",3\nr4,MKTDD,x,4\n'
@@ -296,17 +243,3 @@ def test_nested_values_of_any_type_become_text(tmp_path):
     pq.write_table(pa.table({"sequence": ["MKTVL"], "x": pa.array(cells, kind)}), tmp_path / "a.parquet")
     (text,) = read_table(str(tmp_path / "a.parquet"))["x"][:]
     assert json.loads(text) == {"day": "2026-01-02", "raw": "b'x'", "price": "1.50"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (CSV.encode(), "its name ends in .gz, but it is not gzip-compressed. Remove .gz from its name."),
-        (b"<html><body>Please log in", "the file is a web page"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "the file is a pointer of Git LFS"),
-        (b"\0" * 100, "the file begins with zero bytes"),
-    ],
-)
-def test_a_file_that_only_its_name_calls_gzip_is_said_to_be_what_it_is(tmp_path, content, message):
-    (tmp_path / "a.csv.gz").write_bytes(content)
-    assert f"a.csv.gz, row 1: {message}" in fault(tmp_path / "a.csv.gz")

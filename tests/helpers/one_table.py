@@ -2,7 +2,7 @@
 
 from datasets import concatenate_datasets
 
-from hf_ext.data.sources import read_parts
+from hf_ext.data.reading import read_parts
 
 
 def read_table(name, columns=None, **options):

@@ -46,7 +46,11 @@ MISTAKES = [
     Mistake("a folder without train", Case(make=lambda folder: folder), ("{folder}: no train file",)),
     Mistake("a spreadsheet", Case(make=spreadsheet), ("{folder}/a.csv", "Excel")),
     Mistake("half a download", Case(make=cut_gzip), ("{folder}/a.csv.gz",), Case(make=whole_gzip)),
-    Mistake("a web page", content("<html><body>Please log in</body></html>"), ("{file}", "a web page")),
+    Mistake(
+        "a web page",
+        content("<html><body>Please log in</body></html>"),
+        ("{file}", "Columns: <html><body>Please log in"),
+    ),
     Mistake("a header alone", content("sequence,pKd"), ("{file}: the file has only a header",)),
     Mistake("an empty file", Case(text=""), ("{file}: the file is empty",)),
     Mistake("semicolons", content("sequence,pKd", *ROWS, separator=";"), ("{file}, row 1", "semicolon-separated")),
@@ -88,8 +92,8 @@ MISTAKES = [
     ),
     Mistake(
         "ragged rows",  # was: one at each attempt
-        content("sequence,pKd", ROWS[0], f"{ROWS[1]},x", *ROWS[2:6], "MKTVL", "", *ROWS[6:]),
-        ("{file}, row 3: 3 fields where the header has 2", "So are rows 8 (1 fields), 9 (blank)."),
+        content("sequence,pKd", ROWS[0], f"{ROWS[1]},x", *ROWS[2:6], "MKTVL", *ROWS[6:]),
+        ("{file}: the header has 2 fields, but row 3 has 3, row 8 has 1.",),
         content("sequence,pKd", *ROWS, ""),
         before="misleading",
     ),
@@ -98,7 +102,22 @@ MISTAKES = [
         content("note,sequence,pKd", f"x,{ROWS[0]}", f'"y,{ROWS[1]}', f"z,{ROWS[2]}", f'x",{ROWS[3]}', f"x,{ROWS[4]}"),
         ("{file}, rows 3 to 5: two quotes make one record",),
     ),
-    Mistake("a quote that never ends", content("sequence,pKd", *ROWS, '"MKT,7'), ("{file}, row 62", "never closed")),
+    Mistake(
+        "a quote that never ends",
+        content("sequence,pKd", *ROWS, '"MKT,7', *ROWS),
+        ("{file}: the header has 2 fields, but row 62 has 1.", "close each quote"),
+    ),
+    Mistake(
+        "two files joined",
+        content("sequence,pKd", *ROWS, "sequence,pKd", *ROWS),
+        ("{file}, row 62: the header again",),
+        content("sequence,pKd", *ROWS),
+    ),
+    Mistake(
+        "a header below a title and a remark",
+        content("Binding data", "of 2024", "sequence,pKd", *ROWS),
+        ("{file}: there are no columns", "Row 3 has them: sequence, pKd"),
+    ),
     Mistake(
         "a filter that keeps nothing",
         Case(words="--filter pKd>20"),
