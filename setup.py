@@ -52,7 +52,7 @@ setup(
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
         "numbering": ["anarcii>=2.0.8"],  # antibodies as variable domains, IMGT
         "humanness": ["promb>=1.0.2"],  # OASis 9-mers of human antibodies
-        "hdf5": ["h5py>=3.12"],  # PDEBench's files
+        "hdf5": ["h5py>=3.12"],  # PDEBench's files; embeddings from and to biotrainer
         "docs": DOCS,
         "dev": [
             *DOCS,
@@ -60,7 +60,7 @@ setup(
             *("nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"),  # the notebook is executed by a test
             "tensorboard>=2.18",  # what report_to writes is read back by a test
             "bitsandbytes>=0.50",
-            "h5py>=3.12",  # a test writes files as PDEBench does
+            "h5py>=3.12",  # tests write files as PDEBench and biotrainer do
             *("build>=1.2", "setuptools>=77"),  # a test builds wheel and sdist with what is installed
         ],
     },

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..data.columns import column_names, read_columns
 from ..data.drawing import draw_rows
-from ..embeddings.dataset import join_parts, number_inputs, take_rows
+from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
 from ..evaluation.baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
 from ..evaluation.nearest import NearestBaseline
@@ -134,7 +134,7 @@ def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) ->
     blocks, collator, widths = [], trainer.data_collator, trainer.model.embedding_sizes
     for name in widths:
         is_optional = name in collator.optional_inputs
-        numbers, inputs = number_inputs(read_columns(dataset, collator.columns[name]), is_optional)
+        numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), is_optional)
         found = [join_parts(parts) for parts in inputs]
         distinct = sorted(found, key=lambda sequence: (len(sequence), sequence))
         values = (encode or trainer.encode_distinct)(name, distinct)
@@ -151,7 +151,7 @@ def lacks_inputs(trainer: Any, dataset: Any) -> dict[str, np.ndarray]:
     """Of each input that rows may lack, which rows of a map-style `dataset` do: (n,) bool."""
     collator = trainer.data_collator
     return {
-        name: number_inputs(read_columns(dataset, collator.columns[name]), True)[0] < 0
+        name: factorize(read_columns(dataset, collator.columns[name]), True)[0] < 0
         for name in trainer.model.embedding_sizes
         if name in collator.optional_inputs
     }

@@ -16,12 +16,12 @@ from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_mod
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.missing_chains import find_bare_rows, remedy_if_missing
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
-from ..embeddings.dataset import join_parts, number_inputs, take_rows
-from ..embeddings.finite import encode_finite
+from ..embeddings.dataset import factorize, join_parts, take_rows
+from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
-from ..models.exact_encoding import exact_encoding
+from ..models.fp32_fallback import in_float32
 from ..models.prediction_intervals import half_width
 from ..pretrained import reading
 from .calibrating import uncalibrated
@@ -148,7 +148,7 @@ class AffinityPredictor:
         for name, parts in self.collator.columns.items():
             inputs = list(zip(*(columns[part] for part in parts)))
             self._check(name, inputs)
-            numbers, distinct = number_inputs(inputs, name in self.collator.optional_inputs)
+            numbers, distinct = factorize(inputs, name in self.collator.optional_inputs)
             positions[name] = torch.from_numpy(numbers)
             tables[name] = self._embed(name, distinct)
         found = []
@@ -180,7 +180,7 @@ class AffinityPredictor:
             tensors = self.collator.encode(name, *zip(*(sequence.split("|") for sequence in batch)))
             return self.model.encode(name, {key: value.to(self.device) for key, value in tensors.items()}).float()
 
-        return encode_finite(encode, exact_encoding(self.model, name, encode), sequences)[0]
+        return encode_finite(encode, in_float32(self.model, name, encode), sequences)[0]
 
     def _check(self, name: str, inputs: Sequence[tuple[str, ...]]) -> None:
         """Refuses letters and lengths that the encoder cannot take; the lengths with row numbers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..embeddings.finite import encode_finite
+from ..embeddings.encode import encode_finite
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
 from ..training.embedding_cache import encode_sequences

@@ -188,7 +188,7 @@ class AntibodyCollator:
     Args:
         pad_token_id: of the antigens' vocabulary; it only fills up, `attention_mask` says what counts.
         states_of: token ids of distinct antigens to their states, (tokens, width) each, of a frozen encoder
-            (`hf_ext.embeddings.token_states.StateTable`); None: the model encodes them.
+            (`hf_ext.embeddings.dataset.StateTable`); None: the model encodes them.
         antigen_tokenizer: of a pretrained encoder, which is saved with the model; None: the generator's own.
 
     Attributes:

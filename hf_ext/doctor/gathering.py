@@ -6,7 +6,6 @@ import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from glob import escape, glob
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.loading import load_data
 from ..data.reading import is_on_hub
+from ..embeddings.store import check_stores
 from ..evaluation.requirements import parse_requirements
 from ..evaluation.row_metrics import RowMetrics
 from ..masked_lm import building as masked_lm
@@ -65,8 +65,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
     Raises:
         ArgumentError: an unknown `doctor.device`. All else that is wrong is a `Finding`.
 
-    Cost: reading the data as the run would, near copies between splits included, `doctor.measure_seconds`, and of Hub
-    encoders their config.json.
+    Cost: reading the data as the run would, near copies between splits included, `doctor.measure_seconds`, of Hub
+    encoders their config.json, and of an embedding cache all it holds, about 1 s per GB.
     """
     machine, packages = read_machine(args, doctor.device), read_packages()
     with tempfile.TemporaryDirectory() as scratch:
@@ -80,8 +80,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
             if getattr(model_args, name, None):
                 reader.notes.append(f"--{name}: that model is read by the run alone; its time is not in the estimate.")
         plan = _plan(args, work, splits, machine)
-        if plan.applied("embedding_cache") and glob(f"{escape(machine.cache_dir)}/*/key.json"):
-            reader.notes.append(f"What {machine.cache_dir} already holds is not encoded again: then less time.")
+        if plan.applied("embedding_cache") and (held := check_stores(machine.cache_dir)):
+            reader.notes.append(held)
         found: dict[str, Any] = {"why_no_time": "the model could not be read"}
         if work:
             found = size_up(args, plan, work, getattr(model_args, "save_full", False))

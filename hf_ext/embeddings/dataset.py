@@ -1,16 +1,16 @@
-"""A dataset of cached embeddings: rows of tables, one table per encoder input."""
+"""Cached embeddings behind numbers: rows of tables for a head, states of antigens for a generator."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..errors import DataError
 from .store import EmbeddingStore
 
 
@@ -19,7 +19,7 @@ def join_parts(parts: Sequence[str]) -> str:
     return "|".join(parts)
 
 
-def number_inputs(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.ndarray, list[tuple[str, ...]]]:
+def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.ndarray, list[tuple[str, ...]]]:
     """Distinct inputs in the order in which they first occur, and which of them each row has: (n,) int64.
 
     Where the input is optional, rows without any residue of it have -1.
@@ -42,16 +42,12 @@ def make_table(store: EmbeddingStore, sequences: Sequence[str], width: int, budg
     Above `budget_bytes` in a memory-mapped scratch file beside the store, which is unlinked at once, so that it
     vanishes with the process. Data workers that are spawned, not forked, get a copy.
     """
-    fits = len(sequences) * width * 4 <= budget_bytes
-    table = torch.empty(len(sequences), width) if fits else _mapped(len(sequences), width, store.folder)
-    store.gather(sequences, out=table)
-    return table
-
-
-def _mapped(num_rows: int, width: int, scratch_dir: Path) -> torch.Tensor:
-    scratch_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=scratch_dir, prefix="table-") as file:
-        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(num_rows, width)))
+    if len(sequences) * width * 4 <= budget_bytes:
+        table = torch.empty(len(sequences), width)
+    else:
+        with tempfile.NamedTemporaryFile(dir=store.folder, prefix="table-") as file:
+            table = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(len(sequences), width)))
+    return store.gather(sequences, out=table)
 
 
 class EmbeddedDataset(Dataset):
@@ -100,3 +96,39 @@ class EmbeddedDataset(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])
+
+
+class StateTable:
+    """`states_of` of an `AntibodyCollator`: token ids of antigens to their stored states, which each batch reads.
+
+    Args:
+        store: holds the states of all `sequences`.
+        sequences: distinct antigens.
+        ids: the token ids of each, as rows carry them.
+
+    Raises:
+        KeyError: the first sequence is not stored; of others, a batch says so.
+        DataError: its stored states have another number of tokens than its ids.
+    """
+
+    def __init__(self, store: EmbeddingStore, sequences: Sequence[str], ids: Sequence[np.ndarray]):
+        self.store, self._keys = store, store.keys_of(sequences)
+        self._numbers = {_key(row): number for number, (row, _) in enumerate(zip(ids, sequences, strict=True))}
+        for row, states in zip(ids[:1], store.gather_states(self._keys[:1])):
+            if len(states) != len(row):
+                raise DataError(f"{store.folder}: {len(states)} states of an antigen that has {len(row)} tokens.")
+
+    def __call__(self, antigens: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """States of each antigen, (tokens, width), float32.
+
+        Raises:
+            DataError: the table does not have it.
+        """
+        keys = [_key(ids) for ids in antigens]
+        if lacking := [ids for ids, key in zip(antigens, keys) if key not in self._numbers]:
+            raise DataError(f"No states of {len(lacking)} antigens of a batch, the first of {len(lacking[0])} tokens.")
+        return self.store.gather_states(self._keys[[self._numbers[key] for key in keys]])
+
+
+def _key(ids: Any) -> bytes:
+    return np.asarray(ids, np.int64).tobytes()

@@ -1,4 +1,4 @@
-"""Where embeddings live between runs: content-addressed shards that a kill cannot half-write."""
+"""Where embeddings live between runs: shards that a kill cannot half-write, found by sorted keys of 16 bytes."""
 
 from __future__ import annotations
 
@@ -7,237 +7,269 @@ import json
 import logging
 import os
 import time
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 
-from ..data.text_files import irregular_kind
-from ..errors import CacheError
-from .finite import refuse_not_finite
-from .shortening import WHOLE, Shortening
+from ..errors import CacheError, DataError, NotFiniteError
+from .shards import KEY_BYTES, MAX_SHARD_BYTES, SHARD_GLOB, Shard, common_keys, is_damaged, pack, write_shard, writing
 
 logger = logging.getLogger(__name__)
 
-HASH_BYTES = 16
-SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
+REMEMBERED = 2**18  # hashes of sequences, which a run asks for again and again
+MAX_SMALL = 16  # shards of less than half of it that are left as they are
 LEFTOVER_S = 3600.0  # a file that is written for so long has no writer any more
-_SHARD_GLOB = "shard-*.safetensors"
+SHOWN = 3
+_DAMAGED = "Embedding shard %s is damaged; removed, its sequences are encoded again."
 
 
+def identify(sequence: str, limits: tuple[int | None, str, int] = (None, "error", 0)) -> str:
+    """The text by which the embedding of an encoder input is known: of one that is not cut, the input itself.
+
+    So the rule for long inputs matters to long inputs alone, and what was cut is never taken for what was not, nor for
+    what was cut otherwise.
+
+    Args:
+        sequence: parts of a pair are joined by `|`.
+        limits: what the encoder takes of one input, a pair counting both parts, None for any length; "error",
+            "truncate" or "window", as in `SequenceCollator`; and residues that neighbouring windows share.
+    """
+    max_residues, too_long, overlap = limits
+    if max_residues is None or len(sequence) - sequence.count("|") <= max_residues:
+        return sequence
+    return f"{sequence} {too_long} {max_residues} {overlap if too_long == 'window' else 0}"
+
+
+@lru_cache(maxsize=REMEMBERED)
 def hash_sequence(sequence: str) -> bytes:
     """Identity of one encoder input: residues, with `|` between the parts of a pair."""
-    return hashlib.blake2b(sequence.encode("ascii"), digest_size=HASH_BYTES).digest()
-
-
-Shard = dict[str, torch.Tensor]
+    return hashlib.blake2b(sequence.encode("ascii"), digest_size=KEY_BYTES).digest()
 
 
 class EmbeddingStore:
-    """Embeddings of one encoder input kind, in `<cache_dir>/<hash of key>/`.
+    """Embeddings of one encoder input kind, pooled or of every token, in `<cache_dir>/<hash of key>/`.
 
     A shard is written beside its final name, fsynced, and renamed; its name is the hash of the sequences it holds and
-    its header carries the sha256 of its content. Opening verifies every shard and drops, with a warning, what does not
-    verify, so that it is encoded again; so are rows that are NaN or infinite, which `add` refuses. Files do not depend
-    on when or how often a run was interrupted.
+    its header carries the sha256 of its content. A shard that is not what it promises is dropped, with a warning, so
+    that its sequences are encoded again: one of another size when the store is opened, one of other content when
+    something of it is first asked for. `add` refuses what is NaN or infinite. Files do not depend on when or how often
+    a run was interrupted.
+
+    Wherever sequences are expected, an array that `keys_of` returned for them will do, which hashes nothing.
 
     Args:
         cache_dir: folder shared by all keys.
-        key: everything that decides the value of every embedding (encoder, weights, tokenizer, pooling, dtype);
-            JSON-able.
-        shortening: what happens to inputs above a limit. It is part of what those are known by, and of no others: an
-            input that is not cut is found under every rule.
+        key: everything that decides the value of every embedding (encoder, weights, tokenizer, pooling, dtype; or that
+            they are of every token); JSON-able.
+        known_as: text by which an input is known; where long ones are cut, `partial(identify, limits=...)`.
 
     Raises:
-        CacheError: the folder holds another key (a hash collision or an edited `key.json`), cannot be made, or holds
-            a folder, pipe or device where a file belongs, which is left as it is.
+        CacheError: the folder cannot be made, or its shards have the layout of an earlier version.
 
-    Cost: opening reads and hashes every shard once, about 1 s per GB.
-
-    Attributes:
-        shard_sequences: the most that a shard holds, where nobody says otherwise.
+    Cost: opening reads headers, of tens of files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
-    shard_sequences = SHARD_SEQUENCES
-    _tensors: tuple[str, ...] = ("hashes", "embeddings")  # of a shard: what they are of, and what they are
-
-    def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any], shortening: Shortening = WHOLE):
-        self.key, self.shortening = key, shortening
+    def __init__(
+        self, cache_dir: str | os.PathLike[str], key: dict[str, Any], known_as: Callable[[str], str] = identify
+    ):
+        self.key, self.known_as = key, known_as
         text = json.dumps(key, sort_keys=True, indent=1)
         self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
-        _make_folder(self.folder)
-        self._check_key(text)
-        self._index: dict[bytes, tuple[Path, int]] = {}
-        self.num_corrupt = self.num_not_finite = 0
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            os.fspath(self.folder).encode()  # safetensors opens no other names
+        except (OSError, UnicodeEncodeError) as error:
+            raise CacheError(
+                f"embedding_cache_dir={str(cache_dir)!r} cannot be made ({error}); give another."
+            ) from error
+        if not (self.folder / "key.json").exists():
+            with writing(self.folder / "key.json") as draft:
+                draft.write_text(text)
+        self._shards: list[Shard] = []
         self.refresh()
 
     def __len__(self) -> int:
-        return len(self._index)
+        return sum(len(shard.keys) for shard in self._shards)
 
-    def _digest(self, sequence: str) -> bytes:
-        return hash_sequence(self.shortening.identify(sequence))
-
-    def _check_key(self, text: str) -> None:
-        path = self.folder / "key.json"
-        if not path.exists():
-            _write_atomically(path, text.encode())
-            return
-        _check_regular(path)
-        found = path.read_bytes()
-        if found != text.encode():
-            raise CacheError(
-                f"{path} describes other embeddings than this run needs:\n{found.decode(errors='replace')}\n"
-                f"needed:\n{text}\nGive another --embedding_cache_dir or delete this folder."
-            )
+    @property
+    def width(self) -> int | None:
+        """Of every embedding; None where there is none yet."""
+        return self._shards[0].values.shape[1] if self._shards else None
 
     def refresh(self) -> None:
-        """Reads the index of all shards that verify, drops rows not finite, removes leftovers of writers long gone."""
-        self._index.clear()
+        """Opens shards that others have written since, and removes leftovers of writers long gone."""
         for path in self.folder.glob("*.tmp-*"):
             with suppress(FileNotFoundError):  # its writer has just finished
                 if path.is_file() and time.time() - path.stat().st_mtime > LEFTOVER_S:
                     path.unlink()
-        for path in sorted(self.folder.glob(_SHARD_GLOB)):
-            _check_regular(path)
-            shard = _read_verified(path, self._tensors)
-            if shard is None:
-                self.num_corrupt += 1
-                logger.warning("Embedding shard %s is corrupt; removed, its sequences are encoded again.", path)
+        known, self._shards = {shard.path: shard for shard in self._shards}, []
+        for path in sorted(filter(Path.is_file, self.folder.glob(SHARD_GLOB))):
+            try:
+                self._shards.append(known.get(path) or Shard(path))
+            except FileNotFoundError:  # another run has just merged it
+                continue
+            except SafetensorError:
+                logger.warning(_DAMAGED, path)
                 path.unlink(missing_ok=True)
-                continue
-            finite = self._find_finite(shard)
-            if not finite.all():
-                self._drop_rows(path, shard, finite)
-                continue
-            for row, digest in enumerate(shard["hashes"].numpy()):
-                self._index[digest.tobytes()] = (path, row)
+
+    def keys_of(self, sequences: Iterable[str] | np.ndarray) -> np.ndarray:
+        """What sequences are known by, (n,) of 16 bytes; an array is taken for such keys."""
+        if isinstance(sequences, np.ndarray):
+            return sequences
+        return np.array([*map(hash_sequence, map(self.known_as, sequences))], f"S{KEY_BYTES}")
 
     def missing(self, sequences: Iterable[str]) -> list[str]:
         """Those of `sequences` that are not stored, each once, longest first and then alphabetical."""
-        absent = {sequence for sequence in sequences if self._digest(sequence) not in self._index}
+        distinct = list(set(sequences))
+        absent = [distinct[i] for i in np.flatnonzero(self._locate(distinct)[1] < 0)]
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
 
-    def add(self, sequences: Sequence[str], embeddings: Any) -> Path:
-        """Writes one shard; returns its path. `embeddings`: (len(sequences), width).
+    def add(self, sequences: Sequence[str] | np.ndarray, embeddings: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Writes one shard.
+
+        Args:
+            embeddings: (n, width); or of each sequence its tokens' states, (tokens, width). They keep their dtype, of
+                several the highest.
 
         Raises:
             NotFiniteError: an embedding is NaN or infinite, with its sequence; nothing is written.
+            DataError: another number of them than of sequences, or other shapes.
         """
+        are_pooled = isinstance(embeddings, torch.Tensor)
+        blocks = [embeddings] if are_pooled else [*embeddings]
+        lengths = np.ones(len(embeddings), np.int64) if are_pooled else np.array([*map(len, blocks)])
+        widths = {tuple(block.shape[1:]) for block in blocks} | ({(self.width,)} if self._shards else set())
+        if not 0 < len(sequences) == len(embeddings) or len(widths) != 1 or not lengths.all():
+            raise DataError(
+                f"Embeddings of {len(embeddings)} sequences for {len(sequences)}, widths {sorted(widths)} with what is "
+                "stored: give (n, width), or (tokens, width) for each, of one width, with at least one token."
+            )
         refuse_not_finite(sequences, embeddings, "to be stored")
-        digests = np.frombuffer(b"".join(map(self._digest, sequences)), np.uint8).reshape(-1, HASH_BYTES)
-        return self._write({"hashes": torch.from_numpy(digests.copy()), **self._as_tensors(embeddings)})
+        values = torch.cat([block.cpu() for block in blocks])
+        self._shards.append(write_shard(self.folder, self.keys_of(sequences), lengths, values))
 
-    def _as_tensors(self, embeddings: Any) -> Shard:
-        """What a shard holds beside the hashes of its sequences."""
-        return {"embeddings": embeddings.cpu().contiguous()}
+    def _locate(self, sequences: Sequence[str] | np.ndarray) -> tuple[list[Shard], np.ndarray, np.ndarray]:
+        """Some shards; which of them has each sequence, -1 for none; its number there. All of these verify."""
+        distinct, inverse = np.unique(self.keys_of(sequences), return_inverse=True)
+        owners, numbers = np.full((2, len(distinct)), -1)
+        shards: list[Shard] = []
+        for shard in [*self._shards]:
+            here, there = common_keys(distinct, shard.keys)
+            if len(here) and self._is_whole(shard):
+                owners[here], numbers[here] = len(shards), there
+                shards.append(shard)
+        return shards, owners[inverse], numbers[inverse]
 
-    def _find_finite(self, shard: Shard) -> torch.Tensor:
-        """Which sequences of a shard have finite embeddings: (rows,), bool."""
-        return torch.isfinite(shard["embeddings"]).all(1)
-
-    def _keep(self, shard: Shard, kept: torch.Tensor) -> Shard:
-        """A shard with those sequences alone that are `kept`, (rows,), bool."""
-        return {name: tensor[kept] for name, tensor in shard.items()}
-
-    def _write(self, tensors: Shard) -> Path:
-        """Writes one shard and adds it to the index."""
-        digests = tensors["hashes"].numpy()
-        path = self.folder / f"shard-{hashlib.sha256(digests.tobytes()).hexdigest()[:20]}.safetensors"
-        _write_atomically(path, save(tensors, metadata={"sha256": _content_hash(tensors)}))
-        for row, digest in enumerate(digests):
-            self._index[digest.tobytes()] = (path, row)
-        return path
-
-    def _drop_rows(self, path: Path, shard: Shard, finite: torch.Tensor) -> None:
-        """Writes a shard anew without the rows that are not finite; they are missing from then on."""
-        num_dropped = int((~finite).sum())
-        logger.warning("Embedding shard %s: %d NaN or infinite; dropped, to be encoded again.", path, num_dropped)
-        self.num_not_finite += num_dropped
-        if finite.any():
-            self._write(self._keep(shard, finite))
-        path.unlink(missing_ok=True)
-
-    def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> Any:
-        """Embeddings of stored sequences, in order: (len(sequences), width), float32, into `out` if given.
+    def _find(self, sequences: Sequence[str] | np.ndarray) -> Iterator[tuple[Shard, np.ndarray, np.ndarray]]:
+        """Of each shard that has some of them: which, by position, and their numbers there, in order.
 
         Raises:
             KeyError: a sequence is not stored.
         """
-        by_shard: dict[Path, list[tuple[int, int]]] = {}
-        for position, sequence in enumerate(sequences):
-            path, row = self._index[self._digest(sequence)]
-            by_shard.setdefault(path, []).append((position, row))
-        for path, pairs in by_shard.items():
-            with safe_open(path, framework="pt") as shard:
-                block = shard.get_tensor("embeddings")
-            positions, rows = map(list, zip(*pairs))
-            if out is None:
-                out = torch.empty(len(sequences), block.shape[1])
-            out[positions] = block[rows].to(out.dtype)
-        return torch.empty(0, 0) if out is None else out
+        shards, owners, numbers = self._locate(sequences)
+        if len(absent := np.flatnonzero(owners < 0)):
+            raise KeyError(f"{self.folder}: {len(absent)} of {len(owners)} sequences are not stored.")
+        order = np.lexsort((numbers, owners))
+        for shard, chosen in zip(shards, np.split(order, np.searchsorted(owners[order], range(1, len(shards))))):
+            yield shard, chosen, numbers[chosen]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes on disk, shards only."""
-        return sum(path.stat().st_size for path in self.folder.glob(_SHARD_GLOB))
+    def gather(self, sequences: Sequence[str] | np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Pooled embeddings of stored sequences, in order: (n, width), float32, into `out` if given.
+
+        Raises:
+            KeyError: a sequence is not stored.
+            DataError: the store holds states of every token.
+        """
+        out = torch.empty(len(sequences), self.width or 0) if out is None else out
+        for shard, positions, numbers in self._find(sequences):
+            if len(shard.values) > len(shard.keys):
+                raise DataError(f"{self.folder} holds states of every token: read them with gather_states.")
+            rows = torch.from_numpy(shard.starts[numbers])
+            out[torch.from_numpy(positions)] = shard.values[rows].to(out.dtype)
+        return out
+
+    def gather_states(self, sequences: Sequence[str] | np.ndarray) -> list[torch.Tensor]:
+        """States of all tokens of stored sequences, in order: (tokens, width) each, float32, which holds every value.
+
+        Raises:
+            KeyError: a sequence is not stored.
+        """
+        found = [torch.empty(0)] * len(sequences)
+        for shard, positions, numbers in self._find(sequences):
+            for position, number in zip(positions, numbers):
+                rows = slice(*shard.starts[number : number + 2])
+                found[position] = shard.values[rows].to(torch.float32, copy=True)
+        return found
+
+    def merge(self) -> None:
+        """Where more than 16 shards are small, makes as few of them as fit `MAX_SHARD_BYTES`, whoever wrote them.
+
+        For one process, while others of its run neither read nor write; other runs keep what they have opened. Cost:
+        reads and writes all small shards. A kill may leave both old and new ones, which takes space and no more.
+        """
+        small = [shard for shard in self._shards if 2 * shard.status.st_size < MAX_SHARD_BYTES]
+        if len(small) <= MAX_SMALL:
+            return
+        for group in pack([shard for shard in small if self._is_whole(shard)]):
+            keys = np.concatenate([shard.keys for shard in group])
+            lengths = np.concatenate([np.diff(shard.starts) for shard in group])
+            self._shards.append(write_shard(self.folder, keys, lengths, torch.cat([shard.values for shard in group])))
+            for shard in group:
+                self._drop(shard)
+
+    def _is_whole(self, shard: Shard) -> bool:
+        if not shard.verify():
+            logger.warning(_DAMAGED, shard.path)
+            self._drop(shard)
+        return shard.is_whole
+
+    def _drop(self, shard: Shard) -> None:
+        shard.remove()
+        self._shards = [kept for kept in self._shards if kept is not shard]
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        os.fspath(folder).encode()  # safetensors opens no other names, and a shard would count as corrupt
-        folder.mkdir(parents=True, exist_ok=True)
-    except UnicodeEncodeError as error:
-        raise CacheError(f"embedding_cache_dir={str(folder.parent)!r}: not UTF-8; give another folder.") from error
-    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise CacheError(
-            f"embedding_cache_dir={str(folder.parent)!r}: the folder {folder} cannot be made ({error.strerror}). Give "
-            "one that can be written to."
-        ) from error
+def check_stores(cache_dir: str | os.PathLike[str]) -> str:
+    """What the stores in a folder are worth to a run, in a sentence or two; "" where there are none. Changes nothing.
+
+    Raises:
+        CacheError: one has the layout of an earlier version.
+
+    Cost: reads and hashes all of it, about 1 s per GB.
+    """
+    files = sorted(filter(Path.is_file, Path(cache_dir).glob(f"*/{SHARD_GLOB}")))
+    damaged = [str(path.relative_to(cache_dir)) for path in files if is_damaged(path)]
+    text = f"What {cache_dir} already holds is not encoded again: then less time." if files else ""
+    if damaged:
+        text += f" {len(damaged)} of its files are damaged, and what they held is encoded again: {', '.join(damaged)}."
+    return text
 
 
-def _check_regular(path: Path) -> None:
-    """Raises CacheError for a folder, or for a pipe or device, which may never end; passes what is not there."""
-    kind = irregular_kind(path) if path.exists() else ""
-    if kind:
-        raise CacheError(
-            f"{path}: is {kind}, not a regular file. Give another --embedding_cache_dir, or move it out of the way."
+def find_not_finite(embeddings: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
+    """Which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
+    if isinstance(embeddings, torch.Tensor):
+        return (~torch.isfinite(embeddings).all(1)).nonzero().flatten().tolist()
+    return [i for i, states in enumerate(embeddings) if not torch.isfinite(states).all()]
+
+
+def name_sequences(sequences: Sequence[Any]) -> str:
+    """The first few of them, shortened, with their lengths."""
+    shown = [f"{s if len(s) <= 40 else s[:40] + '...'} ({len(s)} residues)" for s in sequences[:SHOWN]]
+    more = len(sequences) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def refuse_not_finite(sequences: Sequence[Any], embeddings: torch.Tensor | Sequence[torch.Tensor], what: str) -> None:
+    """Raises NotFiniteError with the sequences whose `embeddings` are not finite."""
+    rows = find_not_finite(embeddings)
+    if rows:
+        raise NotFiniteError(
+            f"Embeddings {what} are NaN or infinite for {len(rows)} of {len(sequences)} sequences: "
+            f"{name_sequences([sequences[row] for row in rows])}. None of them was stored. Either the encoder's "
+            "weights are damaged (are other sequences all right?), or these sequences are: leave them out."
         )
-
-
-def _content_hash(tensors: Shard) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _read_verified(path: Path, names: Sequence[str]) -> Shard | None:
-    """`hashes`, (rows, HASH_BYTES) uint8, and the others of `names`; None where the file is not what it promises."""
-    try:
-        with safe_open(path, framework="pt") as shard:
-            tensors = {name: shard.get_tensor(name) for name in names}
-            promised = (shard.metadata() or {}).get("sha256")
-    except (SafetensorError, OSError, ValueError):
-        return None
-    return tensors if _content_hash(tensors) == promised else None
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

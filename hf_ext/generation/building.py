@@ -16,8 +16,9 @@ from ..data.antibodies import AntibodyCollator, PairEncoder, StatesOf
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_pairs
 from ..data.tokenization import ResidueTokenizer
-from ..embeddings.encode import fill_store
-from ..embeddings.token_states import StateTable, TokenStateStore
+from ..embeddings.dataset import StateTable
+from ..embeddings.encode import SHARD_STATES, fill_store
+from ..embeddings.store import EmbeddingStore
 from ..errors import ArgumentError
 from ..masked_lm.results import compute_metrics, sum_rows
 from ..models.encoders import load_tokenizer, read_encoder
@@ -32,7 +33,6 @@ from .judging.rows import AntibodyRows
 from .preparing import PairData
 
 ENCODING_TOKENS = 8192  # per batch of antigens
-MAX_TABLE_BYTES = 2**30  # of states that are kept in memory; more are read from disk, batch by batch
 DEMO_SHAPE = {"d_model": 32, "hidden_size": 64}
 # Each antigen has one antibody there: at less than 1 all its samples would be that one.
 DEMO_SETTINGS = {"attend": True, "dropout": 0.0, "temperature": 1.0}
@@ -145,7 +145,7 @@ def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str
         antigens: of all splits, repeats allowed.
 
     Raises:
-        ArgumentError, CacheError: no tokenizer beside the encoder; see `TokenStateStore`.
+        ArgumentError, CacheError: no tokenizer beside the encoder; see `EmbeddingStore`.
         DataError: an antigen that the encoder cannot read.
     """
     if model.config.architecture != "esm":
@@ -159,8 +159,7 @@ def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str
     distinct = sorted(set(antigens))
     ids = inputs.encoder.encode_antigens(distinct)
     store = _fill(model, inputs, training, distinct)
-    num_bytes = 4 * model.encoder.width * sum(map(len, ids))
-    inputs.states = StateTable(store, distinct, ids, in_memory=num_bytes <= MAX_TABLE_BYTES)
+    inputs.states = StateTable(store, distinct, ids)
     model.encoder.release()
     return inputs
 
@@ -198,19 +197,20 @@ def read_settings(args: GeneratorArguments, data_args: DataArguments) -> dict[st
     return {**vars(args), **vars(data_args)}
 
 
-def _fill(model: AntibodyGenerator, inputs: Inputs, training: Any, distinct: Sequence[str]) -> TokenStateStore:
+def _fill(model: AntibodyGenerator, inputs: Inputs, training: Any, distinct: Sequence[str]) -> EmbeddingStore:
     """The main process encodes, with the device that it trains on; the others wait, and read what it wrote."""
     residues = inputs.encoder.antigens
     encode, exactly = state_encoder(model.encoder, residues, training.device)
     with training.main_process_first(desc="antigen states"):
         folder = os.path.expanduser(training.embedding_cache_dir)
-        store = TokenStateStore(folder, state_key(model.encoder, residues))
+        store = EmbeddingStore(folder, state_key(model.encoder, residues))
         fill_store(
             store,
             distinct,
             encode,
             encode_exactly=exactly,
             tokens_per_batch=ENCODING_TOKENS,
+            shard_sequences=SHARD_STATES,
             description="Encoding antigens",
             show_progress=not training.disable_tqdm and training.should_log,
         )

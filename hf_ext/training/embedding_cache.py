@@ -15,20 +15,19 @@ from typing import Any
 
 import datasets
 import numpy as np
+import psutil
 import torch
 import transformers
 from accelerate.utils import gather_object
 
 from ..data.columns import column_names, read_columns
-from ..embeddings.dataset import EmbeddedDataset, join_parts, make_table, number_inputs
-from ..embeddings.encode import EncodingReport, fill_store
-from ..embeddings.finite import encode_finite
-from ..embeddings.shortening import Shortening
-from ..embeddings.store import EmbeddingStore
+from ..embeddings.dataset import EmbeddedDataset, factorize, join_parts, make_table
+from ..embeddings.encode import EncodingReport, encode_finite, fill_store
+from ..embeddings.store import EmbeddingStore, identify
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
 from ..models.encoders import identify_encoder
-from ..models.exact_encoding import exact_encoding
+from ..models.fp32_fallback import in_float32
 from ..models.process_settings import read_matmul_precision
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
@@ -104,7 +103,7 @@ class EmbeddingCache:
         inputs: Mapping[str, Sequence[str]] = trainer.data_collator.columns
         positions, tables = {}, {}
         for name in self._settings["inputs"]:
-            positions[name], distinct = number_inputs(read_columns(dataset, inputs[name]), name in optional)
+            positions[name], distinct = factorize(read_columns(dataset, inputs[name]), name in optional)
             sequences = [join_parts(parts) for parts in distinct]
             width = trainer.model.embedding_sizes[name]
             tables[name] = make_table(self.fill(name, sequences), sequences, width, _free_bytes())
@@ -129,7 +128,7 @@ class EmbeddingCache:
         if name in self._settings.get("inputs", ()):
             return self.fill(name, sequences).gather(sequences)
         encode = partial(trainer.encode_sequences, name)
-        exactly = exact_encoding(trainer.model, name, encode)
+        exactly = in_float32(trainer.model, name, encode)
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
         with trainer._ext_backend.encoding(trainer.model):
             return torch.cat([encode_finite(encode, exactly, batch)[0] for batch in batches])
@@ -168,7 +167,7 @@ class EmbeddingCache:
             store,
             sequences,
             encode,
-            encode_exactly=exact_encoding(trainer.model, name, encode),
+            encode_exactly=in_float32(trainer.model, name, encode),
             tokens_per_batch=self._settings["tokens_per_batch"],
             process_index=team.rank,
             num_processes=team.size,
@@ -178,7 +177,10 @@ class EmbeddingCache:
         reports = [report]
         if team.size > 1:
             reports = gather_object(reports)  # also waits for everyone
-            store.refresh()
+            with args.main_process_first(local=False):
+                store.refresh()
+                if any(report.num_encoded for report in reports):
+                    store.merge()  # by the main process, after which others find nothing to merge
             team.wait_for_everyone()
             if missing := store.missing(sequences):  # on machines that share no drive
                 raise CacheError(
@@ -189,12 +191,13 @@ class EmbeddingCache:
         return store
 
     def _open(self, name: str) -> EmbeddingStore:
-        key, shortening = self._trainer.embedding_key(name), Shortening.of(self._trainer.data_collator, name)
-        identity = json.dumps(key, sort_keys=True), shortening
+        key, collator = self._trainer.embedding_key(name), self._trainer.data_collator
+        limits = (collator.tokenizers[name].max_residues, collator.too_long, collator.window_overlap)
+        identity = json.dumps([key, limits], sort_keys=True)
         if identity not in self._stores:
             cache_dir = os.path.expanduser(self._settings["cache_dir"])
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
-                self._stores[identity] = EmbeddingStore(cache_dir, key, shortening)
+                self._stores[identity] = EmbeddingStore(cache_dir, key, partial(identify, limits=limits))
             # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.
             self._trainer._ext_team.wait_for_everyone()
         return self._stores[identity]
@@ -213,7 +216,6 @@ class EmbeddingCache:
             encoding_seconds=round(counts["seconds"], 2),
             residues_per_second=round(counts["residues"] / counts["seconds"]) if counts["sequences"] else None,
             **({"encoded_in_float32": counts["in_float32"]} if counts["in_float32"] else {}),
-            **({"not_finite_on_disk": store.num_not_finite} if store.num_not_finite else {}),
             stores=dict(self._folders),
         )
 
@@ -247,7 +249,7 @@ class EmbeddingCache:
     def _sample(self, rows: Any, name: str) -> list[str]:
         """Some of the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
         columns = read_columns(rows, self._trainer.data_collator.columns[name])
-        distinct = sorted(join_parts(parts) for parts in number_inputs(columns, name in self._optional_inputs)[1])
+        distinct = sorted(join_parts(parts) for parts in factorize(columns, name in self._optional_inputs)[1])
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
         return sorted((distinct[i] for i in order[: SAMPLE if self.is_on else LIVE_SAMPLE]), key=len)
 
@@ -270,7 +272,5 @@ def _only(dataset: Any, columns: list[str]) -> Any:
 
 def _free_bytes() -> int:
     """Bytes that one table may take in memory."""
-    free = (detect_hardware("cpu").memory_gib or 1) * 2**30  # a container's limit, where there is one
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        free = min(free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return int(free * MEMORY_SHARE)
+    limit = (detect_hardware("cpu").memory_gib or 1) * 2**30  # a container's, where there is one
+    return int(min(limit, psutil.virtual_memory().available) * MEMORY_SHARE)

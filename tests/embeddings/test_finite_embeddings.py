@@ -1,14 +1,13 @@
-"""NaN and infinite embeddings are never stored: in half precision computed again, on disk dropped, else named."""
+"""NaN and infinite embeddings are never stored: in half precision computed again, else named."""
 
 import math
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.embeddings.encode import fill_store
-from hf_ext.embeddings.store import EmbeddingStore, _content_hash, hash_sequence
+from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.errors import NotFiniteError
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
@@ -62,29 +61,6 @@ def test_the_store_refuses_what_is_not_finite_and_writes_nothing(tmp_path):
     with pytest.raises(NotFiniteError, match=r"for 1 of 2 sequences: A{40}\.\.\. \(50 residues\)"):
         store.add(["W", "A" * 50], torch.tensor([[1.0, 2.0], [1.0, math.nan]]))
     assert [path.name for path in store.folder.iterdir()] == ["key.json"]
-
-
-def write_old_shard(store, sequences, values):
-    """A shard as a version wrote it that did not look at what it was given."""
-    hashes = torch.tensor([list(hash_sequence(s)) for s in sequences], dtype=torch.uint8)
-    tensors = {"hashes": hashes, "embeddings": values}
-    path = store.folder / "shard-0123.safetensors"
-    save_file(tensors, path, metadata={"sha256": _content_hash(tensors)})
-    return path
-
-
-@pytest.mark.parametrize("bad", [["MKV"], SEQUENCES])
-def test_a_cache_that_holds_rows_that_are_not_finite_heals(tmp_path, bad, caplog):
-    path = write_old_shard(EmbeddingStore(tmp_path, KEY), SEQUENCES, encoder(*bad)(SEQUENCES))
-    store, report = fill(tmp_path, exact)
-    assert (store.num_not_finite, report.num_encoded) == (len(bad), len(bad))
-    assert f"{len(bad)} NaN or infinite; dropped, to be encoded again" in caplog.text
-    assert torch.equal(store.gather(SEQUENCES), exact(SEQUENCES))
-    assert not path.exists()
-    caplog.clear()
-    again, report = fill(tmp_path, encoder(*SEQUENCES))
-    assert (again.num_not_finite, again.num_corrupt, report.num_encoded, caplog.text) == (0, 0, 0, "")
-    assert torch.equal(again.gather(SEQUENCES), exact(SEQUENCES))
 
 
 # --- with a model -----------------------------------------------------------------------------------------------------

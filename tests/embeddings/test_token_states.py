@@ -1,20 +1,18 @@
-"""Ragged states of a frozen encoder: what went in comes out bit for bit, and the pooled store's promises hold."""
+"""States of every token of a frozen encoder: what went in comes out bit for bit, and a generator reads them."""
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from tiny_generators import ANTIGENS, TINY, make_rows
 from transformers import EsmTokenizer
 
 from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
 from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.embeddings.dataset import StateTable
 from hf_ext.embeddings.encode import fill_store
-from hf_ext.embeddings.store import EmbeddingStore, _content_hash, hash_sequence
-from hf_ext.embeddings.token_states import StateTable, TokenStateStore
+from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.errors import DataError, NotFiniteError
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.esm import state_encoder, state_key
@@ -39,26 +37,28 @@ def same(one, other):
 
 
 def fill(folder, encode=states_of, sequences=SEQUENCES, **given):
-    store = TokenStateStore(folder, KEY)
+    store = EmbeddingStore(folder, KEY)
     return store, fill_store(store, sequences, encode, tokens_per_batch=4, show_progress=False, **given)
 
 
 def test_states_come_back_bit_for_bit_in_any_order_and_with_repeats(tmp_path):
     fill(tmp_path)
-    store = TokenStateStore(tmp_path, KEY)
+    store = EmbeddingStore(tmp_path, KEY)
     asked = ["W", "MKV", "AC", "MKV"]
-    assert same(store.gather(asked), states_of(asked))
-    assert not same(store.gather(asked), states_of(asked[::-1]))
-    assert [tuple(s.shape) for s in store.gather(asked)] == [(1, 2), (3, 2), (2, 2), (3, 2)]
+    assert same(store.gather_states(asked), states_of(asked))
+    assert not same(store.gather_states(asked), states_of(asked[::-1]))
+    assert [tuple(s.shape) for s in store.gather_states(asked)] == [(1, 2), (3, 2), (2, 2), (3, 2)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_its_bits_on_half_the_disk(tmp_path, dtype):
-    store, _ = fill(tmp_path / "half", lambda sequences: states_of(sequences, dtype))
-    again = TokenStateStore(tmp_path / "half", KEY).gather(SEQUENCES)
+    fill(tmp_path / "half", lambda sequences: states_of(sequences, dtype))
+    again = EmbeddingStore(tmp_path / "half", KEY).gather_states(SEQUENCES)
     assert {states.dtype for states in again} == {torch.float32}
     assert same([states.to(dtype) for states in again], states_of(SEQUENCES, dtype))
-    assert store.num_bytes < fill(tmp_path / "full")[0].num_bytes
+    fill(tmp_path / "full")
+    half, full = (next((tmp_path / name).rglob("shard-*")).stat().st_size for name in ("half", "full"))
+    assert half < full
 
 
 def test_each_distinct_sequence_is_encoded_once_and_a_second_run_encodes_none(tmp_path):
@@ -82,14 +82,7 @@ def test_batches_that_do_not_fit_are_halved(tmp_path):
         return states_of(sequences)
 
     store, _ = fill(tmp_path, encode)
-    assert same(store.gather(SEQUENCES), states_of(SEQUENCES))
-
-
-def test_a_pooled_store_of_the_same_key_is_another_folder(tmp_path):
-    store, _ = fill(tmp_path)
-    pooled = EmbeddingStore(tmp_path, KEY)
-    assert pooled.folder != store.folder
-    assert (len(pooled), len(store)) == (0, 3)
+    assert same(store.gather_states(SEQUENCES), states_of(SEQUENCES))
 
 
 def test_an_overflow_in_half_precision_takes_float32(tmp_path):
@@ -98,12 +91,12 @@ def test_an_overflow_in_half_precision_takes_float32(tmp_path):
 
     store, report = fill(tmp_path, encode, encode_exactly=states_of)
     assert report.overflowed == ["AC"]
-    assert same(store.gather(["AC"]), states_of(["AC"]))
-    assert same(store.gather(["MKV"]), [s.half().float() for s in states_of(["MKV"])])
+    assert same(store.gather_states(["AC"]), states_of(["AC"]))
+    assert same(store.gather_states(["MKV"]), [s.half().float() for s in states_of(["MKV"])])
 
 
 def test_states_that_are_not_finite_are_refused_and_nothing_is_written(tmp_path):
-    store = TokenStateStore(tmp_path, KEY)
+    store = EmbeddingStore(tmp_path, KEY)
     wrong = states_of(SEQUENCES)
     wrong[1][1, 0] = math.nan
     with pytest.raises(NotFiniteError, match=r"for 1 of 3 sequences: AC \(2 residues\)"):
@@ -111,59 +104,22 @@ def test_states_that_are_not_finite_are_refused_and_nothing_is_written(tmp_path)
     assert [path.name for path in store.folder.iterdir()] == ["key.json"]
 
 
-@pytest.mark.parametrize("bad", [["AC"], ["MKV", "W"], SEQUENCES])
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_a_cache_with_states_that_are_not_finite_heals(tmp_path, bad, value, caplog):
-    folder = TokenStateStore(tmp_path, KEY).folder
-    states = states_of(SEQUENCES)
-    for sequence, one in zip(SEQUENCES, states):
-        if sequence in bad:
-            one[-1, 1] = value
-    hashes = torch.tensor([list(hash_sequence(s)) for s in SEQUENCES], dtype=torch.uint8)
-    shard = {"hashes": hashes, "embeddings": torch.cat(states), "lengths": torch.tensor([3, 2, 1])}
-    save_file(shard, folder / "shard-0123.safetensors", metadata={"sha256": _content_hash(shard)})
-    store, report = fill(tmp_path)
-    assert (store.num_not_finite, report.num_encoded) == (len(bad), len(bad))
-    assert f"{len(bad)} NaN or infinite; dropped, to be encoded again" in caplog.text
-    assert same(store.gather(SEQUENCES), states_of(SEQUENCES))
-    again = TokenStateStore(tmp_path, KEY)
-    assert (again.num_not_finite, again.num_corrupt, len(again)) == (0, 0, 3)
-    assert same(again.gather(SEQUENCES), states_of(SEQUENCES))
-
-
-def test_no_single_flipped_bit_of_a_shard_goes_unseen(tmp_path):
-    store, _ = fill(tmp_path)
-    (shard,) = store.folder.glob("shard-*")
-    data = shard.read_bytes()
-    for i in range(len(data)):
-        shard.write_bytes(data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :])
-        store.refresh()
-        assert not len(store) or (len(store) == 3 and same(store.gather(SEQUENCES), states_of(SEQUENCES))), i
-    assert store.num_corrupt > len(data) * 0.9  # the rest changes no value, such as a blank of the header's padding
-
-
-def test_a_damaged_shard_is_rebuilt_byte_for_byte(tmp_path):
-    store, _ = fill(tmp_path)
-    whole = {path.name: path.read_bytes() for path in store.folder.iterdir()}
-    (shard,) = store.folder.glob("shard-*")
-    os.truncate(shard, 100)
-    again, report = fill(tmp_path)
-    assert (again.num_corrupt, report.num_encoded) == (1, 3)
-    assert {path.name: path.read_bytes() for path in store.folder.iterdir()} == whole
-
-
 def test_what_is_not_stored_or_has_no_shape_is_refused(tmp_path):
     store, _ = fill(tmp_path)
     with pytest.raises(KeyError):
-        store.gather(["MKVV"])
+        store.gather_states(["MKVV"])
     for sequences, states in (
         (["A"], []),
         (["A", "C"], [torch.ones(1, 2), torch.ones(1, 3)]),
         (["A"], [torch.ones(0, 2)]),
     ):
-        with pytest.raises(DataError, match="States of"):
+        with pytest.raises(DataError, match="Embeddings of"):
             store.add(sequences, states)
-    assert store.gather([]) == []
+    assert store.gather_states([]) == []
+    with pytest.raises(DataError, match="holds states of every token: read them with gather_states"):
+        store.gather(SEQUENCES)
+    with pytest.raises(DataError, match="of one width"):
+        store.add(["Y"], torch.ones(1, 3))
 
 
 # --- with a model -----------------------------------------------------------------------------------------------------
@@ -176,16 +132,15 @@ def generator(demo_encoders):
     return AntibodyGenerator.from_encoder(spec, "tiny", **{**TINY, "dropout": 0.0}).eval()
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_a_generator_reads_cached_states_as_it_reads_live_ones(generator, demo_encoders, tmp_path, in_memory):
+def test_a_generator_reads_cached_states_as_it_reads_live_ones(generator, demo_encoders, tmp_path):
     esm = EsmTokenizer.from_pretrained(demo_encoders[1])
     tokenizer = ResidueTokenizer(esm)
-    store = TokenStateStore(tmp_path, state_key(generator.encoder, tokenizer))
+    store = EmbeddingStore(tmp_path, state_key(generator.encoder, tokenizer))
     encode, exactly = state_encoder(generator.encoder, tokenizer)
     fill_store(store, ANTIGENS, encode, encode_exactly=exactly, tokens_per_batch=64, show_progress=False)
     assert len(store) == 3
     distinct = sorted(set(ANTIGENS))
-    table = StateTable(store, distinct, PairEncoder(esm).encode_antigens(distinct), in_memory)
+    table = StateTable(store, distinct, PairEncoder(esm).encode_antigens(distinct))
     rows = make_rows(esm)
     live = generator(**AntibodyCollator(esm.pad_token_id)(rows))
     generator.encoder.release()

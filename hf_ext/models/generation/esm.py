@@ -13,7 +13,7 @@ from ...data.tokenization import ResidueTokenizer
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..encoders import build_encoder, identify_encoder, load_encoder, set_trainable
-from ..exact_encoding import computing_in_float32
+from ..fp32_fallback import computing_in_float32
 from ..lora import merge_layers
 from .configuration import GeneratorConfig
 from .outputs import EncoderStates
@@ -137,11 +137,12 @@ def state_encoder(
 
 
 def state_key(encoder: PretrainedEncoder, tokenizer: ResidueTokenizer) -> dict[str, Any]:
-    """Everything that decides the states of all antigens, for a `TokenStateStore`."""
+    """Everything that decides the states of all antigens, for an `EmbeddingStore`."""
     return {
         "format": 1,
         "encoder": identify_encoder(encoder.spec),
         "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been mended
         "tokenizer": tokenizer.fingerprint(),
         "dtype": str(encoder.dtype),
+        "states": "of every token",
     }

@@ -10,8 +10,9 @@ from transformers import EsmTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments,
 from hf_ext.data.antibodies import AntibodyCollator, PairEncoder, decode_pair
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.data.varlen_layout import LayoutMaker
+from hf_ext.embeddings.dataset import StateTable
 from hf_ext.embeddings.encode import fill_store
-from hf_ext.embeddings.token_states import StateTable, TokenStateStore
+from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.models.attention import register_attention
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.esm import state_encoder, state_key
@@ -38,7 +39,7 @@ def frozen_esm(demo_encoders, tmp_path):
     def build(dropout=0.0):
         torch.manual_seed(0)
         model = AntibodyGenerator.from_encoder(spec, "tiny", **{**TINY, "dropout": dropout})
-        store = TokenStateStore(tmp_path / "cache", state_key(model.encoder, ResidueTokenizer(esm)))
+        store = EmbeddingStore(tmp_path / "cache", state_key(model.encoder, ResidueTokenizer(esm)))
         encode, _ = state_encoder(model.encoder, ResidueTokenizer(esm))
         fill_store(store, ANTIGENS, encode, tokens_per_batch=64, show_progress=False)
         distinct = sorted(set(ANTIGENS))
