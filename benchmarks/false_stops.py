@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.evaluation.metrics import spearman
+from hf_ext.evaluation.metrics import value_of
 from hf_ext.evaluation.stopping_rule import StoppingRule
 from hf_ext.evaluation.subset import choose_subset
 
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         rows = choose_subset(labels, size=SUBSET_SHARE, seed=args.seed)
         curve = draw_curve(generator, ENDS[number % len(ENDS)])
         predictions = list(simulate(curve, truth[rows], generator))
-        scores = [spearman(predicted, labels[rows]).value for predicted in predictions]
+        scores = [value_of("spearman", predicted, labels[rows]).value for predicted in predictions]
         rule = StoppingRule(
             labels[rows],
             patience=args.patience,

@@ -36,17 +36,16 @@ with quick_imports():
     from hf_ext.affinity.evaluating import evaluate
     from hf_ext.affinity.measure import verdict_metric
     from hf_ext.affinity.prediction_file import PREDICTION
-    from hf_ext.affinity.scoring import known_scores
     from hf_ext.affinity.teacher import SPEEDUPS
     from hf_ext.arguments.checks import FINITE, check_ranges
     from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import make_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.evaluation.metrics import GROUP_METRIC, score_names
     from hf_ext.evaluation.paired import PAIRED_METRICS
     from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
     from hf_ext.evaluation.row_metrics import RowMetrics
-    from hf_ext.evaluation.scores import GROUP_METRIC
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.reporting.run_record import write_json
@@ -104,7 +103,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         refuse_other_rows(parser)
         defaults = {**DEFAULTS, **run.defaults(parser.origins)}
         parser, (own, data_args, args) = parse_command(TYPES, defaults, __doc__, argv)
-    parse_requirements(own.require, known_scores(own.binder_threshold, data_args.group_column))
+    parse_requirements(own.require, score_names(own.binder_threshold, data_args.group_column is not None))
     output = find_output(own.output)
     log = start_run_log(None)
     candidates = find_candidates(own.models, data_args.too_long if "too_long" in parser.explicit else None)
@@ -115,7 +114,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         log.info("Labels: column '%s', as in training; --label_column names another.", data_args.label_column)
 
     rows = load_rows(run, own, data_args, args, parser)
-    known = known_scores(own.binder_threshold, data_args.group_column)
+    known = score_names(own.binder_threshold, data_args.group_column is not None)
     requirements = parse_requirements(own.require, known)
     by_rows = verdict_metric(args, RowMetrics(own.binder_threshold, data_args.group_column))
     metric = settle_metric(own.metric or by_rows, candidates, known)

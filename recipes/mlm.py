@@ -44,10 +44,10 @@ with quick_imports():
     )
     from hf_ext.masked_lm.results import (
         EVALUATION_METRICS,
+        SCORES,
         UnigramBaseline,
         final_scores,
         format_scores,
-        known_scores,
         save_results,
         score_splits,
     )
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> dict:
         (MaskedLMArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
     check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
-    requirements = parse_requirements(model_args.require, known_scores())
+    requirements = parse_requirements(model_args.require, SCORES)
     if args.use_peft:
         require_base(model_args.model_name_or_path)
     with run_folder(args):

@@ -32,7 +32,7 @@ with quick_imports():
     from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
     from hf_ext.pde.arguments import OperatorArguments, check_training
     from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
-    from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, known_scores, save_results, score_splits
+    from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, save_results, score_names, score_splits
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.running import finish_run, parse_command
     from hf_ext.training_args import FastTrainingArguments
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> dict:
     parser, (model_args, args) = parse_command((OperatorArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
     check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).row_metrics)
     check_training(model_args, args)
-    requirements = parse_requirements(model_args.require, known_scores(model_args.tasks))
+    requirements = parse_requirements(model_args.require, score_names(model_args.tasks))
     with run_folder(args):
         return run(model_args, args, requirements, parser)
 

@@ -9,7 +9,7 @@ from launches import Launch, run_recipe
 from recipe_runs import RECIPES, Finished, kill_at, run
 
 from hf_ext.errors import ArgumentError, NotFiniteError
-from hf_ext.pde.results import known_scores
+from hf_ext.pde.results import score_names
 
 RECIPE = str(RECIPES / "pde_operator.py")
 SMALL = ["--resolution", "16", "--num_train_samples", "24", "--num_eval_samples", "8", "--hidden_size", "16"]
@@ -33,7 +33,7 @@ def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
     assert set(scores["persistence"]) == {"advection1d_nrmse"}  # Darcy flow has no time
     mean = (scores["model"]["advection1d_nrmse"]["value"] + scores["model"]["darcy2d_nrmse"]["value"]) / 2
     assert scores["model"]["nrmse"]["value"] == pytest.approx(mean)
-    assert known_scores(["advection1d", "darcy2d"]) == [*scores["model"]]
+    assert score_names(["advection1d", "darcy2d"]) == [*scores["model"]]
     assert results["requirements"][0]["value"] == scores["model"]["nrmse"]["value"]
     assert whole.names >= {"README.md", "report.html", "model.safetensors", "config.json", "loss.png", "plan.json"}
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_calibration
-from ..evaluation.limits import at_limits, rmse_at_limits
+from ..evaluation.metrics import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..models.calibration import is_ridge_alone, stacks_ridge

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evaluation.guards import AlarmKind, examine_predictions
-from ..evaluation.metrics import DEFAULT_THRESHOLD
-from ..evaluation.pair_verdict import judge_pair
-from ..evaluation.paired import PAIRED_METRICS, compare_paired
+from ..evaluation.alarms import AlarmKind, examine_predictions
+from ..evaluation.metrics import DEFAULT_THRESHOLD, score_names
+from ..evaluation.paired import compare_paired
 from ..evaluation.requirements import Checked, Requirement, check_requirements, describe_failed, format_checked
 from ..evaluation.resampling import unit_facts
-from ..evaluation.scores import GROUP_METRIC
+from ..evaluation.verdict import judge_pair
 from ..reporting import units
 from ..reporting.tables import format_table
 from .evaluated_rows import EvaluatedRows
-from .scoring import LIMITS_NOTE, Compared, known_scores
+from .scoring import LIMITS_NOTE, Compared
 
 FloatArray = NDArray[np.float64]
 COLLAPSED = (AlarmKind.CONSTANT, AlarmKind.FEW_VALUES, AlarmKind.BLOCK)
@@ -33,7 +32,7 @@ class Evaluation:
         rows: that were scored.
         scores: model -> metric -> `Score`.
         collapse: model -> `collapse_report`, and `is_collapsed`.
-        verdicts: later model -> `PairVerdict.as_dict`, against the first.
+        verdicts: later model -> `Verdict.as_dict`, against the first.
         differences: later model -> metric -> `PairedComparison.as_dict`, against the first.
         slices: the same scores and differences of some of the rows: {"name", "num_rows", "scores", "differences"}.
         requirements: model -> what it must reach, and whether it does.
@@ -152,8 +151,7 @@ def _differences(compared: Compared, first: str, groups: Sequence[Any] | None = 
         "threshold": _threshold(compared),
     }
     columns, labels = compared.predictors, compared.labels
-    known = known_scores(compared.threshold, None if groups is None else "groups")
-    metrics = [name for name in known if name in (*PAIRED_METRICS, GROUP_METRIC)]
+    metrics = score_names(compared.threshold, groups is not None)
     return {
         name: {
             metric: compare_paired(labels, columns[first], predicted, metric, **options).as_dict() for metric in metrics

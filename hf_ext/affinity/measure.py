@@ -7,8 +7,8 @@ from typing import Any
 
 from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
+from ..evaluation.metrics import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
-from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 from ..reporting.units import less_is_better
 from ..training.early_stopping import check_metric_on_rows
 from ..training_args import FastTrainingArguments

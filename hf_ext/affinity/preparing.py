@@ -12,8 +12,7 @@ from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values
 from ..data.loading import LoadedData, load_data
 from ..data.missing_chains import count_missing, settle_missing
-from ..evaluation.guards import format_report
-from ..evaluation.label_scales import split_alarms
+from ..evaluation.alarms import format_report, split_alarms
 from ..running import summarize_data
 from .arguments import AffinityArguments
 from .building import check_splits

@@ -12,11 +12,10 @@ from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import DEFAULT_THRESHOLD, collapse_report, score_predictions
 from ..evaluation.calibration import apply_calibration
-from ..evaluation.limits import rmse_at_limits
+from ..evaluation.metrics import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS, rmse_at_limits, score_names, value_of
 from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics
-from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..models.calibration import is_ridge_alone
 from ..reporting import units
@@ -37,13 +36,6 @@ LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables 
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 
-def known_scores(threshold: float | None, group_column: str | None) -> list[str]:
-    """Names of the scores that a model gets: of rows with such a threshold and such a column, or None."""
-    rows = np.array([0.0, 1.0])
-    compared = Compared({MODEL: rows}, rows, threshold, seed=0)
-    return [*compared.score(["", ""] if group_column else None)[MODEL]]
-
-
 def read_requirements(args: AffinityArguments, data_args: DataArguments) -> list[Requirement]:
     """`--require`, of the scores that a run of these arguments ends with.
 
@@ -51,7 +43,7 @@ def read_requirements(args: AffinityArguments, data_args: DataArguments) -> list
         ArgumentError: see `parse_requirements`.
     """
     groups = None if data_args.streaming else data_args.group_column
-    return parse_requirements(args.require, known_scores(args.binder_threshold, groups))
+    return parse_requirements(args.require, score_names(args.binder_threshold, groups is not None))
 
 
 @dataclass
@@ -273,8 +265,8 @@ def _describe_effect(
     text = f"RMSE before calibration {before}, after {after} (these rows took no part in it)."
     if threshold is None or not np.any(labels >= threshold):
         return text
-    recall = HIT_METRICS["recall"]  # of predictions that were drawn together fewer reach a high threshold
-    before, after = (units.format_cell(recall(each, labels, threshold).value) for each in (raw, calibrated))
+    # Of predictions that were drawn together fewer reach a high threshold.
+    before, after = (units.format_cell(value_of("recall", each, labels, threshold).value) for each in (raw, calibrated))
     return f"{text} Recall at {threshold:g} before {before}, after {after}."
 
 

@@ -27,7 +27,7 @@ from ..evaluation.requirements import parse_requirements
 from ..evaluation.row_metrics import RowMetrics
 from ..masked_lm import building as masked_lm
 from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
-from ..masked_lm.results import known_scores
+from ..masked_lm.results import SCORES
 from ..memory.report import MemoryReport
 from ..plan import Plan, make_plan
 from ..running import check_inputs
@@ -149,7 +149,7 @@ class _Reader(Attempts):
     def _read_measure(self, validation: Any) -> None:
         if self.task != "affinity":
             check_metric_name(self.args.metric_for_best_model, MASKED_LM_METRICS)
-            parse_requirements(self.model_args.require, known_scores())
+            parse_requirements(self.model_args.require, SCORES)
             return
         metrics = RowMetrics(self.model_args.binder_threshold, self.data_args.group_column)
         check_measure(self.args, self.model_args.loss, metrics, validation)

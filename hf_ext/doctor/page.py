@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from ..checkpoints.retention import GB
-from ..evaluation.guards import format_report
+from ..evaluation.alarms import format_report
 from ..memory.report import MemoryReport, format_memory, format_savings
 from ..reporting import units
 from ..reporting.tables import format_table

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .alarms import collapse_report, format_report, label_audit
 from .baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
-from .guards import collapse_report, format_report, label_audit
 from .metrics import DEFAULT_THRESHOLD, MetricValue
 from .scores import GroupScore, Score, score_predictions
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    from .modules import METRIC_NAMES, load_metric
+    from .evaluate_metrics import METRIC_NAMES, load_metric
     from .row_metrics import RowMetrics
 
 __all__ = [
@@ -36,9 +36,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("METRIC_NAMES", "load_metric"):
-        from . import modules
+        from . import evaluate_metrics
 
-        return getattr(modules, name)
+        return getattr(evaluate_metrics, name)
     if name == "RowMetrics":
         from .row_metrics import RowMetrics
 

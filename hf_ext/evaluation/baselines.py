@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,20 +63,6 @@ class GroupMeanBaseline:
         return {"kind": "group means", "mean": self.mean, "num_groups": len(self.means)}
 
 
-@dataclass(frozen=True)
-class _Standardizer:
-    """Mean and inverse scale of each feature; a feature that does not vary gets 0 and so no weight."""
-
-    mean: FloatArray
-    inverse_spread: FloatArray
-
-    def apply(self, chunk: Any) -> FloatArray:
-        scaled = np.array(chunk, dtype=np.float64)
-        scaled -= self.mean
-        scaled *= self.inverse_spread
-        return scaled
-
-
 class RidgeBaseline:
     """Linear regression on centred features, its penalty chosen by the validation RMSE; exact, no iterations.
 
@@ -127,22 +112,22 @@ class RidgeBaseline:
         """
         train = _check_features(features, "features", None)
         held_out = _check_features(validation_features, "validation_features", train.shape[1])
-        train_targets = _matching_targets(targets, train, "targets")
-        held_out_targets = _matching_targets(validation_targets, held_out, "validation_targets")
-
-        scale = _fit_standardizer(train, self.standardize)
-        target_mean = float(train_targets.mean())
-        solve = _solve_dual if train.shape[0] < train.shape[1] else _solve_primal
-        candidates = solve(train, train_targets - target_mean, scale, self.lambdas)
-
-        errors = _squared_errors(held_out, held_out_targets - target_mean, scale, candidates)
-        rmse = np.sqrt(errors / len(held_out_targets))
+        labels = _finite_targets(targets, "targets", train)
+        held_out_labels = _finite_targets(validation_targets, "validation_targets", held_out)
+        mean, scale = _fit_scale(train, self.standardize)
+        level = float(labels.mean())
+        candidates = _solve(train, labels - level, mean, scale, self.lambdas)
+        errors = np.zeros(len(self.lambdas))
+        for rows, chunk in _chunks(held_out, "validation_features"):
+            residual = ((chunk - mean) * scale) @ candidates - (held_out_labels[rows] - level)[:, None]
+            errors += np.einsum("nl,nl->l", residual, residual)
+        rmse = np.sqrt(errors / len(held_out_labels))
         best = len(rmse) - 1 - int(np.argmin(rmse[::-1]))  # of equals the strongest penalty
         self.validation_rmse = dict(zip(self.lambdas.tolist(), rmse.tolist()))
         self.best_lambda = float(self.lambdas[best])
         self.at_grid_edge = len(self.lambdas) > 1 and best in (0, len(self.lambdas) - 1)
-        self.weights = candidates[:, best] * scale.inverse_spread
-        self.intercept = target_mean - float(scale.mean @ self.weights)
+        self.weights = candidates[:, best] * scale
+        self.intercept = level - float(mean @ self.weights)
         return self
 
     def predict(self, features: Any) -> FloatArray:
@@ -156,9 +141,8 @@ class RidgeBaseline:
             raise ArgumentError("RidgeBaseline.predict before fit: call fit(...) first.")
         rows = _check_features(features, "features", len(self.weights), allow_empty=True)
         predicted = np.empty(rows.shape[0])
-        for start, chunk in _chunks(rows):
-            _check_finite(chunk, start, "features")
-            predicted[start : start + len(chunk)] = chunk.astype(np.float64) @ self.weights
+        for place, chunk in _chunks(rows, "features"):
+            predicted[place] = chunk @ self.weights
         return predicted + self.intercept
 
     def summary(self) -> dict[str, Any]:
@@ -173,16 +157,17 @@ class RidgeBaseline:
         }
 
 
-def _fit_standardizer(features: Any, each_by_its_own: bool) -> _Standardizer:
-    """Two passes: the mean first, then the spread around it, which is exact also where the mean is large."""
-    num_rows = features.shape[0]
-    total, largest = np.zeros(features.shape[1]), np.zeros(features.shape[1])
-    for start, chunk in _chunks(features):
-        _check_finite(chunk, start, "features")
-        total += chunk.sum(axis=0, dtype=np.float64)
+def _fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatArray]:
+    """Mean and inverse spread of each feature; one that does not vary gets 0 and so no weight.
+
+    Two passes: the mean first, then the spread around it, which is exact also where the mean is large.
+    """
+    num_rows, num_features = features.shape
+    total, largest, squares = np.zeros((3, num_features))
+    for _, chunk in _chunks(features, "features"):
+        total += chunk.sum(axis=0)
         np.maximum(largest, np.abs(chunk).max(axis=0), out=largest)
     mean = total / num_rows
-    squares = np.zeros(features.shape[1])
     for _, chunk in _chunks(features):
         centred = chunk - mean
         squares += np.einsum("nd,nd->d", centred, centred)
@@ -190,48 +175,44 @@ def _fit_standardizer(features: Any, each_by_its_own: bool) -> _Standardizer:
     varies = spread > CONSTANT_SPREAD * largest
     if not each_by_its_own and varies.any():
         spread = np.full_like(spread, np.sqrt(np.mean(spread[varies] ** 2)))
-    return _Standardizer(mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies))
+    return mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies)
 
 
-def _solve_primal(features: Any, targets: FloatArray, scale: _Standardizer, lambdas: FloatArray) -> FloatArray:
-    """Returns weights on standardised features, (d, number of lambdas), from the d x d correlation matrix."""
+def _solve(features: Any, labels: FloatArray, mean: FloatArray, scale: FloatArray, lambdas: FloatArray) -> FloatArray:
+    """Returns weights on scaled features, (d, number of lambdas), by one eigendecomposition for all penalties.
+
+    With fewer rows than features that of the rows' inner products, (n, n), else of the features', (d, d).
+    """
     num_rows, num_features = features.shape
-    gram, moment = np.zeros((num_features, num_features)), np.zeros(num_features)
-    for start, chunk in _chunks(features):
-        scaled = scale.apply(chunk)
-        gram += scaled.T @ scaled  # the same array twice: numpy computes one triangle only
-        moment += scaled.T @ targets[start : start + len(scaled)]
+    if num_rows < num_features:
+        basis = (features - mean) * scale
+        gram, moment = basis @ basis.T, labels
+    else:
+        gram, moment = np.zeros((num_features, num_features)), np.zeros(num_features)
+        for rows, chunk in _chunks(features):
+            scaled = (chunk - mean) * scale
+            gram += scaled.T @ scaled  # the same array twice: numpy computes one triangle only
+            moment += scaled.T @ labels[rows]
     eigenvalues, vectors = np.linalg.eigh(gram / num_rows)
-    eigenvalues = np.maximum(eigenvalues, 0.0)
     projected = vectors.T @ (moment / num_rows)
-    return vectors @ (projected[:, None] / (eigenvalues[:, None] + lambdas[None, :]))
+    weights = vectors @ (projected[:, None] / (np.maximum(eigenvalues, 0.0)[:, None] + lambdas[None, :]))
+    return basis.T @ weights if num_rows < num_features else weights
 
 
-def _solve_dual(features: Any, targets: FloatArray, scale: _Standardizer, lambdas: FloatArray) -> FloatArray:
-    """Returns the same weights from the n x n inner products of the rows; holds all rows, fewer than features."""
-    scaled = scale.apply(features)
-    num_rows = scaled.shape[0]
-    eigenvalues, vectors = np.linalg.eigh(scaled @ scaled.T / num_rows)
-    eigenvalues = np.maximum(eigenvalues, 0.0)
-    projected = vectors.T @ targets / num_rows
-    return scaled.T @ (vectors @ (projected[:, None] / (eigenvalues[:, None] + lambdas[None, :])))
-
-
-def _squared_errors(features: Any, targets: FloatArray, scale: _Standardizer, candidates: FloatArray) -> FloatArray:
-    """Sum of squared errors of each candidate, (number of lambdas,)."""
-    errors = np.zeros(candidates.shape[1])
-    for start, chunk in _chunks(features):
-        _check_finite(chunk, start, "validation_features")
-        residual = scale.apply(chunk) @ candidates - targets[start : start + len(chunk), None]
-        errors += np.einsum("nl,nl->l", residual, residual)
-    return errors
-
-
-def _chunks(features: Any) -> Iterator[tuple[int, Any]]:
-    """Yields (first row, rows) pieces that take `CHUNK_BYTES` as float64."""
+def _chunks(features: Any, name: str = "") -> Iterator[tuple[slice, FloatArray]]:
+    """Yields which rows, and these as float64, in pieces of `CHUNK_BYTES`; with a name refuses what is not finite."""
     size = max(1, CHUNK_BYTES // (8 * max(features.shape[1], 1)))
     for start in range(0, features.shape[0], size):
-        yield start, np.asarray(features[start : start + size])
+        chunk = np.asarray(features[start : start + size], np.float64)
+        # One sum per chunk: only where it is not finite is the culprit looked for. Opposite infinities sum to NaN.
+        with np.errstate(invalid="ignore", over="ignore"):
+            bad = [] if not name or np.isfinite(chunk.sum()) else np.argwhere(~np.isfinite(chunk))
+        if len(bad):
+            row, column = bad[0]
+            raise DataError(
+                f"{name}, row {start + row}, column {column}: {chunk[row, column]} is not finite; mend or drop the row."
+            )
+        yield slice(start, start + size), chunk
 
 
 def _check_features(features: Any, name: str, num_features: int | None, allow_empty: bool = False) -> Any:
@@ -245,28 +226,11 @@ def _check_features(features: Any, name: str, num_features: int | None, allow_em
     return array
 
 
-def _check_finite(chunk: Any, first_row: int, name: str) -> None:
-    # One sum per chunk: only where it is not finite is the culprit looked for. Opposite infinities sum to NaN.
-    with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(chunk.sum(dtype=np.float64)):
-            return
-    bad = np.argwhere(~np.isfinite(chunk))
-    if len(bad):
-        row, column = bad[0]
-        value = chunk[row, column]
-        raise DataError(f"{name}, row {first_row + row}, column {column}: {value} is not finite; mend or drop the row.")
-
-
-def _finite_targets(targets: Any, name: str) -> FloatArray:
+def _finite_targets(targets: Any, name: str, features: Any = None) -> FloatArray:
     column = as_column(targets, name)
     problem = count_not_finite(column, name)
     if problem or len(column) == 0:
         raise DataError(f"{name}: {problem or 'no rows'}; finite numbers are needed, so drop or mend those rows.")
-    return column
-
-
-def _matching_targets(targets: Any, features: Any, name: str) -> FloatArray:
-    column = _finite_targets(targets, name)
-    if len(column) != features.shape[0]:
+    if features is not None and len(column) != features.shape[0]:
         raise DataError(f"{name}: {len(column)} rows for {features.shape[0]} rows of features; as many are needed.")
     return column

@@ -15,7 +15,7 @@ from scipy.special import log_ndtr
 from ..errors import ArgumentError
 from ..models.calibration import KINDS, calibrate, is_ridge_alone
 from ._arrays import FloatArray, as_pair, count_not_finite
-from .limits import rmse_at_limits
+from .metrics import rmse_at_limits
 from .resampling import ResamplingUnits, check_units
 
 NUM_FOLDS = 10

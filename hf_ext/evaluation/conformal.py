@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ._arrays import FloatArray, as_column, count_not_finite
-from .bootstrap import t_quantile
-from .resampling import ResamplingUnits, check_units
+from .resampling import ResamplingUnits, check_units, t_quantile
 
 LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)
 ROUNDING = 1e-9  # of sums of weights

@@ -1,21 +1,50 @@
-"""Metrics of a regression in plain numpy, float64. Each says why where it has no value; none turns that into 0."""
+"""Metrics in plain numpy, float64: each written once, as a function of how often every row counts.
+
+Ones give a metric's value; the counts that a bootstrap drew give it on all resamples at once, and no row is copied or
+sorted again. A metric says why where it has no value; none turns that into 0.
+
+A kind of label is a class of rows like `Regression`, or `Summed` below: `metric(name)` is the function of counts,
+`why_undefined(name)` the reason, and `rows_of` knows which class a metric's name belongs to. Everything behind it
+(scores, comparisons, verdicts, early stopping) asks for no more than that.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import FloatArray, as_groups, as_pair, count_not_finite
+from ._arrays import FloatArray, as_groups, as_pair, count_not_finite, divide
+
+PLAIN_METRICS = ("spearman", "pearson", "rmse", "mae", "r2")
+HIT_METRICS = ("recall", "precision", "f1")  # cut predictions and references at a threshold
+ENRICHMENTS = ("enrichment_1pct", "enrichment_5pct")
+# With those that cut the references alone, and so need no unit of the predictions.
+THRESHOLD_METRICS = (*HIT_METRICS, "average_precision", *ENRICHMENTS)
+GROUP_METRIC = "per_group_spearman"
+# Of rows that each hold many predictions: the sum over all rows divided by their number.
+RATIO_METRICS = ("token_loss", "perplexity", "accuracy")
+# Of rows that have one number each: its mean; also of a part, such as `darcy2d_nrmse`.
+MEAN_METRICS = ("loss", "nrmse")
+ERRORS = ("rmse", "mae")  # in the unit of the labels, whatever that is
 
 DEFAULT_THRESHOLD = 9.0  # pKd of 1 nM: what drug discovery calls a strong binder
 # Rows a group must have: Spearman of two is 1 or -1, whatever the model. As of S. Luo et al., Rotamer Density Estimator
 # (ICLR 2023), whose correlations per structure leave out smaller ones.
 MIN_GROUP_ROWS = 10
+RELATIVE_ZERO = 1e-12  # a variance this far below its own terms is rounding: the resample is constant
+VARYING = {  # sides that must not be constant
+    "spearman": ("predictions", "references"),
+    "pearson": ("predictions", "references"),
+    "r2": ("references",),
+}
+
+Counted = Callable[[FloatArray], FloatArray]  # counts (resamples, n) -> (resamples,), NaN where there is no value
 
 
 class MetricValue(NamedTuple):
@@ -25,121 +54,236 @@ class MetricValue(NamedTuple):
     undefined: str | None = None
 
 
-def average_ranks(values: FloatArray) -> FloatArray:
-    """Returns ranks from 1 to n, (n,) float64; tied values share the mean of their ranks. One sort."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+def score_names(threshold: float | None = None, has_groups: bool = False) -> tuple[str, ...]:
+    """Names of the metrics of a regression with such a threshold, or None, and with groups or without."""
+    return (
+        *PLAIN_METRICS,
+        *(() if threshold is None else THRESHOLD_METRICS),
+        *([GROUP_METRIC] if has_groups else []),
+    )
 
 
-def spearman(predictions: Any, references: Any) -> MetricValue:
-    """Rank correlation: Pearson of the average ranks, so ties are treated as in `scipy.stats.spearmanr`.
+def value_of(metric: str, predictions: Any, references: Any, threshold: float = DEFAULT_THRESHOLD) -> MetricValue:
+    """Returns one metric of all rows, each counted once.
 
     Args:
-        predictions, references: (n,) numbers.
-
-    Returns:
-        Value in [-1, 1]. Undefined: fewer than 2 rows, a value that is not finite, either side constant.
+        metric: of a regression: "spearman" (ties share the mean of their ranks, as in `scipy.stats.spearmanr`),
+            "pearson", "rmse", "mae", "r2", or one of `THRESHOLD_METRICS`; or one of `Summed`.
+        predictions, references: (n,) or (n, 1) numbers.
+        threshold: rows at or above it are binders, in the unit of the references.
 
     Raises:
-        DataError: shapes or lengths do not fit.
+        DataError: shapes or lengths do not fit, or a value is not a number.
     """
-    predicted, measured = as_pair(predictions, references)
-    reason = why_undefined(predicted, measured, num_needed=2, varying=("predictions", "references"))
-    return _undefined(reason) if reason else _correlation(average_ranks(predicted), average_ranks(measured))
+    return rows_of(metric, *as_pair(predictions, references), threshold).value(metric)
 
 
-def pearson(predictions: Any, references: Any) -> MetricValue:
-    """Linear correlation; arguments, returns and errors as for `spearman`."""
-    predicted, measured = as_pair(predictions, references)
-    reason = why_undefined(predicted, measured, num_needed=2, varying=("predictions", "references"))
-    return _undefined(reason) if reason else _correlation(predicted, measured)
+class Rows:
+    """Rows of one kind of label, which know their metrics."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+
+    def metric(self, name: str) -> Counted:
+        """The metric as a function of counts."""
+        return getattr(self, name)
+
+    def why_undefined(self, name: str) -> str | None:
+        """The first thing that leaves a metric without a value; None where nothing does."""
+        raise NotImplementedError
+
+    def value(self, name: str) -> MetricValue:
+        """The metric of all rows, each counted once."""
+        if reason := self.why_undefined(name):
+            return MetricValue(math.nan, reason)
+        value = float(self.metric(name)(np.ones((1, self.num_rows)))[0])
+        return MetricValue(
+            value, None if math.isfinite(value) else "the values' spread is beyond what float64 can hold"
+        )
 
 
-def rmse(predictions: Any, references: Any) -> MetricValue:
-    """Root mean squared error, in the unit of the labels. Undefined: no rows, or a value that is not finite."""
-    predicted, measured = as_pair(predictions, references)
-    reason = why_undefined(predicted, measured)
-    return _undefined(reason) if reason else MetricValue(float(np.sqrt(np.mean((predicted - measured) ** 2))))
+class Regression(Rows):
+    """One number per row beside its label. A method per metric takes counts, (resamples, n), whole numbers.
 
-
-def mae(predictions: Any, references: Any) -> MetricValue:
-    """Mean absolute error, in the unit of the labels. Undefined: no rows, or a value that is not finite."""
-    predicted, measured = as_pair(predictions, references)
-    reason = why_undefined(predicted, measured)
-    return _undefined(reason) if reason else MetricValue(float(np.mean(np.abs(predicted - measured))))
-
-
-def r2(predictions: Any, references: Any) -> MetricValue:
-    """Share of the references' variance that is explained; 0 is what their own mean scores, below it is worse.
-
-    Undefined: fewer than 2 rows, a value that is not finite, constant references. Constant predictions are fine.
+    Args:
+        predicted, measured: (n,) float64.
+        threshold: rows at or above it are binders.
+        beside: other predictions of the same labels, whose ranks are then computed once for both.
     """
-    predicted, measured = as_pair(predictions, references)
-    reason = why_undefined(predicted, measured, num_needed=2, varying=("references",))
-    if reason:
-        return _undefined(reason)
-    residual = float(np.sum((measured - predicted) ** 2))
-    return MetricValue(1.0 - residual / float(np.sum((measured - measured.mean()) ** 2)))
+
+    def __init__(
+        self,
+        predicted: FloatArray,
+        measured: FloatArray,
+        threshold: float = DEFAULT_THRESHOLD,
+        beside: Regression | None = None,
+    ) -> None:
+        super().__init__(len(measured))
+        self.predicted, self.measured, self.threshold, self._beside = predicted, measured, threshold, beside
+
+    def why_undefined(self, name: str) -> str | None:
+        sides = {"predictions": self.predicted, "references": self.measured}
+        varying = VARYING.get(name, ())
+        if self.num_rows == 0:
+            return "no rows"
+        if problem := next(filter(None, (count_not_finite(values, side) for side, values in sides.items())), None):
+            return problem
+        if varying and self.num_rows < 2:
+            return "1 row; at least 2 are needed"
+        for side in varying:
+            if sides[side].min() == sides[side].max():
+                return f"all {self.num_rows:,} {side} are equal ({sides[side][0]:g})"
+        cut = "predictions" if name == "precision" else "references"
+        if name in THRESHOLD_METRICS and not (sides[cut] >= self.threshold).any():
+            return f"no {cut.removesuffix('s')} is >= {self.threshold:g}"
+        return None
+
+    @cached_property
+    def label_ranks(self) -> Once:
+        return Once(_rank(self.measured)) if self._beside is None else self._beside.label_ranks
+
+    @cached_property
+    def _prediction_ranks(self) -> Once:
+        return Once(_rank(self.predicted))
+
+    def spearman(self, counts: FloatArray) -> FloatArray:
+        left, left_squares = self._prediction_ranks(counts)
+        right, right_squares = self.label_ranks(counts)
+        products = np.einsum("bn,bn,bn->b", counts, left, right)
+        return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
+
+    @cached_property
+    def _moments(self) -> Once:
+        """Counts to: covariance and both variances, of predictions and labels scaled to 1; squared, absolute error."""
+        error = self.predicted - self.measured
+        left, right = _scaled(self.predicted), _scaled(self.measured)
+        terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
+
+        def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
+            left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
+            num_rows = counts.sum(axis=1)
+            variances = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
+            return product - left * right / num_rows, *variances, error_sq, error_abs, num_rows
+
+        return Once(sum_up)
+
+    def pearson(self, counts: FloatArray) -> FloatArray:
+        covariance, left, right, *_ = self._moments(counts)
+        return np.clip(divide(covariance, np.sqrt(left * right)), -1.0, 1.0)
+
+    def rmse(self, counts: FloatArray) -> FloatArray:
+        *_, squares, _, num_rows = self._moments(counts)
+        return np.sqrt(squares / num_rows)
+
+    def mae(self, counts: FloatArray) -> FloatArray:
+        *_, absolute, num_rows = self._moments(counts)
+        return absolute / num_rows
+
+    def r2(self, counts: FloatArray) -> FloatArray:
+        """Share of the labels' variance that is explained; 0 is what their own mean scores, below it is worse."""
+        _, _, variance, squares, *_ = self._moments(counts)
+        return 1.0 - divide(squares, variance * _largest(self.measured) ** 2)
+
+    @cached_property
+    def _hits(self) -> Once:
+        called, true = self.predicted >= self.threshold, self.measured >= self.threshold
+        terms = np.stack([called & true, called, true], axis=1).astype(np.float64)
+        return Once(lambda counts: (counts @ terms).T)
+
+    def recall(self, counts: FloatArray) -> FloatArray:
+        """Share of the rows measured at or above the threshold that were predicted there."""
+        hits, _, true = self._hits(counts)
+        return divide(hits, true)
+
+    def precision(self, counts: FloatArray) -> FloatArray:
+        """Share of the rows predicted at or above the threshold that were measured there."""
+        hits, called, _ = self._hits(counts)
+        return divide(hits, called)
+
+    def f1(self, counts: FloatArray) -> FloatArray:
+        """Harmonic mean of both; 0 where binders exist and none is predicted."""
+        hits, called, true = self._hits(counts)
+        return np.where(true > 0, divide(2 * hits, true + called), math.nan)
+
+    @cached_property
+    def _from_the_top(self) -> Once:
+        """Counts to rows, and binders, from the highest prediction down to the end of each tie: (resamples, ties)."""
+        _, tie, sizes = np.unique(-self.predicted, return_inverse=True, return_counts=True)
+        order, ends = np.argsort(tie, kind="stable"), np.cumsum(sizes) - 1
+        is_hit = (self.measured >= self.threshold).astype(np.float64)
+        return Once(
+            lambda counts: [
+                np.cumsum(np.take(each, order, axis=1), axis=1)[:, ends] for each in (counts, counts * is_hit)
+            ]
+        )
+
+    def average_precision(self, counts: FloatArray) -> FloatArray:
+        """Area under precision and recall as steps: the sum over cuts of (gain in recall) times (precision at the cut).
+
+        Cuts are the distinct predictions from the highest down, so that rows with one prediction come in together, as
+        in scikit-learn's `average_precision_score`. A constant scores the share of binders, a perfect order 1.
+        """
+        rows, hits = self._from_the_top(counts)
+        precision = np.divide(hits, rows, out=np.zeros_like(hits), where=rows > 0)
+        return divide(np.einsum("bt,bt->b", np.diff(hits, axis=1, prepend=0.0), precision), hits[:, -1])
+
+    def enrichment_1pct(self, counts: FloatArray) -> FloatArray:
+        return self._enrichment(counts, 1)
+
+    def enrichment_5pct(self, counts: FloatArray) -> FloatArray:
+        return self._enrichment(counts, 5)
+
+    def _enrichment(self, counts: FloatArray, percent: int) -> FloatArray:
+        """(Share of binders in the top) / (share of binders in all rows), as a multiple of drawing rows at random.
+
+        The top is `percent` % of the rows, rounded up to whole ones: 1 row of 60 at 1 %. Of a tie of which only some
+        rows fit in, the expectation over all their orders counts: 2 binders among 4 rows for 1 place are 0.5.
+        """
+        rows, hits = self._from_the_top(counts)
+        top = np.ceil(percent * rows[:, -1] / 100)  # whole numbers are multiplied first: 1 % of 700 is 7
+        tie = (rows < top[:, None]).sum(axis=1)  # in which the top ends
+        each = np.arange(len(rows))
+        rows_above, hits_above = (np.where(tie > 0, to[each, tie - 1], 0.0) for to in (rows, hits))
+        share = (top - rows_above) / (rows[each, tie] - rows_above)
+        in_top = hits_above + (hits[each, tie] - hits_above) * share
+        return divide(in_top / top, hits[:, -1] / rows[:, -1])
 
 
-@dataclass(frozen=True)
-class ThresholdCounts:
-    """How many of `n` rows are at or above a threshold: in both columns, predicted, measured."""
+class Summed(Rows):
+    """Rows that hold several predictions each, such as masked residues: a metric is a sum by the number of these.
 
-    n: int
-    num_hits: int
-    num_predicted: int
-    num_measured: int
-    threshold: float
-    problem: str | None = None
-
-    @property
-    def base_rate(self) -> float:
-        """Share of rows measured at or above the threshold: the precision of calling every row a binder."""
-        return self.num_measured / self.n if self.n and not self.problem else math.nan
-
-    @property
-    def predicted_rate(self) -> float:
-        """Share of rows predicted at or above the threshold: the recall of calling that many rows at random."""
-        return self.num_predicted / self.n if self.n and not self.problem else math.nan
-
-    def recall(self) -> MetricValue:
-        """Share of the measured rows that were predicted. Undefined: no reference reaches the threshold."""
-        return self._ratio(self.num_hits, self.num_measured, "reference")
-
-    def precision(self) -> MetricValue:
-        """Share of the predicted rows that were measured. Undefined: no prediction reaches the threshold."""
-        return self._ratio(self.num_hits, self.num_predicted, "prediction")
-
-    def f1(self) -> MetricValue:
-        """Harmonic mean of both; 0 where binders exist and none is predicted. Undefined as recall is."""
-        if self.num_measured == 0:
-            return self.recall()
-        return self._ratio(2 * self.num_hits, self.num_measured + self.num_predicted, "reference")
-
-    def _ratio(self, part: int, whole: int, kind: str) -> MetricValue:
-        if self.problem:
-            return _undefined(self.problem)
-        return MetricValue(part / whole) if whole else _undefined(f"no {kind} is >= {self.threshold:g}")
-
-
-def threshold_counts(predictions: Any, references: Any, threshold: float = DEFAULT_THRESHOLD) -> ThresholdCounts:
-    """Counts the rows at or above `threshold` (in the unit of the labels; `pKd >= 9` by default).
-
-    Returns:
-        Counts whose `recall()`, `precision()` and `f1()` give the metrics, and the rates to read them beside.
+    Args:
+        sums: (n,) each row's summed loss in nats, or its number of right predictions; of `MEAN_METRICS` its own error.
+        numbers: (n,) how many predictions each row holds, 0 or more; 1 for `MEAN_METRICS`.
     """
-    predicted, measured = as_pair(predictions, references)
-    called, true = predicted >= threshold, measured >= threshold
-    return ThresholdCounts(
-        n=len(measured),
-        num_hits=int(np.count_nonzero(called & true)),
-        num_predicted=int(np.count_nonzero(called)),
-        num_measured=int(np.count_nonzero(true)),
-        threshold=float(threshold),
-        problem=why_undefined(predicted, measured),
-    )
+
+    def __init__(self, sums: FloatArray, numbers: FloatArray) -> None:
+        super().__init__(len(numbers))
+        self.sums, self.numbers = sums, numbers
+
+    def metric(self, name: str) -> Counted:
+        return (lambda counts: np.exp(self._mean(counts))) if name == "perplexity" else self._mean
+
+    def _mean(self, counts: FloatArray) -> FloatArray:
+        return divide(counts @ self.sums, counts @ self.numbers)
+
+    def why_undefined(self, name: str) -> str | None:
+        for values, side in ((self.sums, "predictions"), (self.numbers, "references")):
+            if problem := count_not_finite(values, side):
+                return problem
+        return None if self.numbers.sum() > 0 else f"the {self.num_rows:,} rows hold no predictions"
+
+
+def is_ratio(metric: str) -> bool:
+    """Whether a metric is a sum over rows by the sum of what the rows hold: of `RATIO_METRICS` or `MEAN_METRICS`."""
+    return metric in RATIO_METRICS or metric.rpartition("_")[2] in MEAN_METRICS
+
+
+def rows_of(
+    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float, beside: Any = None
+) -> Regression | Summed:
+    """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
+    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, beside)
 
 
 @dataclass(frozen=True)
@@ -156,70 +300,97 @@ class GroupedValue:
     @property
     def mean(self) -> MetricValue:
         if not self.values:
-            return _undefined("no rows")
+            return MetricValue(math.nan, "no rows")
         if not self.defined:
             reason = next(iter(self.values.values())).undefined
-            return _undefined(f"none of the {len(self.values):,} groups has a value (first group: {reason})")
+            return MetricValue(math.nan, f"none of the {len(self.values):,} groups has a value (first group: {reason})")
         return MetricValue(float(np.mean(self.defined)))
 
 
-def per_group(
-    predictions: Any,
-    references: Any,
-    groups: Sequence[Any] | NDArray[Any],
-    metric: Callable[[Any, Any], MetricValue] = spearman,
-    min_rows: int = MIN_GROUP_ROWS,
-) -> GroupedValue:
-    """Score every group by itself, which takes away what a model gains by telling the groups apart.
+def per_group_spearman(predictions: Any, references: Any, groups: Sequence[Any] | NDArray[Any]) -> GroupedValue:
+    """Correlates within every group of 10 rows and more, which takes away what a model gains by telling groups apart.
 
     Args:
         predictions, references: (n,) numbers.
         groups: (n,) names (antibody, antigen, assay, ...); compared as text.
-        metric: what to compute inside a group.
-        min_rows: a smaller group has no value.
 
     Returns:
-        Values and sizes, keyed by group name in sorted order. About 60 microseconds per group.
+        Values and sizes, keyed by group name in sorted order. About 0.1 ms per group.
     """
     predicted, measured = as_pair(predictions, references)
     names, inverse, counts = np.unique(as_groups(groups, len(measured)), return_inverse=True, return_counts=True)
     rows_by_group = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
     values: dict[str, MetricValue] = {}
     for name, rows in zip(names.tolist(), rows_by_group):
-        few = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}; at least {min_rows} are needed"
-        values[name] = _undefined(few) if len(rows) < min_rows else metric(predicted[rows], measured[rows])
+        few = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}; at least {MIN_GROUP_ROWS} are needed"
+        is_small = len(rows) < MIN_GROUP_ROWS
+        values[name] = (
+            MetricValue(math.nan, few) if is_small else Regression(predicted[rows], measured[rows]).value("spearman")
+        )
     return GroupedValue(values, dict(zip(names.tolist(), counts.tolist())))
 
 
-def _undefined(reason: str) -> MetricValue:
-    return MetricValue(math.nan, reason)
+def at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> FloatArray:
+    """`predicted`, but at the label where the label is a limit and the prediction lies beyond it.
+
+    Args:
+        predicted, measured: (n,), label units.
+        sides: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact).
+    """
+    return np.where(sides * (predicted - measured) > 0, measured, predicted)
 
 
-def why_undefined(
-    predicted: FloatArray, measured: FloatArray, num_needed: int = 1, varying: tuple[str, ...] = ()
-) -> str | None:
-    """Name the first thing that leaves a metric without a value, None where nothing does."""
-    if len(measured) == 0:
-        return "no rows"
-    for values, name in ((predicted, "predictions"), (measured, "references")):
-        problem = count_not_finite(values, name)
-        if problem:
-            return problem
-    if len(measured) < num_needed:
-        return f"{len(measured)} row; at least {num_needed} are needed"
-    for values, name in ((predicted, "predictions"), (measured, "references")):
-        if name in varying and values.min() == values.max():
-            return f"all {len(values):,} {name} are equal ({values[0]:g})"
-    return None
+def rmse_at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> float:
+    """Root mean squared error, label units, where a prediction beyond a limit is no error. Arguments as `at_limits`."""
+    return float(np.sqrt(np.mean((at_limits(predicted, measured, sides) - measured) ** 2)))
 
 
-def _correlation(left: FloatArray, right: FloatArray) -> MetricValue:
-    """Pearson correlation of two columns that are finite and not constant."""
-    left, right = left - left.mean(), right - right.mean()
-    # Largest deviation 1 on both sides: squares of very small or large labels would leave the range of float64.
-    largest = float(np.abs(left).max()), float(np.abs(right).max())
-    if min(largest) == 0.0 or not all(map(math.isfinite, largest)):
-        return _undefined("the values' spread is beyond what float64 can hold")
-    left, right = left / largest[0], right / largest[1]
-    covariance = np.dot(left, right) / np.sqrt(np.dot(left, left) * np.dot(right, right))
-    return MetricValue(float(np.clip(covariance, -1.0, 1.0)))
+class Once:
+    """A function of counts that several metrics read: of the same array of counts it is computed once."""
+
+    def __init__(self, compute: Callable[[FloatArray], Any]) -> None:
+        self._compute = compute
+        self._counts: FloatArray | None = None
+        self._found: Any = None
+
+    def __call__(self, counts: FloatArray) -> Any:
+        if self._counts is not counts:
+            self._counts, self._found = counts, self._compute(counts)
+        return self._found
+
+
+def _rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+    """Counts to each row's average rank less the mean rank, (resamples, n), and the sum of their squares.
+
+    The column is sorted here, once; ties share the mean of their ranks.
+    """
+    _, tie, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    order, ends = np.argsort(tie, kind="stable"), np.cumsum(sizes) - 1
+
+    def rank(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        up_to = np.cumsum(np.take(counts, order, axis=1), axis=1)
+        if len(ends) < counts.shape[1]:
+            up_to = up_to[:, ends]
+        in_tie = np.diff(up_to, axis=1, prepend=0.0)
+        centred = up_to - (in_tie - 1) / 2 - (up_to[:, -1:] + 1) / 2
+        return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
+
+    return rank
+
+
+def _largest(values: FloatArray) -> float:
+    """The largest deviation from the mean, 1 where nothing deviates."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.abs(values - values.mean()).max()) or 1.0
+
+
+def _scaled(values: FloatArray) -> FloatArray:
+    """Deviations from the mean, the largest 1: squares of very small or large ones would leave the range of float64."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (values - values.mean()) / _largest(values)
+
+
+def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:
+    """Sum of squared deviations from the resample's own mean; exactly 0 where only rounding is left."""
+    centred = squares - total**2 / num_rows
+    return np.where(centred > RELATIVE_ZERO * squares, centred, 0.0)

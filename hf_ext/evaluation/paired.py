@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,29 +12,23 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError
 from ..reporting.units import less_is_better
-from ._arrays import FloatArray, as_column, as_pair, count_not_finite, divide
-from .bootstrap import (
-    CHUNK_DRAWS,
-    BinderMetrics,
-    RankedColumn,
-    affordable_resamples,
-    bootstrap_mean,
-    draw_counts,
-    metrics_from_moments,
-    moment_terms,
-    percentile_interval,
+from ._arrays import FloatArray, as_column, as_pair
+from .metrics import (
+    DEFAULT_THRESHOLD,
+    GROUP_METRIC,
+    MEAN_METRICS,
+    PLAIN_METRICS,
+    RATIO_METRICS,
+    RELATIVE_ZERO,
+    THRESHOLD_METRICS,
+    MetricValue,
+    is_ratio,
+    per_group_spearman,
+    rows_of,
 )
-from .metrics import DEFAULT_THRESHOLD, MetricValue, per_group
-from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
-from .scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
+from .resampling import MIN_UNITS, ResamplingUnits, check_units, percentile_interval, resample, unit_facts
 
 PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
-# Of rows that each hold many predictions: the sum over all rows divided by their number.
-RATIO_METRICS = ("token_loss", "perplexity", "accuracy")
-# Of rows that have one number each: its mean; also of a part, such as `darcy2d_nrmse`.
-MEAN_METRICS = ("loss", "nrmse")
-
-_Scorer = Callable[[FloatArray], list[FloatArray]]  # counts (resamples, n) -> scores before and after, (resamples,)
 
 
 @dataclass(frozen=True)
@@ -134,25 +128,38 @@ def compare_paired(
     check_comparison(metric, threshold=threshold, confidence=confidence, num_resamples=num_resamples, seed=seed)
     earlier, measured = as_pair(before, labels)
     later, _ = as_pair(as_column(after, "after"), measured)
+    sign = -1 if less_is_better(metric) else 1
     if metric == GROUP_METRIC:
         if groups is None:
             raise ArgumentError(f"metric={metric!r}: groups=None; one group name per row is needed.")
-        return _compare_groups(measured, earlier, later, groups, confidence, num_resamples, seed)
-    units = check_units(units, len(measured))
-    values = [_point_value(metric, predicted, measured, threshold) for predicted in (earlier, later)]
-    reasons = [f"{name}: {value.undefined}" for name, value in zip(("before", "after"), values) if value.undefined]
-    samples = np.empty(0)
-    if not reasons:
-        drawn = affordable_resamples(len(measured), num_resamples)
-        samples = paired_samples(
-            measured, earlier, later, metric, threshold=threshold, num_resamples=drawn, seed=seed, units=units
-        )
+        values, differences = _compare_groups(measured, earlier, later, groups)
+        num_drawn, units = len(differences), ResamplingUnits.of("group", range(len(differences)))
+
+        def gain(counts: FloatArray) -> FloatArray:
+            return counts @ differences / num_drawn
+    else:
+        num_drawn, units = len(measured), check_units(units, len(measured))
+        first = rows_of(metric, earlier, measured, threshold)
+        second = rows_of(metric, later, measured, threshold, first)
+        values = [first.value(metric), second.value(metric)]
+        before_of, after_of = first.metric(metric), second.metric(metric)
+
+        def gain(counts: FloatArray) -> FloatArray:
+            return sign * (after_of(counts) - before_of(counts))
+
+    reasons = [f"{side}: {value.undefined}" for side, value in zip(("before", "after"), values) if value.undefined]
+    if not num_drawn and not reasons:
+        reasons = ["no group has a value of both models"]
+    improvement = sign * (values[1].value - values[0].value)
+    if abs(improvement) <= RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
+        improvement = 0.0
+    samples = np.empty(0) if reasons else resample(gain, num_drawn, num_resamples, seed, units)
     low, high = percentile_interval(samples, confidence, units)
     return PairedComparison(
         metric=metric,
-        before=_number_or_none(values[0]),
-        after=_number_or_none(values[1]),
-        improvement=None if reasons else _sign(metric) * (values[1].value - values[0].value),
+        before=None if values[0].undefined else values[0].value,
+        after=None if values[1].undefined else values[1].value,
+        improvement=None if reasons else improvement,
         low=low,
         high=high,
         n=len(measured),
@@ -165,154 +172,15 @@ def compare_paired(
 
 
 def _compare_groups(
-    labels: FloatArray,
-    before: FloatArray,
-    after: FloatArray,
-    groups: Sequence[Any] | NDArray[Any],
-    confidence: float,
-    num_resamples: int,
-    seed: int,
-) -> PairedComparison:
-    scored = [per_group(predicted, labels, groups) for predicted in (before, after)]
+    labels: FloatArray, before: FloatArray, after: FloatArray, groups: Sequence[Any] | NDArray[Any]
+) -> tuple[list[MetricValue], FloatArray]:
+    """Both means over the groups that have a value of both models, and by how much each of these is better."""
+    scored = [per_group_spearman(predicted, labels, groups) for predicted in (before, after)]
     names = [name for name in scored[0].values if not any(each.values[name].undefined for each in scored)]
+    if not names:
+        return [each.mean for each in scored], np.empty(0)
     columns = np.array([[each.values[name].value for name in names] for each in scored])
-    differences = columns[1] - columns[0]
-    samples = np.empty(0)
-    if len(names) > 1:
-        drawn = affordable_resamples(len(names), num_resamples)
-        samples = bootstrap_mean(differences, num_resamples=drawn, seed=seed)
-    units = ResamplingUnits.of("group", names)
-    low, high = percentile_interval(samples, confidence, units)
-    sides = zip(("before", "after"), scored)
-    reasons = [f"{side}: {each.mean.undefined}" for side, each in sides if each.mean.undefined]
-    if not names and not reasons:
-        reasons = ["no group has a value of both models"]
-    values = columns.mean(axis=1).tolist() if names else [_number_or_none(each.mean) for each in scored]
-    return PairedComparison(
-        metric=GROUP_METRIC,
-        before=values[0],
-        after=values[1],
-        improvement=None if reasons else float(differences.mean()),
-        low=low,
-        high=high,
-        n=len(labels),
-        confidence=float(confidence),
-        num_resamples=len(samples),
-        num_undefined_resamples=0,
-        undefined="; ".join(reasons) or None,
-        **units.facts(),
-    )
-
-
-def paired_samples(
-    labels: FloatArray,
-    before: FloatArray,
-    after: FloatArray,
-    metric: str,
-    *,
-    threshold: float,
-    num_resamples: int,
-    seed: int,
-    units: ResamplingUnits | None = None,
-) -> FloatArray:
-    """Returns the improvement on every resample, (num_resamples,) float64, NaN where either score has no value.
-
-    The draws are those of `bootstrap_metrics` with the same seed.
-
-    Args:
-        labels, before, after: (n,) float64, finite, n >= 1.
-        units: rows that are drawn together; None: each by itself.
-    """
-    generator = np.random.default_rng(seed)
-    num_rows, units = len(labels), check_units(units, len(labels))
-    if metric == "spearman":
-        score = _spearman_scorer(labels, before, after)
-    elif is_ratio(metric):
-        score = _ratio_scorer(labels, before, after, metric)
-    elif metric in THRESHOLD_METRICS:
-        score = _binder_scorer(labels, before, after, metric, threshold)
-    else:
-        score = _moment_scorer(labels, before, after, metric)
-    chunk = max(1, CHUNK_DRAWS // num_rows)
-    parts = []
-    for start in range(0, num_resamples, chunk):
-        earlier, later = score(draw_counts(generator, num_rows, min(chunk, num_resamples - start), units))
-        parts.append(later - earlier)
-    return _sign(metric) * np.concatenate(parts)
-
-
-def _spearman_scorer(labels: FloatArray, before: FloatArray, after: FloatArray) -> _Scorer:
-    """Ranks each of the three columns once per resample."""
-    ranked_labels = RankedColumn.of(labels)
-    ranked_models = [RankedColumn.of(before), RankedColumn.of(after)]
-
-    def score(counts: FloatArray) -> list[FloatArray]:
-        label_ranks, label_squares = ranked_labels.deviations(counts)
-        scores = []
-        for column in ranked_models:
-            ranks, squares = column.deviations(counts)
-            products = np.einsum("bn,bn,bn->b", counts, ranks, label_ranks)
-            scores.append(divide(products, np.sqrt(squares) * np.sqrt(label_squares)))
-        return scores
-
-    return score
-
-
-def _binder_scorer(labels: FloatArray, before: FloatArray, after: FloatArray, metric: str, threshold: float) -> _Scorer:
-    models = [BinderMetrics.of(predicted, labels, threshold) for predicted in (before, after)]
-    scorers = [model.score_hits if metric in HIT_METRICS else model.ranked.score for model in models]
-    return lambda counts: [score(counts)[metric] for score in scorers]
-
-
-def _moment_scorer(labels: FloatArray, before: FloatArray, after: FloatArray, metric: str) -> _Scorer:
-    terms = [moment_terms(predicted, labels) for predicted in (before, after)]
-
-    def score(counts: FloatArray) -> list[FloatArray]:
-        return [metrics_from_moments(counts @ columns, counts.sum(axis=1))[metric] for columns in terms]
-
-    return score
-
-
-def _ratio_scorer(numbers: FloatArray, before: FloatArray, after: FloatArray, metric: str) -> _Scorer:
-    columns = np.stack([before, after, numbers], axis=1)
-
-    def score(counts: FloatArray) -> list[FloatArray]:
-        sums = counts @ columns
-        means = [divide(sums[:, i], sums[:, 2]) for i in (0, 1)]
-        return [np.exp(mean) for mean in means] if metric == "perplexity" else means
-
-    return score
-
-
-def _ratio_value(metric: str, sums: FloatArray, numbers: FloatArray) -> MetricValue:
-    for values, name in ((sums, "predictions"), (numbers, "references")):
-        if problem := count_not_finite(values, name):
-            return MetricValue(math.nan, problem)
-    if not numbers.sum() > 0:
-        return MetricValue(math.nan, f"the {len(numbers):,} rows hold no predictions")
-    mean = float(sums.sum() / numbers.sum())
-    return MetricValue(math.exp(mean) if metric == "perplexity" else mean)
-
-
-def _point_value(metric: str, predicted: FloatArray, measured: FloatArray, threshold: float) -> MetricValue:
-    if is_ratio(metric):
-        return _ratio_value(metric, predicted, measured)
-    if metric in PLAIN_METRICS:
-        return PLAIN_METRICS[metric](predicted, measured)
-    return THRESHOLD_METRICS[metric](predicted, measured, threshold)
-
-
-def _sign(metric: str) -> int:
-    return -1 if less_is_better(metric) else 1
-
-
-def _number_or_none(value: MetricValue) -> float | None:
-    return None if value.undefined else float(value.value)
-
-
-def is_ratio(metric: str) -> bool:
-    """Whether a metric is a sum over rows by the sum of what the rows hold: of `RATIO_METRICS` or `MEAN_METRICS`."""
-    return metric in RATIO_METRICS or metric.rpartition("_")[2] in MEAN_METRICS
+    return [MetricValue(float(mean)) for mean in columns.mean(axis=1)], columns[1] - columns[0]
 
 
 def check_comparison(metric: str, *, threshold: float, confidence: float, num_resamples: int, seed: int) -> None:

@@ -63,7 +63,16 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requi
 
 def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str, Any]) -> list[Checked]:
     """Holds requirements against `scores`, metric -> `Score` or number; a score that is missing has no value."""
-    return [_check(one, scores.get(one.metric)) for one in requirements]
+    checked: list[Checked] = []
+    for one in requirements:
+        score = scores.get(one.metric)
+        entry = score if isinstance(score, Mapping) else {"value": score}
+        value = float(entry["value"]) if is_finite(entry.get("value")) else None
+        passed = value is not None and one.holds(value)
+        expected = one.text.removeprefix(one.metric).strip()
+        actual = _show(one, entry, value, passed)
+        checked.append({"metric": one.metric, "expected": expected, "actual": actual, "value": value, "passed": passed})
+    return checked
 
 
 def format_checked(checked: Sequence[Checked]) -> str:
@@ -88,15 +97,6 @@ def raise_failed(failed: Sequence[str], where: str) -> None:
     """
     if failed:
         raise RequirementsFailed(f"{'; '.join(failed)}. {where}")
-
-
-def _check(requirement: Requirement, score: Any) -> Checked:
-    entry = score if isinstance(score, Mapping) else {"value": score}
-    value = float(entry["value"]) if is_finite(entry.get("value")) else None
-    passed = value is not None and requirement.holds(value)
-    expected = requirement.text.removeprefix(requirement.metric).strip()
-    actual = _show(requirement, entry, value, passed)
-    return {"metric": requirement.metric, "expected": expected, "actual": actual, "value": value, "passed": passed}
 
 
 def _show(requirement: Requirement, entry: Mapping[str, Any], value: float | None, passed: bool) -> str:

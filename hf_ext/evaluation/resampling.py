@@ -1,10 +1,12 @@
-"""What a bootstrap draws: single rows, or all rows of an antibody, an antigen or a cluster together."""
+"""What a bootstrap draws (rows, or all rows of an antibody, an antigen or a cluster together), and its intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, TypedDict
 
 import numpy as np
@@ -14,6 +16,12 @@ from ..errors import DataError
 from ._arrays import FloatArray, as_groups
 
 MIN_UNITS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it
+# 50 million drawn rows take about 3 s on two cores; beyond that the number of resamples is lowered, but not below the
+# floor, under which the ends of a 95 % interval rest on fewer than five resamples each.
+MAX_DRAWS = 50_000_000
+MIN_RESAMPLES = 200
+CHUNK_DRAWS = 400_000  # keeps the dozen (chunk, n) arrays of a step in the CPU's cache
+ALIKE = 1e-9  # a relative standard error that is rounding
 
 
 class UnitFacts(TypedDict):
@@ -114,3 +122,120 @@ def unit_facts(units: ResamplingUnits | None, num_rows: int) -> UnitFacts:
     if units is not None:
         return units.facts()
     return {"interval_by": None, "num_units": num_rows, "num_effective_units": float(num_rows)}
+
+
+def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None) -> Iterator[FloatArray]:
+    """Draws rows with replacement, again and again; yields how often each came, (resamples, n), some at a time.
+
+    Args:
+        num_rows: 1 or more; as many are drawn each time.
+        num_resamples: lowered for more than 50,000 rows at 1,000.
+        seed: the same gives the same draws.
+        units: rows that are drawn together, of which there are fewer than rows; as many units as there are are drawn,
+            each with all its rows, so that the number of rows varies. None: each row by itself.
+    """
+    generator = np.random.default_rng(seed)
+    size = num_rows if units is None else units.num_units
+    num_resamples = min(num_resamples, max(MIN_RESAMPLES, MAX_DRAWS // num_rows))
+    chunk = max(1, CHUNK_DRAWS // num_rows)
+    for start in range(0, num_resamples, chunk):
+        num = min(chunk, num_resamples - start)
+        drawn = generator.integers(0, size, size=(num, size))
+        drawn += np.arange(num)[:, None] * size
+        counts = np.bincount(drawn.reshape(-1), minlength=num * size).reshape(num, size).astype(np.float64)
+        yield counts if units is None else np.take(counts, units.unit_of_row, axis=1)
+
+
+def resample(
+    measure: Callable[[FloatArray], FloatArray],
+    num_rows: int,
+    num_resamples: int,
+    seed: int,
+    units: ResamplingUnits | None = None,
+) -> FloatArray:
+    """Returns what `measure` makes of the counts of each draw, (resamples,) or (measures, resamples)."""
+    return np.concatenate([measure(counts) for counts in draws(num_rows, num_resamples, seed, units)], axis=-1)
+
+
+def percentile_interval(
+    samples: FloatArray, confidence: float, units: ResamplingUnits | None = None
+) -> tuple[float | None, float | None]:
+    """Returns the two percentiles that leave out (1 - confidence) / 2 each, less where few `units` were drawn.
+
+    A resample of G units varies by (G - 1) / G less than G new units would, and its spread is itself a guess from G
+    numbers, or from fewer where some units hold most rows: sqrt(G / (G - 1)) times the quantile of t, with effective
+    units - 1 degrees of freedom, takes the place of the normal one. `benchmarks/interval_coverage.py` measures it.
+    Source: T. C. Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician 69 (2015), 371,
+    the expanded percentile interval.
+
+    None, None with fewer than 2 values, or 1 unit.
+    """
+    defined = samples[np.isfinite(samples)]
+    if len(defined) < 2 or (units is not None and units.num_units < 2):
+        return None, None
+    shares = [(1 - confidence) / 2, (1 + confidence) / 2]
+    if units is not None:
+        from scipy.special import ndtr  # here, since scipy takes 0.2 s that rows do not need
+
+        inflation = math.sqrt(units.num_units / (units.num_units - 1))
+        tail = float(ndtr(t_quantile(shares[0], units.num_effective) * inflation))
+        shares = [tail, 1 - tail]
+    low, high = np.quantile(defined, shares)
+    return float(low), float(high)
+
+
+def t_quantile(share: float, num_units: float) -> float:
+    """Quantile of Student's t with units - 1 degrees of freedom, at least 1."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(num_units - 1, 1.0), share))
+
+
+def mean_loss_interval(
+    loss: FloatArray, units: ResamplingUnits, *, confidence: float, num_resamples: int, seed: int
+) -> tuple[float, float] | None:
+    """The interval of a mean loss by unit: a bootstrap-t of its logarithm.
+
+    Losses of units are skewed: most samples lack the unit with the largest, and then both the error and its spread
+    come out too small. Percentiles follow the sample; the distribution of (error - truth) / standard error, as
+    resamples show it, knows of it. The standard error is that of the jackknife over units, and the quantiles are
+    widened by what t with effective units - 1 degrees of freedom has over the normal one: in simulations of 20 to 60
+    clusters, even and uneven, that held 93 to 95 %, without widening 91 to 94 %, percentiles 87 to 93 %
+    (`benchmarks/interval_coverage.py` measures what is done here).
+
+    Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 12.5; J. MacKinnon, M. Nielsen,
+    M. Webb, Fast and reliable jackknife and bootstrap methods for cluster-robust inference (2023).
+
+    Args:
+        loss: (n,) float64, finite, 0 or more: squared or absolute errors.
+        units: of the rows.
+
+    Returns:
+        Both ends, in the unit of the loss; None where units are too few for a standard error of each resample, or all
+        their errors are alike.
+
+    Cost: units times resamples; milliseconds.
+    """
+    total: FloatArray = np.bincount(units.unit_of_row, loss).astype(np.float64)
+    sizes, num = units.sizes, units.num_units
+    without = (total.sum() - total) / (sizes.sum() - sizes) if units.are_enough else np.zeros(1)
+    if not without.min() > 0:
+        return None
+    mean = total.sum() / sizes.sum()
+    spread = math.sqrt((num - 1) / num * np.sum(np.log(without / mean) ** 2))
+    if spread < ALIKE:
+        return None
+
+    def studentize(counts: FloatArray) -> FloatArray:
+        num_rows = counts @ sizes
+        means = counts @ total / num_rows
+        # Of the logarithm of a ratio of sums, linearized: the jackknife of every resample would cost units times more.
+        deviations = (total - means[:, None] * sizes) / (means * num_rows)[:, None]
+        errors = np.sqrt(np.einsum("bu,bu,bu->b", counts, deviations, deviations) * num / (num - 1))
+        varies = errors > ALIKE  # not where one unit came every time
+        return np.log(means[varies] / mean) / errors[varies]
+
+    tail = (1 + confidence) / 2
+    low, high = np.quantile(resample(studentize, num, num_resamples, seed), [1 - tail, tail])
+    spread *= t_quantile(tail, units.num_effective) / NormalDist().inv_cdf(tail)
+    return mean * math.exp(-high * spread), mean * math.exp(-low * spread)

@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import DataError
 from ._arrays import FloatArray, as_groups
-from .dataset_subset import LABEL_COLUMNS, one_per_row
-from .metrics import MIN_GROUP_ROWS, per_group
-from .scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
+from .metrics import (
+    DEFAULT_THRESHOLD,
+    GROUP_METRIC,
+    MIN_GROUP_ROWS,
+    THRESHOLD_METRICS,
+    Regression,
+    per_group_spearman,
+    score_names,
+)
+from .subset import LABEL_COLUMNS, one_per_row
 
 CLOSE = 0.01  # of the largest label: what labels of one row may differ by after half precision
 
@@ -46,18 +53,15 @@ class RowMetrics:
     @property
     def names(self) -> tuple[str, ...]:
         """What an evaluation logs that can choose the best model, with the loss that Trainer adds."""
-        binders = () if self.threshold is None else tuple(THRESHOLD_METRICS)
-        return ("loss", *PLAIN_METRICS, *binders, *([GROUP_METRIC] if self.group_column else []), "num_distinct")
+        return ("loss", *score_names(self.threshold, self.group_column is not None), "num_distinct")
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         predicted, measured = unpack_labelled(prediction)
-        found = {name: metric(predicted, measured).value for name, metric in PLAIN_METRICS.items()}
-        if self.threshold is not None:
-            at = self.threshold
-            found |= {name: metric(predicted, measured, at).value for name, metric in THRESHOLD_METRICS.items()}
+        rows = Regression(predicted, measured, DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
+        found = {name: rows.value(name).value for name in score_names(self.threshold)}
         if self.groups is not None:
             self._check_rows(measured)
-            grouped = per_group(predicted, measured, self.groups)
+            grouped = per_group_spearman(predicted, measured, self.groups)
             found |= {GROUP_METRIC: grouped.mean.value, "num_defined_groups": len(grouped.defined)}
         return {
             **{name: float(value) for name, value in found.items()},
@@ -86,7 +90,7 @@ class RowMetrics:
 
     def spell_out(self, name: str) -> str:
         """A metric's name, prefixes included, with what else decides its value: "recall at 9"."""
-        if name.endswith(tuple(THRESHOLD_METRICS)) and self.threshold is not None:
+        if name.endswith(THRESHOLD_METRICS) and self.threshold is not None:
             return f"{name} at {self.threshold:g}"
         return f"{name} by {self.group_column}" if name.endswith(GROUP_METRIC) and self.group_column else name
 

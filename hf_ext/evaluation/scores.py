@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 
 from ..errors import ArgumentError
-from . import bootstrap, metrics
 from ._arrays import FloatArray, as_pair
-from .error_intervals import ERRORS, error_interval
-from .metrics import DEFAULT_THRESHOLD, GroupedValue, MetricValue, threshold_counts
-from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
-from .top_ranked import ENRICHMENTS, average_precision, enrichment
-
-PLAIN_METRICS: dict[str, Callable[[Any, Any], MetricValue]] = {
-    "spearman": metrics.spearman,
-    "pearson": metrics.pearson,
-    "rmse": metrics.rmse,
-    "mae": metrics.mae,
-    "r2": metrics.r2,
-}
-# Of predictions, references and the threshold at which both are cut.
-HIT_METRICS: dict[str, Callable[[Any, Any, float], MetricValue]] = {
-    "recall": lambda predicted, measured, threshold: threshold_counts(predicted, measured, threshold).recall(),
-    "precision": lambda predicted, measured, threshold: threshold_counts(predicted, measured, threshold).precision(),
-    "f1": lambda predicted, measured, threshold: threshold_counts(predicted, measured, threshold).f1(),
-}
-# With those that cut the references alone, and so need no unit of the predictions.
-THRESHOLD_METRICS: dict[str, Callable[[Any, Any, float], MetricValue]] = {
-    **HIT_METRICS,
-    "average_precision": average_precision,
-    **{name: partial(enrichment, percent=percent) for name, percent in ENRICHMENTS.items()},
-}
-GROUP_METRIC = "per_group_spearman"
+from .metrics import (
+    DEFAULT_THRESHOLD,
+    ERRORS,
+    GROUP_METRIC,
+    THRESHOLD_METRICS,
+    MetricValue,
+    Regression,
+    per_group_spearman,
+    score_names,
+)
+from .resampling import (
+    MIN_UNITS,
+    ResamplingUnits,
+    check_units,
+    mean_loss_interval,
+    percentile_interval,
+    resample,
+    unit_facts,
+)
 
 
 class GroupScore(TypedDict):
@@ -47,7 +39,19 @@ class GroupScore(TypedDict):
     undefined: str | None
 
 
-class _ScoreBase(TypedDict):
+class Score(TypedDict, total=False):
+    """One metric, as results hold it: the record of every task, made by `make_score`.
+
+    `value` is None where `undefined` says why; `low` and `high` are None where there is no interval.
+
+    `interval_by` is the column whose values were drawn for the interval, `num_units` how many there are; None and the
+    number of rows where rows were drawn. `num_effective_units` is how many of like size would weigh
+    as evenly; `is_trusted` is False where these are fewer than 10.
+
+    Metrics of binders also carry `threshold`, `base_rate` and `predicted_rate`; the per-group metric carries
+    `num_groups`, `num_defined_groups` and `groups`, and its `n` counts the rows of all groups.
+    """
+
     value: float | None
     low: float | None
     high: float | None
@@ -60,25 +64,49 @@ class _ScoreBase(TypedDict):
     num_units: int
     num_effective_units: float
     is_trusted: bool
-
-
-class Score(_ScoreBase, total=False):
-    """One metric. `value` is None where `undefined` says why; `low` and `high` are None where there is no interval.
-
-    `interval_by` is the column whose values were drawn for the interval, `num_units` how many there are; None and the
-    number of rows where rows were drawn. `num_effective_units` is how many of like size would weigh
-    as evenly; `is_trusted` is False where these are fewer than 10.
-
-    Metrics of binders also carry `threshold`, `base_rate` and `predicted_rate`; the per-group metric carries
-    `num_groups`, `num_defined_groups` and `groups`, and its `n` counts the rows of all groups.
-    """
-
     threshold: float
     base_rate: float | None
     predicted_rate: float | None
     num_groups: int
     num_defined_groups: int
     groups: dict[str, GroupScore]
+
+
+def make_score(
+    value: MetricValue,
+    samples: FloatArray,
+    num_rows: int,
+    confidence: float = 0.95,
+    units: ResamplingUnits | None = None,
+) -> Score:
+    """The record of a value.
+
+    Args:
+        value: NaN, or anything, where it says why it is undefined; then there is no interval.
+        samples: (resamples,), the same of each resample; empty for no interval.
+        num_rows: that it is of.
+        units: what was resampled; None: rows.
+    """
+    samples = np.empty(0) if value.undefined else samples
+    low, high = percentile_interval(samples, confidence, units)
+    return {
+        "value": None if value.undefined else float(value.value),
+        "low": low,
+        "high": high,
+        "n": num_rows,
+        "undefined": value.undefined,
+        "confidence": float(confidence),
+        "num_resamples": len(samples),
+        "num_undefined_resamples": int(np.count_nonzero(~np.isfinite(samples))),
+        **unit_facts(units, num_rows),
+        "is_trusted": units is None or units.are_enough,
+    }
+
+
+def score_mean(values: FloatArray, *, num_resamples: int = 1000, seed: int, confidence: float = 0.95) -> Score:
+    """The mean of numbers that rows have of their own, (n,) finite, n >= 1, with the interval of further rows."""
+    samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
+    return make_score(MetricValue(float(values.mean())), samples, len(values), confidence)
 
 
 def score_predictions(
@@ -108,8 +136,9 @@ def score_predictions(
         units: rows that are drawn together; None: each by itself. Intervals are wider where they are few.
 
     Returns:
-        "spearman", "pearson", "rmse", "mae", "r2"; with a threshold "recall", "precision", "f1", "average_precision",
-        "enrichment_1pct", "enrichment_5pct"; with groups "per_group_spearman", over those of 10 rows and more.
+        `score_names`: "spearman", "pearson", "rmse", "mae", "r2"; with a threshold "recall", "precision", "f1",
+        "average_precision", "enrichment_1pct", "enrichment_5pct"; with groups "per_group_spearman", over those of 10
+        rows and more.
 
     Raises:
         DataError: shapes or lengths do not fit, or a row has no group.
@@ -119,79 +148,63 @@ def score_predictions(
     """
     _check_arguments(threshold, num_resamples, confidence)
     predicted, measured = as_pair(predictions, references)
-    units = check_units(units, len(measured))
-    drawn = bootstrap.affordable_resamples(len(measured), num_resamples)
-    finite = bool(np.all(np.isfinite(predicted)) and np.all(np.isfinite(measured)))
-    samples: dict[str, FloatArray] = {}
-    if finite and drawn and len(measured) > 1:
-        samples = bootstrap.bootstrap_metrics(
-            predicted, measured, threshold=threshold, num_resamples=drawn, seed=seed, units=units
+    num_rows, units = len(measured), check_units(units, len(measured))
+    is_finite = bool(np.isfinite(predicted).all() and np.isfinite(measured).all())
+    rows = Regression(predicted, measured, DEFAULT_THRESHOLD if threshold is None else threshold)
+    names = score_names(threshold)
+    samples = np.empty((len(names), 0))
+    if is_finite and num_resamples and num_rows > 1:
+        measures = [rows.metric(name) for name in names]
+        samples = resample(
+            lambda counts: np.stack([measure(counts) for measure in measures]), num_rows, num_resamples, seed, units
         )
     scores: dict[str, Score] = {}
-    for name, metric in PLAIN_METRICS.items():
-        scores[name] = _score(metric(predicted, measured), len(measured), samples.get(name), confidence, units)
-        if name in ERRORS and samples and units is not None:
-            options: dict[str, Any] = {"confidence": confidence, "num_resamples": drawn, "seed": seed}
-            ends = error_interval(name, predicted, measured, units, **options)
-            scores[name]["low"], scores[name]["high"] = ends or (scores[name]["low"], scores[name]["high"])
-    if threshold is not None:
-        counts = threshold_counts(predicted, measured, threshold)
-        for name, metric_at in THRESHOLD_METRICS.items():
-            result = metric_at(predicted, measured, threshold)
-            score = _score(result, len(measured), samples.get(name), confidence, units)
-            score["threshold"] = float(threshold)
-            score["base_rate"] = _number_or_none(counts.base_rate)
-            score["predicted_rate"] = _number_or_none(counts.predicted_rate)
-            scores[name] = score
+    for name, drawn in zip(names, samples):
+        scores[name] = make_score(rows.value(name), drawn, num_rows, confidence, units)
+        if name in ERRORS and len(drawn) and units is not None:
+            error = predicted - measured
+            ends = mean_loss_interval(
+                error**2 if name == "rmse" else np.abs(error),
+                units,
+                confidence=confidence,
+                num_resamples=len(drawn),
+                seed=seed,
+            )
+            if ends is not None:
+                scores[name]["low"], scores[name]["high"] = np.sqrt(ends).tolist() if name == "rmse" else ends
+        if name in THRESHOLD_METRICS:
+            has_rates = is_finite and num_rows > 0
+            rates = [
+                float(np.mean(column >= rows.threshold)) if has_rates else None for column in (measured, predicted)
+            ]
+            scores[name].update(threshold=float(rows.threshold), base_rate=rates[0], predicted_rate=rates[1])
     if groups is not None:
-        grouped = metrics.per_group(predicted, measured, groups)
-        scores[GROUP_METRIC] = _group_score(grouped, num_resamples, confidence, seed)
+        scores[GROUP_METRIC] = _score_groups(predicted, measured, groups, num_resamples, confidence, seed)
     return scores
 
 
-def _score(
-    result: MetricValue,
-    num_rows: int,
-    samples: FloatArray | None,
-    confidence: float,
-    units: ResamplingUnits | None = None,
+def _score_groups(
+    predicted: FloatArray, measured: FloatArray, groups: Sequence[Any], num_resamples: int, confidence: float, seed: int
 ) -> Score:
-    samples = np.empty(0) if samples is None or result.undefined else samples
-    low, high = bootstrap.percentile_interval(samples, confidence, units)
-    return {
-        "value": _number_or_none(result.value),
-        "low": low,
-        "high": high,
-        "n": num_rows,
-        "undefined": result.undefined,
-        "confidence": float(confidence),
-        "num_resamples": len(samples),
-        "num_undefined_resamples": int(np.count_nonzero(~np.isfinite(samples))),
-        **unit_facts(units, num_rows),
-        "is_trusted": units is None or units.are_enough,
-    }
-
-
-def _group_score(grouped: GroupedValue, num_resamples: int, confidence: float, seed: int) -> Score:
-    values = np.asarray(grouped.defined, dtype=np.float64)
-    drawn = bootstrap.affordable_resamples(len(values), num_resamples)
-    samples: FloatArray | None = None
-    if len(values) > 1 and drawn:
-        samples = bootstrap.bootstrap_mean(values, num_resamples=drawn, seed=seed)
-    score = _score(grouped.mean, sum(grouped.sizes.values()), samples, confidence)
-    score["interval_by"], score["num_units"], score["num_effective_units"] = "group", len(values), float(len(values))
-    score["is_trusted"] = len(values) >= MIN_UNITS
-    score["num_groups"] = len(grouped.values)
-    score["num_defined_groups"] = len(values)
-    score["groups"] = {
-        name: {"value": _number_or_none(result.value), "n": grouped.sizes[name], "undefined": result.undefined}
-        for name, result in grouped.values.items()
-    }
+    grouped = per_group_spearman(predicted, measured, groups)
+    values = np.asarray(grouped.defined, np.float64)
+    samples = np.empty(0)
+    if len(values) > 1 and num_resamples:
+        samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
+    score = make_score(grouped.mean, samples, len(measured), confidence)
+    score.update(
+        interval_by="group",
+        num_units=len(values),
+        num_effective_units=float(len(values)),
+        is_trusted=len(values) >= MIN_UNITS,
+        num_groups=len(grouped.values),
+        num_defined_groups=len(values),
+        groups={
+            name: {"value": None if one.undefined else one.value, "n": grouped.sizes[name], "undefined": one.undefined}
+            for name, one in grouped.values.items()
+        },
+    )
     return score
-
-
-def _number_or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _check_arguments(threshold: float | None, num_resamples: int, confidence: float) -> None:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, CheckpointError, DataError
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
-from .metrics import DEFAULT_THRESHOLD
+from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS
 from .paired import PairedComparison, check_comparison, compare_paired
-from .scores import GROUP_METRIC, THRESHOLD_METRICS
 
 Verdict = Literal["improved", "undecided", "no improvement"]
 
@@ -39,11 +38,8 @@ class StoppingDecision:
 
     def as_dict(self) -> dict[str, Any]:
         """The decision with its intervals, JSON-able."""
-        compared = {
-            name: None if comparison is None else comparison.as_dict()
-            for name, comparison in (("against_best", self.against_best), ("against_recent", self.against_recent))
-        }
-        return {**self.__dict__, **compared}
+        both = {name: getattr(self, name) for name in ("against_best", "against_recent")}
+        return {**vars(self), **{name: one and one.as_dict() for name, one in both.items()}}
 
 
 class StoppingRule:
@@ -97,14 +93,9 @@ class StoppingRule:
         seed: int = 0,
         groups: Sequence[Any] | NDArray[Any] | None = None,
     ) -> None:
-        self._settings: dict[str, Any] = {
-            "threshold": threshold,
-            "confidence": confidence,
-            "num_resamples": num_resamples,
-            "seed": seed,
-        }
-        check_comparison(metric, **self._settings)
-        self._settings["groups"] = groups
+        checked = {"threshold": threshold, "confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+        check_comparison(metric, **checked)
+        self._settings: dict[str, Any] = {**checked, "groups": groups}
         if patience < 1:
             raise ArgumentError(f"patience={patience!r}: 1 or more evaluations are needed.")
         if warmup_steps < 0:
@@ -112,7 +103,11 @@ class StoppingRule:
         if not 0 <= min_delta < math.inf:
             raise ArgumentError(f"min_delta={min_delta!r}: 0 or more is needed, in the unit of {metric}.")
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
-        self.labels = _finite_labels(labels)
+        self.labels = np.array(as_column(labels, "labels"))
+        if len(self.labels) == 0:
+            raise DataError("labels: no rows; the rule needs the labels of the rows that every evaluation scores.")
+        if problem := count_not_finite(self.labels, "labels"):
+            raise DataError(f"{problem}: leave such rows out of the evaluation.")
         self.best_predictions: FloatArray | None = None
         self.best_step: int | None = None
         self.num_without_improvement = 0
@@ -131,15 +126,17 @@ class StoppingRule:
         predicted = np.array(as_pair(predictions, self.labels)[0])
         # Against itself where there is no best yet: says whether these predictions have a score at all.
         is_first = self.best_predictions is None
-        against_best = self._compare(predicted if is_first else self.best_predictions, predicted)
-        against_recent = None
-        if len(self._recent) == self.patience and not against_best.undefined:
-            against_recent = self._compare(self._recent[0], predicted)
-        verdict = self._verdict(against_best, against_recent, is_first)
-        if not against_best.undefined:
+        best, recent = self._compare(predicted if is_first else self.best_predictions, predicted), None
+        if not best.undefined:
+            if len(self._recent) == self.patience:
+                recent = self._compare(self._recent[0], predicted)
             self._recent = [*self._recent, predicted][-self.patience :]
-        if verdict == "improved":
-            self.best_predictions, self.best_step = predicted, step
+        verdict: Verdict = "undecided"
+        if not best.undefined and (is_first or best.is_better):
+            verdict, self.best_predictions, self.best_step = "improved", predicted, step
+        elif not (best.undefined or (self.metric in ("recall", "f1") and best.after == 0)):
+            is_excluded = any(one is not None and one.excludes_improvement(self.min_delta) for one in (best, recent))
+            verdict = "no improvement" if is_excluded else "undecided"
         is_warmup = step <= self.warmup_steps
         is_counted = verdict == "no improvement" and not is_warmup
         self.num_without_improvement = self.num_without_improvement + 1 if is_counted else 0
@@ -147,8 +144,8 @@ class StoppingRule:
             verdict=verdict,
             step=step,
             best_step=self.best_step,
-            against_best=None if is_first and verdict == "improved" else against_best,
-            against_recent=against_recent,
+            against_best=None if is_first and verdict == "improved" else best,
+            against_recent=recent,
             num_without_improvement=self.num_without_improvement,
             is_warmup=is_warmup,
             should_stop=self.num_without_improvement >= self.patience,
@@ -157,17 +154,6 @@ class StoppingRule:
     def _compare(self, earlier: Any, predicted: FloatArray) -> PairedComparison:
         return compare_paired(self.labels, earlier, predicted, self.metric, **self._settings)
 
-    def _verdict(self, best: PairedComparison, recent: PairedComparison | None, is_first: bool) -> Verdict:
-        if best.undefined:
-            return "undecided"
-        if is_first or best.is_better:
-            return "improved"
-        if self.metric in ("recall", "f1") and best.after == 0:
-            return "undecided"
-        if recent is not None and recent.excludes_improvement(self.min_delta):
-            return "no improvement"
-        return "no improvement" if best.excludes_improvement(self.min_delta) else "undecided"
-
     def is_of(self, labels: Any) -> bool:
         """Whether these are the labels that the rule was made with: predictions of other rows cannot be compared."""
         return np.array_equal(as_column(labels, "labels"), self.labels)
@@ -175,8 +161,7 @@ class StoppingRule:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: plain values, and (n,) float64 arrays of the best and the recent predictions."""
         return {
-            "metric": self.metric,
-            "labels_sha256": self._labels_digest(),
+            "scored": self._describe_scored(),
             "best_predictions": self.best_predictions,
             "best_step": self.best_step,
             "recent_predictions": list(self._recent),
@@ -187,42 +172,25 @@ class StoppingRule:
         """Continue from `state_dict()`. Patience, warm-up and `min_delta` may differ; labels and metric may not.
 
         Raises:
-            CheckpointError: the state is of another metric, of other labels or incomplete; nothing is changed then.
+            CheckpointError: the state is of another metric or of other labels; nothing is changed then.
         """
-        missing = sorted(set(self.state_dict()) - set(state))
-        if missing:
-            raise CheckpointError(f"Early-stopping state lacks {', '.join(missing)}: it is from another version.")
-        if state["metric"] != self.metric:
+        if state.get("scored") != self._describe_scored():
             raise CheckpointError(
-                f"Early-stopping state is of metric {state['metric']!r}, this run's is {self.metric!r}: "
-                f"resume with the same metric, or start anew."
-            )
-        if state["labels_sha256"] != self._labels_digest():
-            raise CheckpointError(
-                "Early-stopping state was made on other rows or labels than this run's: predictions of different rows "
-                "cannot be compared. Resume with the same evaluation data, subset size, seed, threshold and groups, or "
-                "start anew."
+                f"Early-stopping state was made on other rows or labels than this run's, or in another metric than "
+                f"{self.metric}: predictions of different rows cannot be compared. Resume with the same metric, "
+                "evaluation data, subset size, seed, threshold and groups, or start anew."
             )
         best = state["best_predictions"]
-        best_predictions = None if best is None else as_pair(best, self.labels)[0]
-        recent = [as_pair(predicted, self.labels)[0] for predicted in state["recent_predictions"]]
-        self.best_predictions, self.best_step = best_predictions, state["best_step"]
-        self._recent = recent[-self.patience :]
+        self.best_predictions = None if best is None else as_pair(best, self.labels)[0]
+        self.best_step = state["best_step"]
+        self._recent = [as_pair(one, self.labels)[0] for one in state["recent_predictions"]][-self.patience :]
         self.num_without_improvement = state["num_without_improvement"]
 
-    def _labels_digest(self) -> str:
-        digest = hashlib.sha256(self.labels.astype("<f8").tobytes())
+    def _describe_scored(self) -> str:
+        """Metric, labels, and what else decides a score, as a hash."""
+        digest = hashlib.sha256(self.metric.encode() + self.labels.astype("<f8").tobytes())
         if self.metric in THRESHOLD_METRICS:
             digest.update(np.float64(self._settings["threshold"]).astype("<f8").tobytes())
         if self.metric == GROUP_METRIC:
             digest.update("\0".join(map(str, self._settings["groups"])).encode())
         return digest.hexdigest()
-
-
-def _finite_labels(labels: Any) -> FloatArray:
-    column = as_column(labels, "labels")
-    if len(column) == 0:
-        raise DataError("labels: no rows; the rule needs the labels of the rows that every evaluation scores.")
-    if problem := count_not_finite(column, "labels"):
-        raise DataError(f"{problem}: leave such rows out of the evaluation.")
-    return np.array(column)

@@ -17,14 +17,15 @@ from ..data.columns import read_columns
 from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..evaluation.requirements import Checked
-from ..evaluation.verdict import judge_tokens
+from ..evaluation.verdict import MODEL, judge
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
 from ..running import check_scored, plots_if_possible, with_absolute_path
 from ..trainer import FastTrainer
 
-EVALUATION_METRICS = ("loss", "token_loss", "perplexity", "accuracy", "num_tokens")  # what an evaluation computes
+SCORES = ("token_loss", "perplexity", "accuracy", "num_tokens")  # that a run ends with
+EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes
 STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
 
@@ -54,11 +55,6 @@ def _scores(loss: float, accuracy: float, num_tokens: int) -> dict[str, float]:
         "accuracy": float(accuracy),
         "num_tokens": num_tokens,
     }
-
-
-def known_scores() -> list[str]:
-    """Names of the scores that a run ends with."""
-    return [*_scores(0.0, 0.0, 1)]
 
 
 class UnigramBaseline:
@@ -119,9 +115,8 @@ def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline
             output = trainer.predict(splits[name])
             check_scored(output.predictions, name)
             labels, sums = np.asarray(output.label_ids), np.asarray(output.predictions, np.float64)
-            scores["verdict"] = judge_tokens(
-                sums[:, 2], sums[:, 0], baseline.row_losses(labels), seed=trainer.args.seed
-            ).as_dict()
+            losses = {MODEL: sums[:, 0], "unigram frequencies": baseline.row_losses(labels)}
+            scores["verdict"] = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
             model = compute_metrics(EvalPrediction(output.predictions, output.label_ids))
             scores[name] = {"model": model, "unigram": baseline.score(labels)}
     return scores
@@ -134,14 +129,13 @@ def final_scores(scores: dict[str, Any]) -> dict[str, float]:
 
 def format_scores(scores: dict[str, Any]) -> str:
     """`score_splits` as text: the verdict, then a table."""
-    shown = ("token_loss", "perplexity", "accuracy", "num_tokens")
     rows = [
-        [split, predictor, *(both[predictor][key] for key in shown)]
+        [split, predictor, *(both[predictor][key] for key in SCORES)]
         for split, both in scores.items()
         for predictor in ("model", "unigram")
         if split != "verdict"
     ]
-    table = format_table(rows, ["split", "", *shown])
+    table = format_table(rows, ["split", "", *SCORES])
     return f"{scores['verdict']['text']}\n\n{table}" if "verdict" in scores else table
 
 

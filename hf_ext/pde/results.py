@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..arguments.parser import FastArgumentParser
-from ..evaluation.bootstrap import bootstrap_mean, percentile_interval
 from ..evaluation.requirements import Checked
-from ..evaluation.verdict import judge_errors
+from ..evaluation.scores import Score, score_mean
+from ..evaluation.verdict import MODEL, judge
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
@@ -20,9 +20,6 @@ from ..running import check_scored, plots_if_possible
 from ..trainer import FastTrainer
 from .data import baseline_errors
 from .outputs import relative_l2
-
-CONFIDENCE, NUM_RESAMPLES = 0.95, 1000
-MODEL = "model"
 
 
 class ErrorMetrics:
@@ -113,12 +110,13 @@ def score_split(errors: np.ndarray, trivial: Mapping[str, np.ndarray], tasks: Se
     best = {task: min(mean, key=mean.__getitem__) for task, mean in zip(tasks, means)}
     rival = np.stack([trivial[best[task]][:, i] for i, task in enumerate(tasks)], axis=1)
     named = " and ".join(dict.fromkeys(f"the {name}" for name in best.values()))
+    judged = {MODEL: errors.mean(1), named: rival.mean(1)}
     return {
         "num_rows": len(errors),
         "scores": {name: _scores(found, tasks, seed) for name, found in {MODEL: errors, **trivial}.items()},
         "baselines": {name: {} for name in trivial},
         "factors": {task: float(rival[:, i].mean() / errors[:, i].mean()) for i, task in enumerate(tasks)},
-        "verdict": judge_errors(errors.mean(1), rival.mean(1), baseline=named, seed=seed).as_dict(),
+        "verdict": judge(np.ones(len(errors)), judged, metric="nrmse", seed=seed).as_dict(),
     }
 
 
@@ -127,23 +125,15 @@ def _last(errors: np.ndarray) -> float:
     return float(errors.mean()) if np.isfinite(errors).all() else np.inf
 
 
-def _scores(errors: np.ndarray, tasks: Sequence[str], seed: int) -> dict[str, Any]:
-    columns = {f"{task}_nrmse": errors[:, i] for i, task in enumerate(tasks)}
-    found = {name: values for name, values in columns.items() if np.isfinite(values).all()}
-    if len(found) == len(tasks) > 1:
-        found["nrmse"] = errors.mean(1)
-    return {name: _score(values, seed) for name, values in found.items()}
+def _scores(errors: np.ndarray, tasks: Sequence[str], seed: int) -> dict[str, Score]:
+    columns = [*errors.T, errors.mean(1)]  # of one task its mean has no name of its own
+    found = {name: values for name, values in zip(score_names(tasks), columns) if np.isfinite(values).all()}
+    return {name: score_mean(values, seed=seed) for name, values in found.items()}
 
 
-def _score(values: np.ndarray, seed: int) -> dict[str, Any]:
-    low, high = percentile_interval(bootstrap_mean(values, num_resamples=NUM_RESAMPLES, seed=seed), CONFIDENCE)
-    facts = {"value": float(values.mean()), "low": low, "high": high, "confidence": CONFIDENCE, "n": len(values)}
-    return {**facts, "num_resamples": NUM_RESAMPLES}
-
-
-def known_scores(tasks: Sequence[str]) -> list[str]:
+def score_names(tasks: Sequence[str]) -> list[str]:
     """Names of the scores that a run of these tasks ends with."""
-    return [*_scores(np.ones((2, len(tasks))), tasks, seed=0)]
+    return [*(f"{task}_nrmse" for task in tasks), *(["nrmse"] if len(tasks) > 1 else [])]
 
 
 def format_scores(found: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.guards import AlarmKind, examine_predictions
+from ..evaluation.alarms import AlarmKind, examine_predictions
 from .early_stopping import Evaluation
 
 EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant

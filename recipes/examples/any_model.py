@@ -18,7 +18,7 @@ from transformers import EvalPrediction, Trainer
 
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation.verdict import judge_accuracy, judge_tokens
+from hf_ext.evaluation.verdict import MODEL, judge
 from hf_ext.masked_lm.results import compute_metrics, sum_rows
 from hf_ext.models.lora import require_base
 from hf_ext.reporting.report import write_report
@@ -148,7 +148,8 @@ def judge_classes(output: Any, train_labels: Sequence[int], seed: int) -> dict[s
     check_scored(output.predictions, "held-out")
     right = np.asarray(output.predictions)[:, 1]
     frequent = output.label_ids == np.bincount(np.asarray(train_labels)).argmax()
-    verdict = judge_accuracy(right, frequent, baseline="the most frequent class", seed=seed).as_dict()
+    judged = {MODEL: right, "the most frequent class": frequent}
+    verdict = judge(np.ones(len(right)), judged, metric="accuracy", seed=seed).as_dict()
     scores = {"model": {"accuracy": right.mean()}, "most frequent class": {"accuracy": frequent.mean()}}
     return {"verdict": verdict, "test": _as_test(len(right), scores)}
 
@@ -196,9 +197,8 @@ def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, A
     """
     check_scored(output.predictions, "held-out")
     both = {"model": np.asarray(output.predictions, np.float64), "bigram table": table.score(output.label_ids)}
-    losses = [sums[:, 0] for sums in both.values()]
-    num_tokens = both["model"][:, 2]
-    verdict = judge_tokens(num_tokens, *losses, baseline="the bigram table", unit="token", seed=seed).as_dict()
+    losses = {MODEL: both["model"][:, 0], "the bigram table": both["bigram table"][:, 0]}
+    verdict = judge(both["model"][:, 2], losses, metric="token_loss", unit="token", seed=seed).as_dict()
     scores = {name: compute_next_tokens(EvalPrediction(sums, output.label_ids)) for name, sums in both.items()}
     return {"verdict": verdict, "test": _as_test(len(output.label_ids), scores)}
 

@@ -16,7 +16,7 @@ from hf_ext.affinity.scoring import score_split
 from hf_ext.affinity.stacking import fit_ridge
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.calibration import fit_calibration
-from hf_ext.evaluation.limits import rmse_at_limits
+from hf_ext.evaluation.metrics import rmse_at_limits
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

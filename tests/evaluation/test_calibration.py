@@ -8,8 +8,7 @@ import torch
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.calibration import apply_calibration, cross_fit_calibration, fit_calibration
-from hf_ext.evaluation.limits import rmse_at_limits
-from hf_ext.evaluation.metrics import spearman
+from hf_ext.evaluation.metrics import rmse_at_limits, value_of
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.models.calibration import calibrate, check_calibration
 
@@ -33,7 +32,7 @@ def test_predictions_that_spread_too_far_have_a_lower_error_on_further_rows_and_
     before, after = (math.sqrt(np.mean((each - labels) ** 2)) for each in (predicted, mended))
     assert after < 0.1 * before
     assert fitted.rmse_after == pytest.approx(after, rel=0.2)  # cross-fitted: what further rows have
-    assert spearman(mended, labels).value == spearman(predicted, labels).value
+    assert value_of("spearman", mended, labels) == value_of("spearman", predicted, labels)
 
 
 def test_a_ridge_that_is_right_is_taken_as_it_is_where_weights_fitted_on_few_rows_only_add_noise() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import score_predictions
-from hf_ext.evaluation.bootstrap import bootstrap_metrics
-from hf_ext.evaluation.paired import PAIRED_METRICS, compare_paired, paired_samples
+from hf_ext.evaluation.metrics import Regression
+from hf_ext.evaluation.paired import PAIRED_METRICS, compare_paired
+from hf_ext.evaluation.resampling import percentile_interval, resample
 from hf_ext.reporting.units import less_is_better
 
 
@@ -78,10 +79,10 @@ def test_errors_that_rows_have_of_their_own_are_averaged_and_less_is_better(metr
 
 
 def test_ratios_are_resampled_by_rows_with_all_their_predictions() -> None:
-    # Two rows: both drawn once (half of the draws), or one of them twice.
-    numbers, before, after = np.array([1.0, 3.0]), np.array([6.0, 0.0]), np.array([2.0, 1.0])
-    samples = paired_samples(numbers, before, after, "token_loss", threshold=0.0, num_resamples=400, seed=0)
-    assert sorted(set(np.round(samples, 6))) == [-0.333333, 0.75, 4.0]
+    # Two rows: both drawn once (half of the draws), or one of them twice, which are the ends.
+    compared = compare_paired([1, 3], [6, 0], [2, 1], "token_loss")
+    assert (compared.low, compared.high) == (pytest.approx(-1 / 3), pytest.approx(4.0))
+    assert compare_paired([1, 3], [6, 0], [2, 1], "token_loss", confidence=0.4).high == pytest.approx(0.75)
 
 
 def test_ratios_over_rows_without_a_prediction_are_undefined() -> None:
@@ -154,20 +155,22 @@ def test_metrics_of_binders_are_compared_at_the_threshold(metric: str, before: f
     assert compared.improvement == pytest.approx(after - before)
 
 
-def differences_of_plain_bootstrap(metric: str, second_seed: int) -> tuple[np.ndarray, np.ndarray]:
+def both_intervals(metric: str, second_seed: int) -> tuple[tuple, tuple]:
     labels, before, after = rows()
-    settings = {"threshold": 9.0, "num_resamples": 300}
-    earlier = bootstrap_metrics(before, labels, seed=5, **settings)[metric]
-    later = bootstrap_metrics(after, labels, seed=second_seed, **settings)[metric]
-    plain = earlier - later if less_is_better(metric) else later - earlier
-    return plain, paired_samples(labels, before, after, metric, seed=5, **settings)
+    earlier, later = (
+        resample(Regression(predicted, labels).metric(metric), len(labels), 300, seed)
+        for predicted, seed in ((before, 5), (after, second_seed))
+    )
+    sign = -1 if less_is_better(metric) else 1
+    compared = compare_paired(labels, before, after, metric, num_resamples=300, seed=5)
+    return percentile_interval(sign * (later - earlier), 0.95), (compared.low, compared.high)
 
 
 @pytest.mark.parametrize("metric", PAIRED_METRICS)
-def test_paired_samples_are_differences_on_the_same_draws_and_the_check_notices_other_draws(metric: str) -> None:
-    np.testing.assert_allclose(*differences_of_plain_bootstrap(metric, second_seed=5), atol=1e-12)
+def test_both_models_are_scored_on_the_same_draws_and_the_check_notices_other_draws(metric: str) -> None:
+    np.testing.assert_allclose(*both_intervals(metric, second_seed=5), atol=1e-12)
     with pytest.raises(AssertionError):
-        np.testing.assert_allclose(*differences_of_plain_bootstrap(metric, second_seed=6), atol=1e-12)
+        np.testing.assert_allclose(*both_intervals(metric, second_seed=6), atol=1e-12)
 
 
 def test_a_difference_is_seen_where_the_intervals_of_both_scores_overlap() -> None:

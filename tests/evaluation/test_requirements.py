@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from hf_ext.affinity.scoring import known_scores
 from hf_ext.errors import ArgumentError, RequirementsFailed
+from hf_ext.evaluation.metrics import score_names
 from hf_ext.evaluation.requirements import (
     check_requirements,
     describe_failed,
@@ -70,10 +70,9 @@ def test_what_cannot_be_meant_is_refused(text, message):
 
 
 def test_known_metrics_are_those_that_scoring_returns():
-    scored = score_predictions([0, 1], [0, 1], groups=["a", "a"], num_resamples=0)
-    assert known_scores(9.0, "antibody") == [*scored]
-    assert "recall" not in known_scores(None, None)
-    assert "per_group_spearman" not in known_scores(9.0, None)
+    for threshold, groups in ((9.0, ["a", "a"]), (None, None)):
+        scored = score_predictions([0, 1], [0, 1], groups=groups, threshold=threshold, num_resamples=0)
+        assert score_names(threshold, groups is not None) == (*scored,)
 
 
 def test_the_table_shows_on_which_side_of_the_bound_a_value_lies():

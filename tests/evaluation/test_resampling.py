@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import DataError
-from hf_ext.evaluation import bootstrap, judge, metrics, score_predictions
-from hf_ext.evaluation.paired import PAIRED_METRICS, compare_paired, paired_samples
-from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.evaluation import judge, score_predictions
+from hf_ext.evaluation.metrics import Regression, value_of
+from hf_ext.evaluation.paired import compare_paired
+from hf_ext.evaluation.resampling import ResamplingUnits, draws, percentile_interval, resample
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-NAMES = ["spearman", "pearson", "rmse", "mae", "r2"]
 
 
 def rows_of(num_units: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -33,52 +32,21 @@ def test_two_units_of_one_and_three_rows_by_hand() -> None:
     # The single row is off by 2, the three are right. Twice the first unit: two rows, 2. Both: sqrt(4 / 4). Else 0.
     units = ResamplingUnits.of("antibody", ["a", "b", "b", "b"])
     labels, predicted = np.array([1.0, 2.0, 3.0, 4.0]), np.array([3.0, 2.0, 3.0, 4.0])
-    drawn = bootstrap.bootstrap_metrics(predicted, labels, threshold=0.0, num_resamples=400, seed=0, units=units)
-    assert sorted(set(drawn["rmse"])) == [0.0, 1.0, 2.0]
-    assert np.mean(drawn["rmse"] == 1.0) == pytest.approx(0.5, abs=0.08)
+    drawn = resample(Regression(predicted, labels).metric("rmse"), 4, 400, 0, units)
+    assert sorted(set(drawn)) == [0.0, 1.0, 2.0]
+    assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.08)
 
 
-def plain_bootstrap(unit: np.ndarray, predicted: np.ndarray, labels: np.ndarray, num_units: int) -> dict[str, list]:
-    """The twin: copy the rows of the drawn units and call the metric functions on them."""
-    generator = np.random.default_rng(3)
-    result: dict[str, list] = {name: [] for name in NAMES}
-    for drawn in generator.integers(0, num_units, size=(50, num_units)):
-        rows = np.concatenate([np.flatnonzero(unit == one) for one in drawn])
-        for name in NAMES:
-            result[name].append(getattr(metrics, name)(predicted[rows], labels[rows]).value)
-    return result
-
-
-def equals_copied_rows(monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any] | None = None) -> bool:
-    unit, labels, predicted = rows_of(12)
-    with monkeypatch.context() as patch:
-        if broken is not None:
-            patch.setattr(bootstrap, "metrics_from_moments", broken)
-        options: dict[str, Any] = {"threshold": 0.0, "num_resamples": 50, "seed": 3}
-        fast = bootstrap.bootstrap_metrics(predicted, labels, units=ResamplingUnits.of("antibody", unit), **options)
-    plain = plain_bootstrap(unit, predicted, labels, 12)
-    return all(np.allclose(fast[name], plain[name], atol=1e-10) for name in NAMES)
-
-
-def test_drawn_units_equal_copied_rows_of_varying_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert equals_copied_rows(monkeypatch)
-
-
-def test_the_check_notices_sums_that_are_divided_by_the_number_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, num_rows = bootstrap.metrics_from_moments, len(rows_of(12)[0])
-    assert not equals_copied_rows(monkeypatch, lambda sums, rows: original(sums, np.full_like(rows, num_rows)))
-
-
-@pytest.mark.parametrize("metric", PAIRED_METRICS)
-def test_paired_samples_are_differences_on_the_same_draws_of_units(metric: str) -> None:
-    unit, labels, after = rows_of(12)
-    before = after + np.random.default_rng(1).normal(size=len(labels))
-    options: dict[str, Any] = {"threshold": 8.0, "num_resamples": 60, "seed": 5}
+def test_units_are_drawn_with_all_their_rows_and_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit, *_ = rows_of(12)
     units = ResamplingUnits.of("antibody", unit)
-    scores = [bootstrap.bootstrap_metrics(one, labels, units=units, **options)[metric] for one in (before, after)]
-    sign = -1 if metric in ("rmse", "mae") else 1
-    paired = paired_samples(labels, before, after, metric, units=units, **options)
-    np.testing.assert_allclose(sign * (scores[1] - scores[0]), paired, atol=1e-12)
+    whole = np.concatenate([*draws(len(unit), 50, 3, units)])
+    expected = [np.bincount(one, minlength=12)[unit] for one in np.random.default_rng(3).integers(0, 12, (50, 12))]
+    assert whole.tolist() == np.array(expected).tolist()
+    monkeypatch.setattr("hf_ext.evaluation.resampling.CHUNK_DRAWS", 7 * len(unit))
+    pieces = [*draws(len(unit), 50, 3, units)]
+    assert len(pieces) == 8
+    assert np.concatenate(pieces).tolist() == whole.tolist()
 
 
 def test_units_of_one_row_each_are_rows_to_the_bit_and_others_are_not() -> None:
@@ -181,9 +149,9 @@ def test_percentiles_of_ten_units_leave_out_what_t_leaves_out() -> None:
     # t with 9 degrees of freedom: 2.262157 at 97.5 %. Times sqrt(10 / 9): 2.384523, beyond it a normal has 0.85511 %.
     samples = np.arange(100_001) / 100_000
     units = ResamplingUnits.of("antibody", np.repeat(np.arange(10), 5))
-    low, high = bootstrap.percentile_interval(samples, 0.95, units)
+    low, high = percentile_interval(samples, 0.95, units)
     assert (low, high) == (pytest.approx(0.0085511, abs=2e-5), pytest.approx(0.9914489, abs=2e-5))
-    assert bootstrap.percentile_interval(samples, 0.95) == (pytest.approx(0.025), pytest.approx(0.975))
+    assert percentile_interval(samples, 0.95) == (pytest.approx(0.025), pytest.approx(0.975))
 
 
 def test_units_of_uneven_size_count_as_fewer() -> None:
@@ -236,7 +204,7 @@ def test_the_true_scores_of_the_simulation_are_those_of_very_many_clusters(monke
     rows = interval_coverage.draw_rows(np.full(20_000, 5), np.random.default_rng(0))
     _, labels, before, after = rows
     truth = interval_coverage.true_scores()
-    assert metrics.spearman(after, labels).value == pytest.approx(truth["spearman"], abs=0.005)
-    assert metrics.rmse(after, labels).value == pytest.approx(truth["rmse"], abs=0.005)
-    gained = metrics.rmse(before, labels).value - metrics.rmse(after, labels).value
+    assert value_of("spearman", after, labels).value == pytest.approx(truth["spearman"], abs=0.005)
+    assert value_of("rmse", after, labels).value == pytest.approx(truth["rmse"], abs=0.005)
+    gained = value_of("rmse", before, labels).value - value_of("rmse", after, labels).value
     assert gained == pytest.approx(truth["rmse_difference"], abs=0.005)

@@ -12,8 +12,8 @@ from datasets import Dataset
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import score_predictions
+from hf_ext.evaluation.metrics import THRESHOLD_METRICS
 from hf_ext.evaluation.row_metrics import RowMetrics
-from hf_ext.evaluation.scores import THRESHOLD_METRICS
 
 LABELS = np.random.default_rng(0).normal(8, 1.5, 60).round(1)
 PREDICTED = (LABELS + np.random.default_rng(1).normal(0, 1, 60)).round(1)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation import bootstrap, metrics, score_predictions
-from hf_ext.evaluation.scores import THRESHOLD_METRICS
+from hf_ext.evaluation import score_predictions
+from hf_ext.evaluation.metrics import value_of
 
 PLAIN = ["spearman", "pearson", "rmse", "mae", "r2"]
 BINDERS = ["recall", "precision", "f1", "average_precision", "enrichment_1pct", "enrichment_5pct"]
@@ -24,52 +23,12 @@ def tied_pair(num_rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.round(measured + generator.normal(0, 1, num_rows), 1), measured
 
 
-def plain_bootstrap(predicted: np.ndarray, measured: np.ndarray, counts: np.ndarray) -> dict[str, list[float]]:
-    """The twin: copy the rows of each resample and call the metric functions on them."""
-    functions = {name: getattr(metrics, name) for name in PLAIN}
-    result: dict[str, list[float]] = {name: [] for name in NAMES}
-    for row_counts in counts.astype(int):
-        rows = np.repeat(np.arange(len(measured)), row_counts)
-        for name, function in functions.items():
-            result[name].append(function(predicted[rows], measured[rows]).value)
-        for name in BINDERS:
-            result[name].append(THRESHOLD_METRICS[name](predicted[rows], measured[rows], 9.0).value)
-    return result
-
-
-def equals_plain_bootstrap(
-    spearman_from_counts: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch, num_rows: int = 40
-) -> bool:
-    predicted, measured = tied_pair(num_rows)
-    with monkeypatch.context() as patch:
-        patch.setattr(bootstrap, "_spearman_from_counts", spearman_from_counts)
-        fast = bootstrap.bootstrap_metrics(predicted, measured, threshold=9.0, num_resamples=60, seed=3)
-    plain = plain_bootstrap(predicted, measured, bootstrap.draw_counts(np.random.default_rng(3), num_rows, 60))
-    return all(np.allclose(fast[name], plain[name], atol=1e-10, equal_nan=True) for name in NAMES)
-
-
-def test_bootstrap_from_counts_equals_bootstrap_of_copied_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert equals_plain_bootstrap(bootstrap._spearman_from_counts, monkeypatch)
-
-
-def test_bootstrap_of_three_rows_equals_the_plain_one_where_resamples_are_constant(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert equals_plain_bootstrap(bootstrap._spearman_from_counts, monkeypatch, num_rows=3)
-
-
-def test_the_bootstrap_check_notices_ranks_that_are_not_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = bootstrap._spearman_from_counts
-    # the twin ranks every resample as if each row had come once
-    assert not equals_plain_bootstrap(lambda counts, *columns: original(np.ones_like(counts), *columns), monkeypatch)
-
-
 def test_scores_hold_the_values_of_the_metric_functions_inside_their_intervals() -> None:
     predicted, measured = tied_pair(400)
     scores = score_predictions(predicted, measured, num_resamples=300)
     assert list(scores) == NAMES
-    assert scores["spearman"]["value"] == metrics.spearman(predicted, measured).value
-    assert scores["rmse"]["value"] == metrics.rmse(predicted, measured).value
+    assert scores["spearman"]["value"] == value_of("spearman", predicted, measured).value
+    assert scores["rmse"]["value"] == value_of("rmse", predicted, measured).value
     for score in scores.values():
         assert score["low"] < score["value"] < score["high"]
         assert (score["n"], score["num_resamples"], score["undefined"]) == (400, 300, None)
@@ -89,14 +48,6 @@ def test_same_seed_gives_the_same_scores_and_another_seed_other_intervals() -> N
     first = score_predictions(predicted, measured, num_resamples=100, seed=1)
     assert first == score_predictions(predicted, measured, num_resamples=100, seed=1)
     assert first["rmse"]["low"] != score_predictions(predicted, measured, num_resamples=100, seed=2)["rmse"]["low"]
-
-
-def test_drawing_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    predicted, measured = tied_pair(50)
-    whole = bootstrap.bootstrap_metrics(predicted, measured, threshold=9.0, num_resamples=30, seed=0)
-    monkeypatch.setattr(bootstrap, "CHUNK_DRAWS", 350)  # 7 resamples at a time
-    pieces = bootstrap.bootstrap_metrics(predicted, measured, threshold=9.0, num_resamples=30, seed=0)
-    assert all(np.allclose(whole[name], pieces[name], atol=1e-12, equal_nan=True) for name in NAMES)
 
 
 def test_constant_predictions_have_no_correlation_but_a_full_rmse() -> None:
@@ -169,11 +120,10 @@ def test_scores_are_strict_json() -> None:
     assert json.loads(json.dumps(scores, allow_nan=False)) == scores
 
 
-def test_large_n_lowers_the_resamples_but_never_below_two_hundred() -> None:
-    assert bootstrap.affordable_resamples(26_000, 1000) == 1000
-    assert bootstrap.affordable_resamples(100_000, 1000) == 500
-    assert bootstrap.affordable_resamples(10_000_000, 1000) == 200
-    assert bootstrap.affordable_resamples(10_000_000, 50) == 50
+def test_large_n_lowers_the_resamples() -> None:
+    labels = np.arange(100_000.0)
+    assert score_predictions(labels, labels, threshold=None, num_resamples=600)["rmse"]["num_resamples"] == 500
+    assert score_predictions(labels, labels, threshold=None, num_resamples=5)["rmse"]["num_resamples"] == 5
 
 
 def test_zero_resamples_give_values_without_intervals() -> None:

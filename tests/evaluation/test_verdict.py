@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.metrics import spearman
-from hf_ext.evaluation.verdict import judge, judge_tokens
+from hf_ext.evaluation.metrics import value_of
+from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.evaluation.verdict import Verdict, judge, judge_pair
 
 RIDGE = "one-hot ridge"
 
@@ -92,7 +93,7 @@ def test_a_verdict_in_recall_goes_by_the_threshold_and_says_the_order_too() -> N
     given = predictors(measured, model=low, **{RIDGE: high})
     by_recall = judge(measured, given, metric="recall", threshold=9.0)
     assert by_recall.text.startswith("No better than one-hot ridge: recall 0.")
-    assert by_recall.text.endswith(f" Spearman {spearman(low, measured).value:.3f}.")
+    assert by_recall.text.endswith(f" Spearman {value_of('spearman', low, measured).value:.3f}.")
     assert by_recall.comparison is not None
     assert by_recall.comparison["after"] == np.mean(low[measured >= 9] >= 9)
     assert judge(measured, given, metric="average_precision", threshold=9.0).is_better
@@ -250,15 +251,91 @@ def test_wrong_arguments_are_refused() -> None:
         judge([1.0, 2.0], {"model": [1.0, 1.0, 2.0]})
 
 
+def judge_losses(numbers: np.ndarray, losses: np.ndarray, others: np.ndarray) -> Verdict:
+    return judge(numbers, {"model": losses, "unigram frequencies": others}, metric="token_loss")
+
+
 def test_masked_residues_are_judged_by_their_summed_losses() -> None:
     # 40 rows of 1 to 4 residues; losses 1 and 2 nats per residue.
-    numbers = np.resize([1, 2, 3, 4], 40)
-    verdict = judge_tokens(numbers, 1.0 * numbers, 2.0 * numbers)
-    assert verdict.text == (
+    numbers = np.resize([1.0, 2.0, 3.0, 4.0], 40)
+    assert judge_losses(numbers, numbers, 2 * numbers).text == (
         "Better than unigram frequencies: perplexity 2.72 against 7.39 of unigram frequencies "
         "(improvement of the loss per masked residue 1.000 [1.000, 1.000], 40 rows)."
     )
-    assert judge_tokens(numbers, 2.0 * numbers, 1.0 * numbers).text.startswith("No better than unigram frequencies")
+    assert judge_losses(numbers, 2 * numbers, numbers).text.startswith("No better than unigram frequencies")
     noise = np.random.default_rng(0).normal(0, 1, 40)
-    assert judge_tokens(numbers, 2.0 * numbers + noise - noise.mean() - 0.01, 2.0 * numbers).is_better is None
-    assert judge_tokens(0 * numbers, 0.0 * numbers, 0.0 * numbers).outcome == "undefined"
+    assert judge_losses(numbers, 2 * numbers + noise - noise.mean() - 0.01, 2 * numbers).is_better is None
+    nothing = judge_losses(0 * numbers, 0 * numbers, 0 * numbers)
+    assert (nothing.outcome, nothing.text[:61]) == (
+        "undefined",
+        "No verdict: the loss per masked residue is undefined (before:",
+    )
+
+
+def test_errors_and_right_classes_are_judged_in_their_own_words() -> None:
+    errors = np.linspace(0.1, 0.2, 40)
+    verdict = judge(np.ones(40), {"model": errors, "the mean": 2 * errors}, metric="nrmse")
+    assert verdict.text.startswith("Better than the mean: nRMSE 0.150 against 0.300 (improvement 0.150 [")
+    right = {"model": np.ones(40), "the most frequent class": np.resize([0.0, 1.0], 40)}
+    verdict = judge(np.ones(40), right, metric="accuracy")
+    assert verdict.text.startswith(
+        "Better than the most frequent class: accuracy 1.000 against 0.500 of the most frequent class (difference 0.500"
+    )
+
+
+# --- two models, of which neither is trivial --------------------------------------------------------------------------
+
+GENERATOR = np.random.default_rng(0)
+LABELS = GENERATOR.normal(7, 1, 300)
+NOISE, OTHER = GENERATOR.normal(0, 1, (2, 300))
+WORSE, BETTER = LABELS + 0.6 * NOISE, LABELS + 0.3 * NOISE  # twice the error in every row
+
+
+@pytest.mark.parametrize("metric", ["rmse", "spearman", "r2"])
+def test_a_model_with_half_the_error_is_better_and_the_other_way_round_worse(metric):
+    there = judge_pair(LABELS, WORSE, BETTER, names=("old", "new"), metric=metric)
+    back = judge_pair(LABELS, BETTER, WORSE, names=("old", "new"), metric=metric)
+    assert (there.outcome, back.outcome) == ("better", "worse")
+    assert there.text.startswith("new is better than old: ")
+    assert back.text.startswith("new is worse than old: ")
+
+
+def test_equal_models_show_no_difference_and_one_that_is_off_by_a_constant_does():
+    same = judge_pair(LABELS, WORSE, WORSE.copy(), names=("old", "new"))
+    assert (same.outcome, same.text) == (
+        "no difference",
+        "No difference: new predicts what old predicts, on all 300 rows.",
+    )
+    assert judge_pair(LABELS, WORSE, WORSE + 0.5).outcome == "worse"
+
+
+def test_equally_good_models_with_other_errors_show_no_difference():
+    found = judge_pair(LABELS, LABELS + 0.5 * NOISE, LABELS + 0.5 * OTHER, names=("old", "new"))
+    assert found.outcome == "no difference"
+    assert found.text.startswith("No difference between new and old is shown: RMSE ")
+
+
+def test_few_units_show_nothing():
+    units = ResamplingUnits.of("antibody", [i % 4 for i in range(300)])
+    found = judge_pair(LABELS, WORSE, BETTER, units=units)
+    assert found.outcome == "no difference"
+    assert "only 4 values of antibody" in found.text
+    many = ResamplingUnits.of("antibody", [i % 40 for i in range(300)])
+    assert judge_pair(LABELS, WORSE, BETTER, units=many).outcome == "better"
+
+
+def test_beyond_a_limit_nothing_is_an_error_in_the_rmse():
+    labels, bounds = np.full(40, 7.0), np.ones(40)  # at or above 7
+    labels[:20], bounds[:20] = 5.0, 0
+    before = np.where(bounds == 1, 7.0, 5.5)
+    after = np.where(bounds == 1, 9.0, 5.5)  # above the limit, which may well be true
+    assert judge_pair(labels, before, after, bounds=bounds).outcome == "no difference"
+    assert judge_pair(labels, before, after).outcome == "worse"
+
+
+def test_a_score_without_a_value_is_no_verdict():
+    constant = np.full(300, 7.0)
+    assert judge_pair(LABELS, constant, BETTER, metric="spearman").outcome == "undefined"
+    assert judge_pair(LABELS, constant, BETTER, metric="rmse").outcome == "better"
+    with pytest.raises(ArgumentError, match="use one of"):
+        judge_pair(LABELS, WORSE, BETTER, metric="sperman")

@@ -5,7 +5,7 @@ import pytest
 from mistakes import BASE, NUM_ROWS, Case, Mistake, check_mistake, check_twin, make_sequence, parametrized, spread
 
 from hf_ext.evaluation import label_audit
-from hf_ext.evaluation.label_scales import split_alarms, unit_alarms
+from hf_ext.evaluation.alarms import split_alarms, unit_alarms
 
 
 def labels(values, words: str = "", **columns) -> Case:

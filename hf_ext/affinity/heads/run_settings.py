@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...evaluation.scores import PLAIN_METRICS
+from ...evaluation.metrics import PLAIN_METRICS, value_of
 from ...reporting.units import less_is_better
 from ...training_args import FastTrainingArguments
 from ..arguments import AffinityArguments, Head
@@ -66,7 +66,7 @@ def _error_of(metric: str) -> Measure:
     """A metric of predictions in label units; one of which more is better, such as Spearman, as 1 - metric."""
 
     def error(predicted: np.ndarray, rows: HeadRows) -> float:
-        value = float(PLAIN_METRICS[metric](predicted, rows.labels).value)
+        value = float(value_of(metric, predicted, rows.labels).value)
         return value if less_is_better(metric) else 1 - value
 
     return error

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...errors import DataError
 from ...evaluation._arrays import FloatArray, as_column
-from ...evaluation.guards import MIN_SPREAD_RATIO
-from ...evaluation.metrics import spearman
+from ...evaluation.alarms import MIN_SPREAD_RATIO
+from ...evaluation.metrics import value_of
 from ...evaluation.scores import Score, score_predictions
 from .discriminator import Trust
 from .scores import Sampling, mean_score
@@ -110,7 +110,7 @@ def _correlate(predicted: FloatArray, asked: Any, sampling: Sampling) -> Score:
         raise DataError(f"{len(wanted)} asked-for affinities for {len(predicted)} outputs: one per output is needed.")
     there = np.flatnonzero(~(np.isnan(wanted) | np.isnan(predicted)))
     units = sampling.units.select(there)
-    has_value = len(there) > 1 and not spearman(predicted[there], wanted[there]).undefined
+    has_value = len(there) > 1 and not value_of("spearman", predicted[there], wanted[there]).undefined
     found = score_predictions(
         predicted[there],
         wanted[there],

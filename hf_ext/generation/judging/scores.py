@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from ...errors import ArgumentError, DataError
 from ...evaluation._arrays import FloatArray, as_column, as_pair
-from ...evaluation.bootstrap import CHUNK_DRAWS, affordable_resamples, draw_counts, percentile_interval
+from ...evaluation.metrics import MetricValue
 from ...evaluation.paired import PairedComparison, compare_paired
-from ...evaluation.resampling import ResamplingUnits, check_units, unit_facts
-from ...evaluation.scores import Score
+from ...evaluation.resampling import ResamplingUnits, check_units, resample
+from ...evaluation.scores import Score, make_score
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,20 @@ def mean_score(values: Any, sampling: Sampling) -> Score:
     check_units(sampling.units, len(column))
     there = ~np.isnan(column)
     column, sampling = column[there], sampling.select(there)
+    units, confidence = sampling.units, sampling.confidence
     if not len(column):
-        return _score(None, (None, None), 0, sampling, "no row has a value")
-    if sampling.units.num_units > 1 and is_share and column.min() == column.max():
-        return _score(float(column[0]), _exact_end(float(column[0]), sampling), len(column), sampling)
-    drawn = affordable_resamples(len(column), sampling.num_resamples)
-    samples = _resampled_means(column, sampling, drawn)
-    ends = percentile_interval(samples, sampling.confidence, sampling.units)
-    return _score(float(column.mean()), ends, len(column), sampling, num_resamples=drawn)
+        return make_score(MetricValue(math.nan, "no row has a value"), column, 0, confidence, units)
+    mean = MetricValue(float(column.mean()))
+    if units.num_units > 1 and is_share and column.min() == column.max():
+        score = make_score(mean, np.empty(0), len(column), confidence, units)
+        reach = ((1 - confidence) / 2) ** (1 / units.num_effective)  # Clopper and Pearson's, of as many tries
+        score["low"], score["high"] = (reach, 1.0) if mean.value == 1 else (0.0, 1 - reach)
+        return score
+    drawn = check_units(units, len(column))
+    samples = resample(
+        lambda counts: counts @ column / counts.sum(axis=1), len(column), sampling.num_resamples, sampling.seed, drawn
+    )
+    return make_score(mean, samples, len(column), confidence, units)
 
 
 def compare_means(before: Any, after: Any, sampling: Sampling) -> PairedComparison:
@@ -132,42 +139,3 @@ def _compare(
     )
     # It takes units of one row each for rows, which it trusts however few they are; here they are antigens.
     return replace(compared, **sampling.units.facts())
-
-
-def _resampled_means(column: FloatArray, sampling: Sampling, num_resamples: int) -> FloatArray:
-    generator = np.random.default_rng(sampling.seed)
-    units = check_units(sampling.units, len(column))
-    chunk = max(1, CHUNK_DRAWS // len(column))
-    parts = []
-    for start in range(0, num_resamples, chunk):
-        counts = draw_counts(generator, len(column), min(chunk, num_resamples - start), units)
-        parts.append(counts @ column / counts.sum(axis=1))
-    return np.concatenate(parts)
-
-
-def _exact_end(value: float, sampling: Sampling) -> tuple[float, float]:
-    """Clopper and Pearson's interval where all of the tries, or none, succeeded."""
-    reach = ((1 - sampling.confidence) / 2) ** (1 / sampling.units.num_effective)
-    return (reach, 1.0) if value == 1 else (0.0, 1 - reach)
-
-
-def _score(
-    value: float | None,
-    ends: tuple[float | None, float | None],
-    num_rows: int,
-    sampling: Sampling,
-    undefined: str | None = None,
-    num_resamples: int = 0,
-) -> Score:
-    return {
-        "value": value,
-        "low": ends[0],
-        "high": ends[1],
-        "n": num_rows,
-        "undefined": undefined,
-        "confidence": sampling.confidence,
-        "num_resamples": num_resamples,
-        "num_undefined_resamples": 0,
-        **unit_facts(sampling.units, num_rows),
-        "is_trusted": sampling.units.are_enough,
-    }

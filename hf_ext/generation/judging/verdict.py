@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...evaluation.paired import PairedComparison
+from ...evaluation.verdict import find_hardest
 from ...reporting.units import capitalize
 from .baselines import RANDOM
 from .comparison import MEASURES, Comparisons, SetScores
@@ -130,8 +131,7 @@ def _judge_baselines(compared: dict[str, PairedComparison], measure: str) -> lis
     known = {baseline: one for baseline, one in compared.items() if one.improvement is not None}
     if not known:
         return [Finding("undecided", f"not compared with any baseline: no row has a {name}", False)]
-    # One that scores as high as the model first, then the one whose interval reaches lowest.
-    hardest = min(known, key=lambda name: ((known[name].improvement or 0) > 0, known[name].low or 0))
+    hardest = find_hardest(known)
     one = known[hardest]
     numbers = f"{one.after:.3f} against {one.before:.3f}, difference {_interval(one)}, {_units(one)}"
     if one.is_better:

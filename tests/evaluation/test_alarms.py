@@ -11,7 +11,6 @@ import torch
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import collapse_report, format_report, label_audit
-from hf_ext.evaluation.guards import looks_bfloat16
 
 
 def sound_pair(num_rows: int = 2000) -> tuple[np.ndarray, np.ndarray]:
@@ -71,6 +70,10 @@ def test_predictions_that_barely_move_are_an_alarm_and_half_the_spread_is_not() 
 def test_worse_than_the_mean_is_an_alarm() -> None:
     predicted, measured = sound_pair()
     assert alarm_with(collapse_report(16 - predicted, measured), "no better than")
+
+
+def looks_bfloat16(values: np.ndarray) -> bool | None:
+    return collapse_report(values, np.zeros(len(values)))["looks_bfloat16"]
 
 
 def test_bfloat16_rounding_is_recognised_and_float16_rounding_is_not() -> None:

@@ -1,0 +1,103 @@
+"""The metrics as `evaluate.Metric`, ready for `add_batch`, `compute` and `evaluate.combine`: no Hub, no remote code."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import datasets
+import evaluate
+
+from ..errors import ArgumentError
+from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, score_names
+from .scores import score_predictions
+
+METRIC_NAMES = score_names(DEFAULT_THRESHOLD, has_groups=True)
+_KNOWN_ARGUMENTS = frozenset(inspect.signature(evaluate.EvaluationModule.__init__).parameters) - {"self", "kwargs"}
+
+
+class RegressionMetric(evaluate.Metric):
+    """A metric of float predictions against float references, by the name of its configuration.
+
+    `compute` gives `{name}`, and `{name}_undefined` with the reason where that is NaN. Metrics of binders take
+    `threshold`, in the constructor or in `compute` (which wins), and add `{name}_base_rate` (share of references at or
+    above it), `{name}_predicted_rate` (share of predictions) and `{name}_threshold`: recall of 1.0 means nothing where
+    the predicted rate is 1.0 too. `per_group_spearman` takes `groups`, (n,) text or integers, and adds
+    `{name}_num_groups`, `{name}_num_defined_groups` and `{name}_by_group`.
+
+    `compute` also takes (and, where it does not concern this metric, ignores) the arguments of the other metrics,
+    because `evaluate.combine` hands the same ones to all. Any other argument is an error.
+    """
+
+    def __init__(self, config_name: str, **kwargs: Any) -> None:
+        known = {*_KNOWN_ARGUMENTS, *(["threshold"] if config_name in THRESHOLD_METRICS else [])}
+        if unknown := sorted(set(kwargs) - known):  # evaluate would swallow them
+            allowed = ", ".join(sorted(known))
+            raise ArgumentError(f"{config_name}: unknown argument {unknown[0]!r}; allowed are {allowed}.")
+        self.threshold = float(kwargs.pop("threshold", DEFAULT_THRESHOLD))
+        super().__init__(config_name=config_name, **kwargs)
+
+    @property
+    def name(self) -> str:
+        """Of the metric; evaluate would take that of the class."""
+        return str(self.config_name)
+
+    def _info(self) -> evaluate.MetricInfo:
+        columns = {name: datasets.Value("float64") for name in ("predictions", "references")}
+        # Text first: evaluate takes the first set of features that the rows fit, and "01" would fit an integer.
+        kinds = ("string", "int64") if self.config_name == GROUP_METRIC else ()
+        return evaluate.MetricInfo(
+            description=inspect.getdoc(type(self)) or "",
+            citation="",
+            inputs_description="predictions, references: (n,) numbers in one unit; groups: (n,) names.",
+            features=[datasets.Features(columns | {"groups": datasets.Value(kind)}) for kind in kinds]
+            or datasets.Features(columns),
+        )
+
+    def _compute(
+        self, predictions: Any, references: Any, groups: Sequence[Any] | None = None, threshold: float | None = None
+    ) -> dict[str, Any]:
+        name = self.config_name
+        if name == GROUP_METRIC and groups is None:
+            raise ArgumentError(f"{name}: groups=None; one group name per row is needed.")
+        at = self.threshold if threshold is None else threshold
+        given = groups if name == GROUP_METRIC else None
+        score = score_predictions(predictions, references, groups=given, threshold=at, num_resamples=0)[name]
+        found = _named(name, score)
+        if name in THRESHOLD_METRICS:
+            rates = ("base_rate", "predicted_rate", "threshold")
+            found |= {f"{name}_{rate}": math.nan if score[rate] is None else score[rate] for rate in rates}
+        if name == GROUP_METRIC:
+            found |= {f"{name}_{number}": score[number] for number in ("num_groups", "num_defined_groups")}
+            by_group = {group: {**_named("value", one), "n": one["n"]} for group, one in score["groups"].items()}
+            found[f"{name}_by_group"] = by_group
+        return found
+
+
+def load_metric(name: str, *, keep_in_memory: bool | None = None, **kwargs: Any) -> evaluate.Metric:
+    """Makes one of the package's metrics, ready for `add_batch`, `compute` and `evaluate.combine`.
+
+    Args:
+        name: one of `METRIC_NAMES`.
+        keep_in_memory: hold the rows in memory, without a file and its lock under the Hugging Face cache. None: yes,
+            unless `num_process` is above 1, where `evaluate` cannot.
+        **kwargs: for the metric's constructor: `threshold` for those of binders; `experiment_id`, `num_process`
+            and the like for all.
+
+    Raises:
+        ArgumentError: no such metric, or no such constructor argument.
+    """
+    if keep_in_memory is None:
+        keep_in_memory = kwargs.get("num_process", 1) == 1
+    if name not in METRIC_NAMES:
+        raise ArgumentError(f"metric {name!r}: allowed are {', '.join(METRIC_NAMES)}.")
+    return RegressionMetric(name, keep_in_memory=keep_in_memory, **kwargs)
+
+
+def _named(key: str, score: Mapping[str, Any]) -> dict[str, Any]:
+    """The value, NaN with `{key}_undefined` beside it where there is none."""
+    if score["undefined"]:
+        return {key: math.nan, f"{key}_undefined": score["undefined"]}
+    return {key: score["value"]}
