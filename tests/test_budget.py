@@ -24,12 +24,12 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (385, 4),
     "memory": (632, 7),
-    "models": (3721, 48),
+    "models": (3342, 40),
     "pde": (1039, 15),
     "recipes": (2, 1),
     "reporting": (3940, 63),
-    "speedups": (1915, 20),
-    "training": (2242, 20),
+    "speedups": (1903, 20),
+    "training": (2211, 20),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -27,7 +27,7 @@ from ..data.antibody_collator import AntibodyCollator, StatesOf
 from ..data.antibody_pairs import BOS_ID, EOS_ID, AntibodyPair, PairEncoder, decode_pair
 from ..errors import ArgumentError, DataError
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
-from ..models.generation.outputs import EncoderStates, as_states
+from ..models.generation.states import EncoderStates, as_states
 from ..models.process_settings import replaced
 from ..speedups.sample import evaluating
 

@@ -18,10 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..data.batch_layout import BatchLayout
 from ..data.segments import Segments
-from ..models.blocks import block_lists
+from ..models.blocks import block_lists, find_base_layers
 from ..models.half_linear import HalfLinear
 from ..models.packing import find_encoders, is_packed, pack_encoders
-from ..models.wrapping import find_base_layers
 
 HALF = torch.bfloat16  # float16 takes as much
 PERIOD = 2  # layers that are taken to repeat together: every second one is recomputed under "half", and may be already

@@ -15,23 +15,12 @@ Encode = Callable[[Sequence[str]], torch.Tensor]
 
 
 @contextmanager
-def encoding_in_float32(model: AffinityModel, name: str) -> Iterator[None]:
-    """Within it, the encoder of input `name` computes in float32, from its weights as they are stored.
-
-    Weights in half precision are widened in place and narrowed afterwards, which loses nothing: no second copy, and
-    nothing is read from disk.
-
-    Cost: one pass over the weights each way, and memory for them in float32.
-    """
-    model.attach_encoders()
-    encoder = model.encoders[str(model.tower_of(name).encoder)]
-    with replaced(model.config, encoder_autocast=None), computing_in_float32(encoder):
-        yield
-
-
-@contextmanager
 def computing_in_float32(encoder: nn.Module) -> Iterator[None]:
-    """Within it, weights in half precision are widened, in place; afterwards they are narrowed, which loses nothing."""
+    """Within it, weights in half precision are widened, in place; afterwards they are narrowed, which loses nothing.
+
+    No second copy is made, and nothing is read from disk. Cost: one pass over the weights each way, and memory for them
+    in float32.
+    """
     halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     for parameter, _ in halves:
         parameter.data = parameter.data.float()
@@ -49,7 +38,9 @@ def exact_encoding(model: AffinityModel, name: str, encode: Encode) -> Encode | 
         return None
 
     def exactly(sequences: Sequence[str]) -> torch.Tensor:
-        with encoding_in_float32(model, name):
+        model.attach_encoders()
+        encoder = model.encoders[str(model.tower_of(name).encoder)]
+        with replaced(model.config, encoder_autocast=None), computing_in_float32(encoder):
             return encode(sequences)
 
     return exactly
