@@ -5,7 +5,7 @@ from __future__ import annotations
 from hf_ext.doctor.encoder_choice import Choice, choose_encoders
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.families import FAMILIES
-from hf_ext.models.packed_families import PACKED_FAMILIES
+from hf_ext.models.packing import PACKED_FAMILIES
 
 DEVICES = ("cpu", "T4", "L4", "RTX-4090", "A100", "H100", "H200")
 DRIVER_SHARE = 0.91  # of the nominal memory, as drivers report it

@@ -24,7 +24,7 @@ from torch.optim import AdamW, Optimizer
 from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.hardware import detect_hardware
-from hf_ext.models.host_optimizer import HostOptimizer, HostTimes, move_to_host
+from hf_ext.models.host_optimizer import HostOptimizer, move_to_host
 from hf_ext.models.muon import MuonAdamW, block_matrices
 
 ROWS, LENGTH = 2, 512
@@ -91,9 +91,6 @@ def measure(layers: int, repeats: int, device: torch.device) -> dict[str, Any]:
     for _ in range(repeats + 1):
         for name, action in actions.items():
             watch.run(name, action)
-        if len(watch.wall["pass"]) == 1:
-            for optimizer in on_host.values():
-                optimizer.times = HostTimes()
     rows = [_row(name, optimizer, watch) for name, optimizer in on_host.items()]
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {"num_trained": trained, "tokens": ids.numel(), "pass": watch.summarize("pass"), "optimizers": rows}
@@ -101,14 +98,13 @@ def measure(layers: int, repeats: int, device: torch.device) -> dict[str, Any]:
 
 def _row(name: str, optimizer: HostOptimizer, watch: Stopwatch) -> dict[str, Any]:
     device, host = watch.summarize(f"{name} device"), watch.summarize(f"{name} host")
-    passes, times = watch.summarize("pass")["median_s"], optimizer.times
+    passes = watch.summarize("pass")["median_s"]
     shares = {str(num): host["median_s"] / (num * passes + host["median_s"]) for num in ACCUMULATION}
     return {
         "optimizer": name,
         "on_device": device,
         "on_host": host,
         "added_s": host["median_s"] - device["median_s"],
-        "copies_share_of_host_step": times.copy_s / (times.copy_s + times.step_s),
         "share_of_step_by_passes": shares,
         "state_bytes_off_the_device": optimizer.state_bytes(),
     }

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 
+from hf_ext.models.blocks import find_base_layers
 from hf_ext.models.half_linear import narrow
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
-from hf_ext.models.wrapping import find_base_layers
 
 # Width, heads, layers of the published checkpoints.
 SIZES = {"esm2_650M": (1280, 20, 33), "esm2_3B": (2560, 40, 36)}

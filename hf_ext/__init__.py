@@ -31,7 +31,6 @@ _HOMES = {
     "ThroughputCallback": "reporting.throughput",
     "TokenBudgetBatchSampler": "data.token_budget",
     "detect_hardware": "hardware",
-    "load_faesm": "models.faesm_bridge",
     "make_plan": "plan",
     "merged_copy": "models.lora",
     "pack_encoders": "models.packing",

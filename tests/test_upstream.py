@@ -84,7 +84,7 @@ def oldest(package: str) -> Version:
 
 
 def test_torch_counts_no_flops_of_attention_on_cpus():
-    """Else `models/flop_counter.py` may go. torch 2.15 counts them."""
+    """Else `flop_counter` of `models/cpu_attention.py` may go. torch 2.15 counts them."""
     assert oldest("torch") < Version("2.15")
     if Version(torch.__version__) >= Version("2.15"):
         return
@@ -103,7 +103,7 @@ def test_faesm_does_not_import():
 
 @pytest.mark.parametrize("make", [tiny_esm, tiny_esmc])
 def test_packed_rows_leak_in_transformers(make):
-    """Else `models/packed_families.py` may go: with the usual names of packed inputs, sequences see each other."""
+    """Else `run_esm` and its like may go: with the usual names of packed inputs, sequences see each other."""
     model = make(EsmModel, add_pooling_layer=False) if make is tiny_esm else make().esmc
     ids = make_batch((4, 5), masked=False)["input_ids"]
     rows = [ids[0, :4], ids[1, :5]]

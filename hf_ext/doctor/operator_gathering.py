@@ -12,7 +12,7 @@ import torch
 
 from ..arguments.checks import check_metric_name
 from ..hardware import Hardware
-from ..models.flop_counter import flop_counter
+from ..models.cpu_attention import flop_counter
 from ..pde.arguments import OperatorArguments, check_training
 from ..pde.building import build_collator, build_config, build_terms
 from ..pde.collator import OperatorRows

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 from ..data.drawing import draw_rows
-from ..models.generation.flops import GeneratorFlops
 
 SPECIAL_TOKENS = 2  # about an antigen; and <sep> and <eos> of a pair
 
@@ -79,8 +81,8 @@ class PairLengths:
         antigens, pairs = (np.minimum(each, num_tokens) for each in (self.antigen_tokens, self.pair_tokens))
         return PairLengths(self.antigen_index, antigens, pairs, self.affinities)
 
-    def encoded_in_batch(self, num_rows: int) -> tuple[float, float]:
-        """Tokens that are encoded in a random batch, where each antigen stands once; and their squares. Expected.
+    def encoded_in_batch(self, num_rows: int) -> float:
+        """Tokens that are encoded in a random batch, where each antigen stands once; expected.
 
         A batch without any of an antigen's c of n rows: product over i < num_rows of (n - c - i) / (n - i).
         """
@@ -88,19 +90,30 @@ class PairLengths:
         missing = np.ones(len(counts))
         for i in range(min(num_rows, len(self))):
             missing *= np.clip(len(self) - counts - i, 0, None) / (len(self) - i)
-        there = 1 - missing
-        return float(there @ self.antigen_tokens), float(there @ self.antigen_tokens**2)
+        return float((1 - missing) @ self.antigen_tokens)
 
 
-def count_pair_flops(flops: GeneratorFlops, rows: PairLengths, batch_rows: float) -> float:
-    """Of all rows once, in random batches of so many, in each of which an antigen is encoded once."""
+def count_pair_flops(model: Any, rows: PairLengths, batch_rows: float, is_training: bool) -> float:
+    """FLOPs of all rows once, in random batches of so many, in each of which an antigen is encoded once.
+
+    2 for a weight and a token forward, 4 more in training. Left out are products of attention, up to a sixth, and a
+    frozen encoder that is not the model's own, whose states are cached.
+
+    Args:
+        model: `AntibodyGenerator`; on torch's meta device will do.
+        is_training: forward and backward, no optimizer; else forward alone, as in an evaluation.
+    """
+    config, decoder = model.config, model.decoder
     size = max(1, min(round(batch_rows), len(rows)))
-    tokens, squares = rows.encoded_in_batch(size)
-    read = rows.antigen_tokens[rows.antigen_index]
-    return float(
-        flops.antigen_token * tokens * len(rows) / size
-        + flops.antigen_square * squares * len(rows) / size
-        + flops.pair_token * rows.pair_tokens.sum()
-        + flops.pair_square * (rows.pair_tokens**2).sum()
-        + flops.cross * (rows.pair_tokens * read).sum()
-    )
+    # Of the light Transformer the weights of one layer, applied several times.
+    times = (config.num_encoder_layers, config.num_decoder_layers) if config.architecture == "light" else (1, 1)
+    encoded = rows.encoded_in_batch(size) * len(rows) / size * times[0] * _num_weights(model.encoder)
+    read = rows.antigen_tokens[rows.antigen_index].sum() * _num_weights(decoder, r"EncDecAttention\.[kv]\.")
+    output = config.vocab_size * (config.d_model if model.output is None else config.hidden_size)
+    layers = times[1] * _num_weights(decoder, r"^(?!.*(bridge|EncDecAttention\.[kv]\.))")
+    written = rows.pair_tokens.sum() * (layers + output)
+    return 2.0 * float(encoded + read + written) * (3 if is_training else 1)
+
+
+def _num_weights(module: nn.Module, names: str = "") -> int:
+    return sum(p.numel() for name, p in module.named_parameters() if p.dim() == 2 and re.search(names, name))

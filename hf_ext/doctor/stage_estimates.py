@@ -9,7 +9,6 @@ from typing import Any
 from ..generation.stages import STAGES
 from ..hardware import Hardware
 from ..models.generation.configuration import GeneratorConfig
-from ..models.generation.flops import count_forward, count_training
 from ..plan import Plan
 from .estimates import STEP_SECONDS, Rate, Schedule, count_flops, published_rate
 from .pair_lengths import PairLengths, count_pair_flops
@@ -86,10 +85,10 @@ def sum_work(
         encoder: see `StageWork`.
     """
     train, validation = rows["train"], rows["validation"]
-    flops = schedule.epochs * count_pair_flops(count_training(model), train, schedule.batch_rows)
+    flops = schedule.epochs * count_pair_flops(model, train, schedule.batch_rows, is_training=True)
     if len(validation):
         evaluated = schedule.evaluations * schedule.evaluated_share
-        flops += evaluated * count_pair_flops(count_forward(model), validation, args.per_device_eval_batch_size)
+        flops += evaluated * count_pair_flops(model, validation, args.per_device_eval_batch_size, is_training=False)
     return StageWork(
         number=number,
         goal=STAGES[number].goal,

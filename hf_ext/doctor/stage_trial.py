@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from ..data.varlen_layout import IGNORED
 from ..hardware import Hardware
 from ..models.generation.configuration import GeneratorConfig
-from ..models.generation.flops import count_training
 from ..models.generation.model import AntibodyGenerator
 from .measuring import DTYPES, time_passes
 from .pair_lengths import PairLengths, count_pair_flops
@@ -56,7 +55,7 @@ def measure_training(
             batch = _make_batch(model, rows.cut(limit), device)
             passes, total = time_passes(lambda: _step(model, batch), device, seconds / 2)
             elapsed = total / passes
-        return count_pair_flops(count_training(model), rows.cut(limit), len(rows)) / elapsed, limit
+        return count_pair_flops(model, rows.cut(limit), len(rows), is_training=True) / elapsed, limit
 
 
 def _time_step(model: Any, rows: PairLengths, device: str) -> float:

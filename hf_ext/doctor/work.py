@@ -16,10 +16,10 @@ from ..data.columns import read_columns
 from ..masked_lm.arguments import MaskedLMArguments
 from ..masked_lm.building import build_model, freeze_contact_head, reading_model
 from ..models.affinity import AffinityModel
+from ..models.blocks import find_base_layers
 from ..models.configuration import EncoderSpec, build_config, input_name
 from ..models.encoders import build_encoder
 from ..models.lora import LoraSettings
-from ..models.wrapping import find_base_layers
 from ..reporting.flops import flops_coefficients
 
 SPECIAL_TOKENS = 2  # <cls> and <eos>

@@ -26,7 +26,7 @@ from ..arguments.checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
 from ..data.antibodies import BOS_ID, EOS_ID, AntibodyCollator, AntibodyPair, PairEncoder, StatesOf, decode_pair
 from ..errors import ArgumentError, DataError
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
-from ..models.generation.outputs import EncoderStates, as_states
+from ..models.generation.states import EncoderStates, as_states
 from ..models.process_settings import replaced
 from ..speedups.sample import evaluating
 

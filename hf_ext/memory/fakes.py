@@ -17,10 +17,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ..data.varlen_layout import BatchLayout, VarlenLayout
-from ..models.blocks import block_lists
+from ..models.blocks import block_lists, find_base_layers
 from ..models.half_linear import HalfLinear
 from ..models.packing import find_encoders, is_packed, pack_encoders
-from ..models.wrapping import find_base_layers
 
 HALF = torch.bfloat16  # float16 takes as much
 PERIOD = 2  # layers that are taken to repeat together: every second one is recomputed under "half", and may be already

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..data.varlen_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
+from ..models.blocks import find_base_layers
 from ..models.ledger import BLOCK_BYTES
-from ..models.wrapping import find_base_layers
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import LayerLedger, Timeline, record_pass
 from .stored import HALF_BYTES, WEIGHT_BYTES, Base, gradient_bytes, optimizer_bytes, weight_bytes

@@ -7,7 +7,9 @@ They act through transformers' own switch where a model has it, and else through
 too, so that only norms, GELU, rotation and casts are computed again. Both name operations to torch's selective
 checkpointing. The numbers are those without: random states are restored before a layer is computed again, and an
 operation that draws itself (attention with dropout) is always computed again, since what is drawn after it would shift.
-One exception: under autocast, gradients of a weight that a pass uses twice are added in float32, not in half precision.
+Two exceptions: under autocast, gradients of a weight that a pass uses twice are added in float32, not in half
+precision; and T5's cross-attention (a generator's) takes another kernel of torch, since T5 then gives it a mask with a
+gradient.
 
 Source: torch.utils.checkpoint.create_selective_checkpoint_contexts; `activation_checkpointing_enable` of transformers.
 """

@@ -400,7 +400,7 @@ class AffinityModel(PreTrainedModel):
     def save_pretrained(self, save_directory: Any, *, state_dict: dict | None = None, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, but referenced encoder weights are left out, and names are those of the modules.
 
-        transformers 5.23 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
+        transformers 5.24 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
         (https://github.com/huggingface/transformers/issues/43701); `save_original_format=False` keeps our names. Remove
         when a resumed ESM keeps its LayerNorms without it.
         """

@@ -1,7 +1,7 @@
 """The repeated layers of any model, its blocks: read from its structure, or named by a pattern.
 
-One answer for everything that goes block by block: compiled blocks, activation checkpointing, FSDP2's pieces, Muon's
-matrices, and the memory ledger.
+One answer for everything that goes block by block: compiled blocks, activation checkpointing, FSDP2's pieces (and what
+FSDP2 must leave whole or in float32), Muon's matrices, and the memory ledger.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ArgumentError
 from .affinity import AffinityModel
+from .head import RegressionHead
 from .lora import unwrap_peft
 
 SHOWN = 8  # names in an error
@@ -148,28 +151,22 @@ def _may_be_block(module: nn.Module) -> bool:
 def _match(inner: nn.Module, pattern: str) -> dict[str, nn.Module]:
     """As `name_blocks`, by pattern; of an `AffinityModel` whose encoders are not loaded, nothing may match."""
     wanted = re.compile(pattern)
-    matched = {name: module for name, module in inner.named_modules() if wanted.fullmatch(name)}
+    matched = {name: module for name, module in inner.named_modules() if name and wanted.fullmatch(name)}
     given = f"block_pattern={pattern!r}"
     if not matched:
         if isinstance(inner, AffinityModel) and len(inner.encoders) < len(inner.config.encoder_specs):
             return {}
-        raise ArgumentError(f"{given} matches the whole name of no module of {type(inner).__name__}. {_offer(inner)}")
-    if matched.keys() == {""}:
-        raise ArgumentError(f"{given} matches the model itself: match the layers in it. {_offer(inner)}")
+        raise ArgumentError(f"{given} matches the name of no module in {type(inner).__name__}. {_offer(inner)}")
     for name, module in matched.items():
         if isinstance(module, _CONTAINERS):
             raise ArgumentError(f"{given} matches {name}, which only holds modules: match its members. {_offer(inner)}")
-        around = next((other for other in matched if other != name and _is_inside(name, other)), None)
+        around = next((other for other in matched if name.startswith(f"{other}.")), None)
         if around is not None:
             raise ArgumentError(
-                f"{given} matches {name}, which is inside {around or 'the model itself'}, and that matches too: blocks "
-                f"stand side by side. {_offer(inner)}"
+                f"{given} matches {name}, which is inside {around}, and that matches too: blocks stand side by side. "
+                f"{_offer(inner)}"
             )
     return matched
-
-
-def _is_inside(name: str, other: str) -> bool:
-    return not other or name.startswith(f"{other}.")
 
 
 def _offer(inner: nn.Module) -> str:
@@ -179,3 +176,68 @@ def _offer(inner: nn.Module) -> str:
     if not patterns:
         return "It has no module that could be one."
     return f"There are: {', '.join(patterns[:SHOWN])}{', ...' if len(patterns) > SHOWN else ''}."
+
+
+def block_classes(model: nn.Module, pattern: str | None = None) -> list[str]:
+    """Class names of `find_blocks`, each once, in the model's order."""
+    return list(dict.fromkeys(type(block).__name__ for block in find_blocks(model, pattern)))
+
+
+def choose_classes(model: nn.Module, asked: list[str] | None, pattern: str | None = None) -> list[str]:
+    """The classes to shard by: those asked for, else `block_classes`.
+
+    Raises:
+        ArgumentError: the model has no module of a class that was asked for.
+    """
+    if asked is None:
+        return block_classes(model, pattern)
+    there = {type(module).__name__ for module in model.modules()}
+    if lacking := [name for name in asked if name not in there]:
+        blocks = ", ".join(block_classes(model, pattern)) or "no repeated layers"
+        raise ArgumentError(
+            f"fsdp_transformer_layer_cls_to_wrap {', '.join(lacking)}: the model has no such module. Its layers are "
+            f"{blocks}: name these, or leave the option out."
+        )
+    return list(asked)
+
+
+def unused_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable weights that no loss of ours or of transformers reaches: those of ESM's contact heads."""
+    named = model.named_parameters()
+    return {name: p for name, p in named if p.requires_grad and "contact_head" in name.split(".")}
+
+
+def exact_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules that compute in the dtype of their weights, also where training is in half precision.
+
+    Heads of an `AffinityModel`, which round predictions otherwise, and its frozen encoders, whose live embeddings are
+    to agree with cached ones.
+    """
+    if not isinstance(model, AffinityModel):
+        return []
+    frozen = [
+        encoder
+        for encoder in model.encoders.values()
+        if not any(parameter.requires_grad for parameter in encoder.parameters())
+    ]
+    return [*frozen, *(module for module in model.modules() if isinstance(module, RegressionHead))]
+
+
+def find_base_layers(model: nn.Module) -> list[nn.Linear]:
+    """Frozen float32 linear layers of encoders that have adapters, in their repeated layers.
+
+    Without those of DoRA, whose norms are taken from the weights themselves, and quantised ones, which are no plain
+    `nn.Linear`.
+    """
+    adapted: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    dora = {id(m.get_base_layer()) for m in adapted if getattr(m, "lora_magnitude_vector", None)}
+    return [
+        module
+        for block in find_blocks(model)
+        if any(isinstance(module, BaseTunerLayer) for module in block.modules())
+        for module in block.modules()
+        if type(module) is nn.Linear
+        and id(module) not in dora
+        and not module.weight.requires_grad
+        and module.weight.dtype == torch.float32
+    ]

@@ -79,7 +79,8 @@ class AffinityConfig(PretrainedConfig):
         save_full: save frozen encoders' weights too, instead of their id, revision and fingerprint.
 
     Raises:
-        ArgumentError: more than three towers, a number outside of its range, or no such head.
+        ArgumentError: more than three towers, a column used twice, a pair of more than two columns, a number outside of
+            its range, or no such head, pooling or loss.
     """
 
     model_type = "hf_ext_affinity"
@@ -108,12 +109,13 @@ class AffinityConfig(PretrainedConfig):
         self.encoders = list(self.encoders or [])
         self.towers = list(self.towers or [])
         self.head_sizes = [1024, 512, 256, 128] if self.head_sizes is None else list(self.head_sizes)
-        if len(self.towers) > MAX_TOWERS:
-            raise ArgumentError(f"{len(self.towers)} towers: an affinity model has one to {MAX_TOWERS}.")
         check_ranges(self, RANGES)
         _check_head(self.head_form, self.head_sizes)
+        _check_towers(self.tower_specs)
         check_calibration(self.calibration)
         check_prediction_intervals(self.prediction_intervals)
+        if self.loss not in LOSSES:
+            raise ArgumentError(f"loss={self.loss!r}: allowed are {', '.join(LOSSES)}.")
         super().__post_init__(**kwargs)
 
     @property
@@ -137,14 +139,8 @@ def _check_head(form: str | None, sizes: list) -> None:
         raise ArgumentError(f"head_form={form!r} with head_sizes={sizes}: it has one hidden layer, so one size.")
 
 
-def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityConfig:
-    """An `AffinityConfig` from specs; refuses what no model could be built from.
-
-    Raises:
-        ArgumentError: no tower or more than three, a column used twice, a pair of more than two columns, an unknown
-            pooling or loss.
-    """
-    if not 1 <= len(towers) <= MAX_TOWERS:
+def _check_towers(towers: list[TowerSpec]) -> None:
+    if len(towers) > MAX_TOWERS:
         raise ArgumentError(f"{len(towers)} towers: an affinity model has one to {MAX_TOWERS}.")
     inputs = [columns for tower in towers for columns in tower.inputs]
     names = [input_name(columns) for columns in inputs]
@@ -156,6 +152,14 @@ def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **setting
     for tower in towers:
         if tower.pooling not in POOLINGS:
             raise ArgumentError(f"pooling={tower.pooling!r}: allowed are {', '.join(POOLINGS)}.")
-    if settings.get("loss", LOSSES[0]) not in LOSSES:
-        raise ArgumentError(f"loss={settings['loss']!r}: allowed are {', '.join(LOSSES)}.")
+
+
+def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityConfig:
+    """An `AffinityConfig` from specs.
+
+    Raises:
+        ArgumentError: no tower; and as `AffinityConfig`.
+    """
+    if not towers:
+        raise ArgumentError(f"0 towers: an affinity model has one to {MAX_TOWERS}.")
     return AffinityConfig(encoders=[asdict(e) for e in encoders], towers=[asdict(t) for t in towers], **settings)

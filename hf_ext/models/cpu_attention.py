@@ -1,4 +1,7 @@
-"""Attention of unpadded sequences on a CPU: equally long ones together, in blocks whose scores stay in the cache."""
+"""Attention of unpadded sequences on a CPU: equally long ones together, in blocks whose scores stay in the cache.
+
+And the counter of FLOPs that knows of attention on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..data.varlen_layout import VarlenLayout
 from .process_settings import read_matmul_precision
@@ -64,29 +68,16 @@ def blocked_attention(
     Returns:
         (T, heads, head size).
     """
-    outputs, room = [], KEPT_BYTES
-    for q, k, v in _equally_long(query, key, value, segments):
-        room -= q.shape[:3].numel() * k.shape[2] * q.element_size()
-        part = None if bias is None else bias[..., : q.shape[2], : q.shape[2]]
-        outputs.append(attend(q, k, v, scaling, dropout, part, room >= 0))
-    return _in_a_row(outputs, segments)
-
-
-def _equally_long(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: VarlenLayout
-) -> Iterator[list[torch.Tensor]]:
-    """Parts of a row's queries, keys and values as (sequences, heads, tokens, head size), for each length."""
     groups = [(count, length) for _, count, length in segments.groups()]
     sizes = [*(count * length for count, length in groups), segments.num_filled]
+    outputs, room = [], KEPT_BYTES
     # Not slices: the gradient of each is a row of zeros with one part filled in, and all of them are then added up.
     for group, *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
-        yield [x.unflatten(0, group).transpose(1, 2) for x in parts]
-
-
-def _in_a_row(parts: list[torch.Tensor], segments: VarlenLayout) -> torch.Tensor:
-    """(T, heads, head size) of parts as `_equally_long` gives them; the filling is zero."""
-    row = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
-    return pad(row, (0, 0, 0, 0, 0, segments.num_filled))
+        q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in parts)
+        room -= q.shape[:3].numel() * k.shape[2] * q.element_size()
+        part = None if bias is None else bias[..., : q.shape[2], : q.shape[2]]
+        outputs.append(attend(q, k, v, scaling, dropout, part, room >= 0).transpose(1, 2).flatten(0, 1))
+    return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))  # the filling is zero
 
 
 def attend(
@@ -101,8 +92,7 @@ def attend(
     """Attention of equally long sequences on a CPU, by whichever way is the fastest there.
 
     Args:
-        query: (sequences, heads, tokens, head size).
-        key, value: (sequences, heads, keys, head size), none of them padding.
+        query, key, value: (sequences, heads, tokens, head size), none of them padding.
         scaling, dropout: as of `blocked_attention`.
         bias: added to the scores, of a shape that broadcasts to theirs; or None.
         keep: the softmax, for the backward pass, in place of computing it again.
@@ -113,82 +103,60 @@ def attend(
         return drop(weights, dropout) @ value
     if _prefers_sdpa(query, key):
         return scaled_dot_product_attention(query, key, value, scale=scaling)
-    flat = (x.flatten(0, 1).contiguous() for x in (query * scaling, key, value))
-    kernel = _BlockedAttention.apply if keep and _keeps_weights.get() else _blocked_op
-    return kernel(*flat).unflatten(0, query.shape[:2])
+    flat = [x.flatten(0, 1).contiguous() for x in (query * scaling, key, value)]
+    keep = keep and _keeps_weights.get() and torch.is_grad_enabled() and any(x.requires_grad for x in flat)
+    return _blocked_op(*flat, keep)[0].unflatten(0, query.shape[:2])
 
 
 def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
     """Where torch's kernel is faster (one head's scores fill the cache, or products without oneDNN's), or ours is not
     exact: scores above 65,504 are no number in float16.
     """
-    if query.dtype in (torch.float64, torch.float16) or _is_plain_float32(query):
+    is_plain_float32 = query.dtype == torch.float32 and read_matmul_precision().name("cpu") == "float32"
+    if query.dtype in (torch.float64, torch.float16) or is_plain_float32:
         return True
     return query.shape[2] * key.shape[2] * query.element_size() > MAX_HEAD_BYTES
 
 
-def _is_plain_float32(query: torch.Tensor) -> bool:
-    return query.dtype == torch.float32 and read_matmul_precision().name("cpu") == "float32"
-
-
-class _BlockedAttention(torch.autograd.Function):
-    """softmax(q k^T) v for (sequences * heads, tokens, head size), which keeps the softmax for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        output, kept = _blocked_forward(query, key, value, any(ctx.needs_input_grad))
-        ctx.save_for_backward(query, key, value, *kept)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value, *kept = ctx.saved_tensors
-        return _blocked_backward(grad, query, key, value, kept)
-
-
 @torch.library.custom_op("hf_ext::blocked_attention", mutates_args=())
-def _blocked_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """As `_BlockedAttention`, keeping no softmax; one operation, whose output checkpointing can keep."""
-    return _blocked_forward(query, key, value, False)[0]
-
-
-def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    query, key, value = ctx.saved_tensors
-    return _blocked_backward(grad, query, key, value, [])
-
-
-_blocked_op.register_fake(lambda query, key, value: torch.empty_like(query))
-_blocked_op.register_autograd(_op_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
-BLOCKED = torch.ops.hf_ext.blocked_attention  # by which dispatch modes know it
-
-
-def _blocked_forward(
+def _blocked_op(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: bool
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The output, and the softmax of each block if it is to be kept."""
-    output, kept = torch.empty_like(query), []
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(q k^T) v for (sequences * heads, tokens, head size); and the softmax, if its backward shall keep it.
+
+    One operation, so that checkpointing can keep its output and FLOPs can be counted.
+    """
+    output, kept = torch.empty_like(query), _empty_weights(query, key, keep)
     with torch.autocast(query.device.type, enabled=False):
         for block in _blocks(query, key):
-            weights = _weights(query[block], key[block])
+            weights = _weights(query[block], key[block], kept[block] if keep else None)
             torch.bmm(weights, value[block], out=output[block])
-            kept += [weights] if keep else []
     return output, kept
 
 
-def _blocked_backward(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kept: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _op_backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+    query, key, value, kept = ctx.saved_tensors
     grad = grad.contiguous()
     grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
-        for i, block in enumerate(_blocks(query, key)):
-            weights = kept[i] if kept else _weights(query[block], key[block])
+        for block in _blocks(query, key):
+            weights = kept[block] if len(kept) else _weights(query[block], key[block])
             torch.bmm(weights.transpose(1, 2), grad[block], out=grad_value[block])
             grad_weights = torch.bmm(grad[block], value[block].transpose(1, 2))
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             torch.bmm(grad_scores, key[block], out=grad_query[block])
             torch.bmm(grad_scores.transpose(1, 2), query[block], out=grad_key[block])
-    return grad_query, grad_key, grad_value
+    return grad_query, grad_key, grad_value, None
+
+
+def _empty_weights(query: torch.Tensor, key: torch.Tensor, keep: bool) -> torch.Tensor:
+    return query.new_empty(len(query) if keep else 0, query.shape[1], key.shape[1])
+
+
+_blocked_op.register_fake(lambda query, key, value, keep: (torch.empty_like(query), _empty_weights(query, key, keep)))
+_blocked_op.register_autograd(
+    _op_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3], output[1])
+)
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor) -> list[slice]:
@@ -197,8 +165,39 @@ def _blocks(query: torch.Tensor, key: torch.Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(query), size)]
 
 
-def _weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _weights(query: torch.Tensor, key: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     scores = torch.bmm(query, key.transpose(1, 2))
     # torch's softmax in half precision takes up to twice as long as that of a float32 copy (1.8 ns a score at 50
     # tokens against 1.0, 0.6 either way at 630; one AVX512-BF16 core, torch 2.13) and computes in float32 itself.
-    return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)
+    return weights.to(scores.dtype) if out is None else out.copy_(weights)
+
+
+def flop_counter() -> FlopCounterMode:
+    """Counts the products of matrices of all that runs inside, attention included, on any device.
+
+    torch before 2.15 counts no attention on CPUs (`_scaled_dot_product_flash_attention_for_cpu`), nor our operation.
+
+    As torch counts its fused kernels, a backward pass of attention has the scores that it computes again in it: 7
+    products forward and backward, where model FLOPs utilisation counts 6.
+    """
+    aten = torch.ops.aten
+    formulas: dict[Any, Any] = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        torch.ops.hf_ext.blocked_attention: _blocked,  # its backward pass is made of products that are seen
+    }
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def _attention(query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+    return sdpa_backward_flop_count(grad, query, key, value)
+
+
+def _blocked(query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+    """Of (sequences * heads, tokens, head size)."""
+    return sdpa_flop_count(*((shape[0], 1, *shape[1:]) for shape in (query, key, value)))

@@ -1,6 +1,6 @@
 """Losses of transformers' own heads as sum over items / number of items in the whole effective batch.
 
-transformers 5.23 averages each micro-batch on its own. With `accepts_loss_kwargs = False` (ESM) Trainer then takes the
+transformers 5.24 averages each micro-batch on its own. With `accepts_loss_kwargs = False` (ESM) Trainer then takes the
 mean of these means, so that a label in a short batch weighs more; without it (BERT, T5, ...: their `forward` takes any
 keyword) Trainer believes that the model has divided by the number of items and adds the means up: gradients are as many
 times too large as there are micro-batches, and as there are processes. Measured on masked language modelling in 4

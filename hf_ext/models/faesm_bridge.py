@@ -1,4 +1,4 @@
-"""Runs the attention of ESM encoders through faesm (https://github.com/pengzhangzhi/faplm) on transformers 5.23.
+"""Runs the attention of ESM encoders through faesm (https://github.com/pengzhangzhi/faplm) on transformers 5.
 
 Effect: with faesm's flash kernel (flash-attn >= 2.7, CUDA compute capability 8.0 or newer, half precision) padding is
 taken out at the encoder's door and put back, as zeros, at its exit, so that no layer computes on it. With its SDPA
@@ -18,22 +18,13 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    EsmConfig,
-    EsmForMaskedLM,
-    EsmForSequenceClassification,
-    EsmForTokenClassification,
-    EsmModel,
-    PreTrainedModel,
-)
 from transformers.modeling_outputs import (
     BaseModelOutputWithCrossAttentions,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -50,15 +41,7 @@ Kernel = Literal["flash", "sdpa"]
 _MOVED = "BaseModelOutputWithPastAndCrossAttentions"  # what faesm.esm looks for in modeling_esm
 _PURPOSE = "faesm attention"
 _FLASH_MASKS = "flash_attention_2"  # transformers' name for masks that stay (batch, tokens)
-_CLASSES: dict[str, type[PreTrainedModel]] = {
-    "EsmModel": EsmModel,
-    "EsmForMaskedLM": EsmForMaskedLM,
-    "EsmForSequenceClassification": EsmForSequenceClassification,
-    "EsmForTokenClassification": EsmForTokenClassification,
-    "FAEsmModel": EsmModel,
-    "FAEsmForMaskedLM": EsmForMaskedLM,
-}
-_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+_MASKS = ("sdpa", "eager")  # whose masks its SDPA kernel reads
 
 
 def faesm_kernel(hardware: Hardware | None = None) -> tuple[Kernel, str]:
@@ -146,53 +129,12 @@ def restore_faesm(model: nn.Module) -> int:
         swapped = [module for module in modules if isinstance(module, _Bridge)]
         for attention in swapped:
             attention.__class__ = EsmSelfAttention  # type: ignore[assignment]
-            vars(attention).pop("position_embeddings", None)
         if isinstance(encoder, _UnpaddedEncoder):
             encoder.config._attn_implementation = encoder.masks_before
             del encoder.masks_before
             encoder.__class__ = EsmEncoder  # type: ignore[assignment]
         num_restored += bool(swapped)
     return num_restored
-
-
-def load_faesm(name_or_path: str, kernel: Kernel | None = None, **kwargs: Any) -> PreTrainedModel:
-    """Loads an ESM checkpoint as transformers' class for its architecture, with faesm's attention.
-
-    Reads plain transformers folders, of 4.x (rotary frequencies per layer) and 5.x, and folders that faesm's own
-    `FAEsmForMaskedLM` or `FAEsmModel` saved. The latter carry faesm's dropout of 0.1 in their config.json; it is kept.
-
-    Args:
-        name_or_path: a folder or a Hub id.
-        kernel: as in `swap_faesm`.
-        kwargs: as in `from_pretrained`; `add_pooling_layer=False` for an `EsmModel` saved without a pooler.
-
-    Raises:
-        ArgumentError: not an ESM checkpoint with one of the architectures of transformers or faesm, or its weights are
-            not exactly the model's. A missing `contact_head`, which reads attention weights only, and `position_ids`
-            of old folders, which are computed, do not count.
-        MissingDependencyError: as in `swap_faesm`.
-    """
-    hub = {key: kwargs[key] for key in _HUB_ARGUMENTS if key in kwargs}
-    config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, **hub)
-    architecture = (getattr(config, "architectures", None) or ["none"])[0]
-    if not isinstance(config, EsmConfig) or architecture not in _CLASSES:
-        raise ArgumentError(
-            f"{name_or_path!r} is of type {config.model_type!r} with architecture {architecture!r}; faesm serves type "
-            f"'esm' with {', '.join(_CLASSES)}. Load another ESM model with its own class and call swap_faesm on it."
-        )
-    loaded: Any = _CLASSES[architecture].from_pretrained(name_or_path, output_loading_info=True, **kwargs)
-    model, info = loaded
-    missing = sorted(key for key in info["missing_keys"] if "contact_head." not in key)
-    unexpected = sorted(key for key in info["unexpected_keys"] if not key.endswith("embeddings.position_ids"))
-    if missing or unexpected:
-        raise ArgumentError(
-            f"{name_or_path!r} does not hold the weights of {architecture}: missing {missing[:5]}, unexpected "
-            f"{unexpected[:5]}. If only the pooler is missing, pass add_pooling_layer=False; else load it with the "
-            "class it was saved from, and call swap_faesm."
-        )
-    vars(model.config).pop("use_fa", None)  # faesm's own switch; saved again it would mark a plain ESM as faesm's
-    swap_faesm(model, kernel)
-    return model
 
 
 @contextmanager
@@ -229,19 +171,16 @@ def _check_encoder(encoder: Any, kernel: Kernel) -> None:
     config = encoder.config
     modules = [layer.attention.self for layer in encoder.layer]
     foreign = sorted({type(module).__name__ for module in modules if type(module) is not EsmSelfAttention})
-    dropout = max((module.dropout for module in modules), default=0.0)
-    positions = {module.position_embedding_type for module in modules} - {"rotary"}
-    masks = {"sdpa", "eager"} | ({_FLASH_MASKS} if kernel == "flash" else set())
     problem = None
     if foreign:
         problem = f"its attention is already replaced by {', '.join(foreign)}; use the model as transformers built it"
     elif config.is_decoder or config.add_cross_attention:
         problem = "it is a decoder, and faesm's attention is bidirectional; use transformers' attention"
-    elif positions:
-        problem = f"its positions are {positions.pop()!r}; only 'rotary' (ESM-2) is served, use transformers' attention"
-    elif dropout > 0:
+    elif config.position_embedding_type != "rotary":
+        problem = f"its positions are {config.position_embedding_type!r}; only 'rotary' (ESM-2) is served"
+    elif dropout := max((module.dropout for module in modules), default=0.0):
         problem = f"attention_probs_dropout_prob={dropout}, and faesm has no attention dropout; build it with 0.0"
-    elif config._attn_implementation not in masks:
+    elif config._attn_implementation not in (*_MASKS, _FLASH_MASKS if kernel == "flash" else "sdpa"):
         problem = _wrong_masks(config)
     if problem:
         raise ArgumentError(f"faesm cannot run an ESM encoder of {len(modules)} layers: {problem}.")
@@ -266,36 +205,30 @@ def _attention_class(kernel: Kernel) -> type[nn.Module]:
 
 
 class _Bridge:
-    """What transformers 5.23 calls in `attention.self`, in terms of faesm's class, which comes next in the bases."""
+    """What transformers calls in `attention.self`, in terms of faesm's class, which comes next in the bases."""
 
     config: Any
-    sdpa_forward: Callable[..., tuple[torch.Tensor]]
-    fa_forward: Callable[..., tuple[torch.Tensor]]
-    position_embeddings: Any
+    position_embeddings: Any = None
 
     def attend(self, faesm_forward: Any, position_embeddings: Any, **inputs: Any) -> tuple[torch.Tensor, None]:
         """Calls faesm; it asks for rotation through `self.rotary_embeddings`, so the tables wait on the module."""
-        if inputs.get("output_attentions"):
+        if inputs.get("output_attentions") or inputs.get("cu_seq_lens_q") is not None:
             raise ArgumentError(
-                "output_attentions=True (also for contacts): faesm never holds attention weights. For them, call "
-                "restore_faesm(model) and model.set_attn_implementation('eager')."
-            )
-        if inputs.get("cu_seq_lens_q") is not None:
-            raise ArgumentError(
-                "cu_seq_lens_q: this batch is packed, and under faesm its proteins would attend to each other. Give "
-                "padded batches (faesm's flash kernel takes the padding out by itself), or call restore_faesm(model)."
+                "output_attentions=True (also for contacts) or cu_seq_lens_q: faesm holds no attention weights, and in "
+                "packed batches its proteins would attend to each other. Call restore_faesm(model); for weights, also "
+                "model.set_attn_implementation('eager')."
             )
         self.position_embeddings = position_embeddings
         (context,) = faesm_forward(**inputs)
-        self.position_embeddings = None
+        del self.position_embeddings
         return context, None
 
 
 class _SdpaBridge(_Bridge):
     """Padded: states (n, tokens, width), mask (n, 1, tokens, tokens), cos and sin (1 or n, tokens, head)."""
 
-    def forward(self, hidden_states: torch.Tensor, position_embeddings: Any = None, **kwargs: Any) -> Any:
-        if self.config._attn_implementation not in ("sdpa", "eager"):
+    def forward(self: Any, hidden_states: torch.Tensor, position_embeddings: Any = None, **kwargs: Any) -> Any:
+        if self.config._attn_implementation not in _MASKS:
             raise ArgumentError(f"faesm's SDPA kernel: {_wrong_masks(self.config)}.")
         return self.attend(self.sdpa_forward, position_embeddings, hidden_states=hidden_states, **kwargs)
 
@@ -311,7 +244,7 @@ class _SdpaBridge(_Bridge):
 class _FlashBridge(_Bridge):
     """Unpadded: states (all tokens, width), cos and sin (all tokens, head), no mask."""
 
-    def forward(self, hidden_states: torch.Tensor, position_embeddings: Any = None, **kwargs: Any) -> Any:
+    def forward(self: Any, hidden_states: torch.Tensor, position_embeddings: Any = None, **kwargs: Any) -> Any:
         return self.attend(self.fa_forward, position_embeddings, hidden_states=hidden_states, **kwargs)
 
     def rotary_embeddings(self, qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
@@ -337,29 +270,18 @@ class _UnpaddedEncoder(EsmEncoder):
         """(n, tokens, width) -> the same, zeros at padding; mask (n, tokens) or None."""
         from faesm.fa_utils import unpad
 
-        self._check_inputs(hidden_states, attention_mask, kwargs)
+        if kwargs.get("output_hidden_states") or self.config.output_hidden_states:
+            raise ArgumentError(
+                "output_hidden_states: under faesm's flash kernel the states between layers hold no padding, so they "
+                "have no (batch, tokens) shape. Use swap_faesm(model, kernel='sdpa')."
+            )
         if attention_mask is None:
             attention_mask = hidden_states.new_ones(hidden_states.shape[:2])
+        if getattr(attention_mask, "ndim", None) != 2:
+            raise ArgumentError(f"faesm's flash kernel needs masks of (batch, tokens): {_wrong_masks(self.config)}.")
         mask = attention_mask.bool()
         packed, cu_seqlens, max_seqlen, _, pad = unpad(hidden_states, mask)
         tables = tuple(table.expand(len(mask), -1, -1)[mask] for table in position_embeddings)
         kwargs.update(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
         states = super().forward(packed, position_embeddings=tables, **kwargs)[0]
         return BaseModelOutputWithCrossAttentions(last_hidden_state=pad(states))
-
-    def _check_inputs(self, hidden_states: torch.Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> None:
-        """Raises ArgumentError for what the flash kernel cannot do."""
-        if kwargs.get("output_hidden_states") or self.config.output_hidden_states:
-            raise ArgumentError(
-                "output_hidden_states: under faesm's flash kernel the states between layers hold no padding, so they "
-                "have no (batch, tokens) shape. Use swap_faesm(model, kernel='sdpa')."
-            )
-        if attention_mask is not None and getattr(attention_mask, "ndim", None) != 2:
-            raise ArgumentError(f"faesm's flash kernel needs masks of (batch, tokens): {_wrong_masks(self.config)}.")
-        device = hidden_states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
-        if device == "cuda" and dtype not in (torch.float16, torch.bfloat16):
-            raise ArgumentError(
-                f"faesm's flash kernel computes in float16 or bfloat16, not {dtype}. Train with --bf16, or use "
-                "swap_faesm(model, kernel='sdpa')."
-            )

@@ -39,37 +39,13 @@ def narrow(layers: list[nn.Linear], dtype: torch.dtype) -> int:
 
 def widen(model: nn.Module) -> int:
     """Stores what `narrow` stored in half precision in float32 again, rounded as it is; returns how many layers."""
-    layers = _half_layers(model)
+    layers = half_layers(model)
     for layer in layers:
         layer.weight.data = layer.weight.data.float()
         layer.__class__ = nn.Linear  # type: ignore[assignment]
     return len(layers)
 
 
-def difference(layer: nn.Linear, dtype: torch.dtype) -> float:
-    """Largest difference that narrowing `layer` makes under autocast to `dtype`: of outputs and of input gradients.
-
-    On 8 random inputs of its own generator. The layer is left as it is.
-    """
-    twin = HalfLinear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-    twin.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
-    twin.bias = layer.bias
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(8, layer.in_features, generator=generator).to(layer.weight.device)
-    found = []
-    for module in (layer, twin):
-        given = inputs.clone().requires_grad_()
-        with torch.enable_grad(), torch.autocast(given.device.type, dtype):
-            output = module(given)
-            (gradient,) = torch.autograd.grad(output.float().square().sum(), given)
-        found.append(torch.cat([output.detach().float().flatten(), gradient.flatten()]))
-    return (found[0] - found[1]).abs().max().item()
-
-
-def stores_half(model: nn.Module) -> bool:
-    """Whether `narrow` stored some layers of `model` in half precision."""
-    return bool(_half_layers(model))
-
-
-def _half_layers(model: nn.Module) -> list[HalfLinear]:
+def half_layers(model: nn.Module) -> list[HalfLinear]:
+    """Those of `model`."""
     return [module for module in model.modules() if isinstance(module, HalfLinear)]

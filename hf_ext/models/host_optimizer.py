@@ -10,7 +10,6 @@ changes weights in between (a checkpoint, averaging, clamping) is what the next 
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,25 +18,12 @@ from typing import Any
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import send_to_device
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..errors import ArgumentError
-
-# Of the pieces that host memory is asked for: torch rounds each piece of pinned memory up to a power of two.
-CHUNK_BYTES = 64 * 2**20
-_ALIGNED = 64  # elements, so that vector instructions find their tensors aligned
-_SCALE: tuple[str, ...] = ("grad_scale", "found_inf")  # attributes by which torch's GradScaler talks to a kernel
-
-
-@dataclass
-class HostTimes:
-    """Seconds that steps have taken so far: copies in both directions, and the wrapped optimizer."""
-
-    num_steps: int = 0
-    copy_s: float = 0.0
-    step_s: float = 0.0
 
 
 class HostOptimizer(Optimizer):
@@ -51,26 +37,25 @@ class HostOptimizer(Optimizer):
         optimizer: new or after steps; it must not be stepped itself any more.
 
     Attributes:
-        wrapped: `optimizer`. `times`: what steps took.
+        wrapped: `optimizer`.
 
     Raises:
         ArgumentError: not of torch; of bitsandbytes or torchao, which have kernels of their own; with sharded
             parameters, which FSDP2 offloads itself.
 
     Cost: per step and trained number one weight and one gradient copied to the host and one weight back, and the step
-    on the CPU. Host memory: one weight, one gradient and the states; of a CUDA device, the first two pinned.
+    on the CPU. Host memory: one weight, one gradient and the states; of a CUDA device, the first two pinned, each
+    tensor rounded up to a power of two.
     """
 
     def __init__(self, optimizer: Optimizer):
         _check(optimizer)
-        self.wrapped, self.times = optimizer, HostTimes()
+        self.wrapped = optimizer
         self._twins: dict[torch.Tensor, _Twin] = {}
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # one list: a schedule made for `optimizer` goes on acting
         self.state = optimizer.state
         self._move_state()
-        # Fused kernels take the loss scale off themselves: GradScaler leaves that to us, and we to them.
-        self._step_supports_amp_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -82,18 +67,14 @@ class HostOptimizer(Optimizer):
         twins = self._find_twins()
         moving = {parameter: twin for parameter, twin in twins.items() if parameter.grad is not None}
         devices = {parameter.device for parameter in moving if parameter.is_cuda}
-        start = _wait_for(devices)  # for backward, which is not ours
         for parameter, twin in twins.items():
             twin.take(parameter)
-        copied = _wait_for(devices)
-        with self._on_host(twins), self._loss_scale():
+        _wait_for(devices)
+        with self._on_host(twins):
             self.wrapped.step()
-        stepped = _wait_for(set())
         for parameter, twin in moving.items():
             parameter.copy_(twin.weight, non_blocking=parameter.is_cuda)
-        self.times.num_steps += 1
-        self.times.copy_s += copied - start + _wait_for(devices) - stepped
-        self.times.step_s += stepped - copied
+        _wait_for(devices)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -104,11 +85,14 @@ class HostOptimizer(Optimizer):
 
     def state_bytes(self) -> int:
         """Bytes of the states in host memory, which the device does not hold; 0 before the first step of most."""
-        return sum(tensor.nbytes for values in self.state.values() for tensor in _tensors(values))
+        kept = (value for values in self.state.values() for value in values.values())
+        return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
 
     def _move_state(self) -> None:
         for parameter, values in self.state.items():
-            self.state[parameter] = _to_host(values)  # one at a time, so that each frees its part of the device
+            self.state[parameter] = send_to_device(
+                values, "cpu"
+            )  # one at a time, so that each frees its part of the device
 
     @contextmanager
     def _on_host(self, twins: dict[torch.Tensor, _Twin]) -> Iterator[None]:
@@ -119,7 +103,7 @@ class HostOptimizer(Optimizer):
         wrapped.state = defaultdict(dict, state)
         wrapped.param_groups = [
             {
-                name: [twins[p].weight for p in value] if name == "params" else _to_host(value)
+                name: [twins[p].weight for p in value] if name == "params" else send_to_device(value, "cpu")
                 for name, value in group.items()
             }
             for group in live
@@ -135,29 +119,15 @@ class HostOptimizer(Optimizer):
             self.state = wrapped.state = defaultdict(dict, state)
             wrapped.param_groups = live
 
-    @contextmanager
-    def _loss_scale(self) -> Iterator[None]:
-        """Hands on what a GradScaler has set for the kernel of this one step."""
-        given = {name: _to_host(vars(self)[name]) for name in _SCALE if name in vars(self)}
-        vars(self.wrapped).update(given)
-        try:
-            yield
-        finally:
-            for name in given:
-                del vars(self.wrapped)[name]
-
     def _find_twins(self) -> dict[torch.Tensor, _Twin]:
         """Those of all parameters; made where there are none yet."""
         parameters = [p for group in self.param_groups for p in group["params"]]
-        if missing := [p for p in parameters if p not in self._twins]:
-            places = zip(missing, _reserve(missing), _reserve(missing))
-            self._twins |= {p: _Twin(nn.Parameter(weight), gradient) for p, weight, gradient in places}
+        self._twins |= {p: _Twin.of(p) for p in parameters if p not in self._twins}
         return {p: self._twins[p] for p in parameters}
 
     def __getstate__(self) -> dict[str, Any]:
         """With what torch's own leaves out of copies; a copy makes host memory of its own."""
-        kept = {name: vars(self)[name] for name in ("wrapped", "times", "_step_supports_amp_scaling")}
-        return {**super().__getstate__(), **kept, "_twins": {}}
+        return {**super().__getstate__(), "wrapped": self.wrapped, "_twins": {}}
 
 
 @dataclass
@@ -166,6 +136,15 @@ class _Twin:
 
     weight: nn.Parameter
     gradient: torch.Tensor
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> _Twin:
+        """Uninitialised, of the parameter's shape and dtype; pinned for one on CUDA."""
+        weight, gradient = (
+            torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.is_cuda)
+            for _ in range(2)
+        )
+        return cls(nn.Parameter(weight), gradient)
 
     def take(self, parameter: torch.Tensor) -> None:
         """Weight and gradient as they are on the device; no gradient where there is none, so that nothing steps it."""
@@ -215,43 +194,7 @@ def _check(optimizer: Any) -> None:
         )
 
 
-def _wait_for(devices: set[torch.device]) -> float:
-    """The time once all that was asked of the devices is done."""
+def _wait_for(devices: set[torch.device]) -> None:
+    """Until all that was asked of the devices is done."""
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
-    return time.perf_counter()
-
-
-def _reserve(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Uninitialised host tensors of the parameters' shapes and dtypes, in few pieces; pinned for those on CUDA."""
-    made: list[torch.Tensor] = []
-    room: dict[tuple[torch.dtype, bool], torch.Tensor] = {}
-    all_bytes = sum((p.numel() + _ALIGNED) * p.element_size() for p in parameters)
-    for parameter in parameters:
-        kind = parameter.dtype, parameter.is_cuda
-        num = -(-parameter.numel() // _ALIGNED) * _ALIGNED
-        if kind not in room or len(room[kind]) < num:
-            least = min(CHUNK_BYTES, all_bytes) // parameter.element_size()
-            room[kind] = torch.empty(max(num, least), dtype=parameter.dtype, pin_memory=parameter.is_cuda)
-        made.append(room[kind][: parameter.numel()].view(parameter.shape))
-        room[kind] = room[kind][num:]
-    return made
-
-
-def _to_host(value: Any) -> Any:
-    """`value` with the tensors in it in host memory; those that are there stay the same, and so do dicts."""
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        for key, item in value.items():
-            value[key] = _to_host(item)
-        return value
-    return type(value)(map(_to_host, value)) if type(value) in (list, tuple) else value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)

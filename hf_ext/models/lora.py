@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import ArgumentError
 from ..pretrained import reading
 from .families import FAMILIES
-from .half_linear import stores_half, widen
+from .half_linear import half_layers, widen
 from .quantization import make_float, quantized_layers
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def merged_copy(model: Any) -> Any:
     if not has_adapters(model):
         raise ArgumentError(f"{type(model).__name__} has no adapters to merge: train with --use_peft.")
     twin = copy.deepcopy(model)
-    if stores_half(twin) or quantized_layers(twin):  # float32 may not fit beside the model on its device
+    if half_layers(twin) or quantized_layers(twin):  # float32 may not fit beside the model on its device
         twin.cpu()
     if isinstance(twin, PeftModel):
         _read_quantized_again(twin)

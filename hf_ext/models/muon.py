@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -106,24 +105,3 @@ def _maps(module: Any) -> list[nn.Parameter]:
         names = ("weight",) if is_map else ()
     found = (getattr(module, name, None) for name in names)
     return [weight for weight in found if isinstance(weight, nn.Parameter)]
-
-
-def count_rest(model: nn.Module, pattern: str | None = None) -> dict[str, int]:
-    """How many trained parameters AdamW keeps beside Muon's matrices: what they are -> how many."""
-    matrices = {id(weight) for weight in block_matrices(model, pattern)}
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    inside = {id(weight) for block in find_blocks(model, pattern) for weight in block.parameters()}
-    rest: Counter[str] = Counter()
-    for weight in model.parameters():
-        if not weight.requires_grad or id(weight) in matrices:
-            continue
-        dims = len(getattr(weight, "ds_shape", weight.shape))
-        if id(weight) in tables:
-            rest["embeddings"] += 1
-        elif dims < 2:
-            rest["vectors"] += 1
-        elif dims > 2:
-            rest["convolutions and stacks"] += 1
-        else:
-            rest["other tables in layers" if id(weight) in inside else "matrices outside of layers"] += 1
-    return dict(rest)

@@ -48,6 +48,7 @@ class QuantizedLinear(nn.Linear):
     def __init__(self, layer: nn.Linear, bits: int):
         nn.Module.__init__(self)  # no float weight is made
         self.in_features, self.out_features, self.bits = layer.in_features, layer.out_features, bits
+        self.shape = layer.weight.shape
         codes, scales = _quantize(layer.weight.detach(), bits)
         # Parameters, although they never train: DDP sends buffers again before each forward pass.
         self.weight = nn.Parameter(codes, requires_grad=False)
@@ -59,26 +60,16 @@ class QuantizedLinear(nn.Linear):
         """As `nn.Linear` of the dequantised weights: computes in the input's dtype, under autocast in autocast's."""
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        return _Dequantizing.apply(input.to(dtype), self.weight, self.scales, self.bias, self._shape, self.bits)
+        return _Dequantizing.apply(input.to(dtype), self.weight, self.scales, self.bias, self.shape, self.bits)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights that the layer computes with: (out_features, in_features)."""
-        return _dequantize(self.weight, self.scales, self._shape, self.bits, dtype)
-
-    @property
-    def _shape(self) -> torch.Size:
-        return torch.Size([self.out_features, self.in_features])
+        return _dequantize(self.weight, self.scales, self.shape, self.bits, dtype)
 
     def has_codes_of(self, layer: nn.Linear) -> bool:
         """Whether the codes are those of `layer`, up to 1 % of them: devices differ in how they round ties."""
-        if layer.weight.shape != self._shape:
-            return False
         codes, _ = _quantize(layer.weight.detach().to(self.weight.device), self.bits)
-        return (codes == self.weight).float().mean().item() > 0.99
-
-    def extra_repr(self) -> str:
-        """For `print`."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, bits={self.bits}"
+        return codes.shape == self.weight.shape and (codes == self.weight).float().mean().item() > 0.99
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
         scales = self.scales.data
@@ -189,35 +180,6 @@ def make_float(model: nn.Module) -> list[str]:
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, plain.train(layer.training))
     return list(found)
-
-
-def measure_error(layer: nn.Linear, stored: nn.Module) -> dict[str, float]:
-    """How far `stored` is from `layer`: relative L2 difference of outputs and of input gradients, 64 random inputs.
-
-    `stored` evaluates once before it trains, as in a run; both end in their mode of before. A gradient that is lost
-    has a difference of 1.
-    """
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(64, layer.in_features, generator=generator).to(layer.weight.device)
-    weights = torch.randn(64, layer.out_features, generator=generator).to(layer.weight.device)
-    was_training = stored.training
-    with torch.no_grad():
-        stored.eval()(inputs)
-    stored.train()
-    found = []
-    for module in (layer, stored):
-        given = inputs.clone().requires_grad_()
-        with torch.enable_grad():
-            output = module(given)
-            gradient = torch.autograd.grad(output, given, weights, allow_unused=True)[0]
-        found.append((output.detach(), torch.zeros_like(given) if gradient is None else gradient))
-    stored.train(was_training)
-    (output, gradient), (other_output, other_gradient) = found
-    return {"output": _distance(other_output, output), "gradient": _distance(other_gradient, gradient)}
-
-
-def _distance(found: torch.Tensor, reference: torch.Tensor) -> float:
-    return ((found - reference).norm() / reference.norm().clamp(min=1e-12)).item()
 
 
 def _quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,8 +31,7 @@ from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
 from ..models.held_attention import hold_attention
 from ..models.lora import unwrap_peft
-from ..models.packed_families import PACKED_FAMILIES
-from ..models.packing import find_encoders, is_packed
+from ..models.packing import PACKED_FAMILIES, find_encoders, is_packed
 from ..optional import import_problem
 from ..overrides import is_in
 from . import encoder_precision, parity

@@ -85,7 +85,6 @@ class ModelFacts:
     num_trainable: int = 0
     blocks: str = ""  # its repeated layers, in words
     num_block_matrices: int = 0  # that train
-    muon_leaves: dict[str, int] = field(default_factory=dict)  # what else trains
     classes: tuple[str, ...] = ()
     has_adapters: bool = False
     has_own_decoder: bool = False

@@ -10,10 +10,10 @@ true` (accelerate_configs/4gpu_fsdp2_offload.yaml), weights and gradients live t
 switch (4gpu_zero3_offload.yaml).
 Hardware: a card with memory of its own. Host memory per process and trained number: 8 bytes, pinned, and the states.
 Cost: three copies of 4 bytes per trained number, and the step at the CPU's pace; both are paid once per optimizer step,
-so large batches and accumulation hide them. What they take of a run is measured while it trains, and said above 10 %.
+so large batches and accumulation hide them.
 Muon's matrix products run on the CPU, too, which takes long (`benchmarks/host_optimizer.py`). Not measured on a card.
 Conflicts: bitsandbytes and torchao optimizers, whose states stay with their kernels.
-Evidence: pinned bytes; after training, the bytes of states that the card did not hold, and seconds per step.
+Evidence: pinned bytes; after training, the bytes of states that the card did not hold.
 Source: `models/host_optimizer.py`; ZeRO-Offload, arXiv:2101.06840; torch, `CPUOffloadPolicy` of `fully_shard`.
 """
 

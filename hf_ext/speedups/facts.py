@@ -12,7 +12,7 @@ from ..data.columns import column_names, has_numbered_rows, read_columns, row_le
 from ..data.random_states import kept_random_states
 from ..models.blocks import describe_blocks, find_blocks
 from ..models.lora import has_adapters, unwrap_peft
-from ..models.muon import block_matrices, count_rest
+from ..models.muon import block_matrices
 from ..models.packing import find_encoders
 from ..processes import num_elements
 from .base import DataFacts, ModelFacts
@@ -41,7 +41,6 @@ def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
         num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
         blocks=describe_blocks(find_blocks(model, pattern)),
         num_block_matrices=len(block_matrices(model, pattern)),
-        muon_leaves=count_rest(model, pattern),
         has_adapters=has_adapters(model),
         has_own_decoder=hasattr(model, "encoder_families"),
     )

@@ -36,10 +36,8 @@ def decide(context: Context) -> Decision:
     problem = _find_problem(context)
     if problem:
         return refused(problem)
-    rest = ", ".join(f"{number} {what}" for what, number in context.model.muon_leaves.items())
     blocks = context.model.blocks or "repeated layers"
     reason = f"{context.model.num_block_matrices} matrices of {blocks} get Muon, the rest AdamW"
-    reason += f" ({rest})" if rest else ""
     if not context.hardware.native_bf16:
         reason += f"; {context.hardware.name} emulates the bfloat16 that Muon computes in, which takes longer"
     return applied(reason)

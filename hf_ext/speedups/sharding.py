@@ -27,7 +27,7 @@ from typing import Any
 from peft import PeftModel
 
 from ..errors import ArgumentError
-from ..models.wrapping import choose_classes, unused_parameters
+from ..models.blocks import choose_classes, unused_parameters
 from ..processes import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
 from .base import Context, Decision, Kind, Run, applied, off, optimizer_name, recomputes, refused
 

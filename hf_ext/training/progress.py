@@ -1,4 +1,4 @@
-"""What a run says of its speed while it trains: how fast it is, what is off, what the host takes."""
+"""What a run says of its speed while it trains: how fast it is, what is off, what the host holds."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from html import escape
 from typing import Any
 
 from transformers import TrainerCallback
 
-from ..models.host_optimizer import HostTimes, find_host_optimizer
+from ..models.host_optimizer import find_host_optimizer
 from ..reporting.progress import LiveProgress, describe_speed
 from ..reporting.shortfall import SpeedFacts, encoder_width, find_shortfall
-from ..reporting.throughput import WARMUP_STEPS
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
 JUDGED_STEPS = 10  # after the warm-up, before anything is said to be too slow
-LARGEST_SHARE = 0.1  # of the time of a step, above which leaving the optimizer on the card is worth a thought
 
 logger = logging.getLogger(__name__)
 
@@ -79,49 +76,12 @@ class SpeedLine(TrainerCallback):
 
 
 class HostSteps(TrainerCallback):
-    """Measures a `HostOptimizer`: keeps in the plan what its steps take, and warns at the end where that is much.
-
-    The first steps do not count: memory is pinned in them. The time of a step is that of its passes and of the
-    optimizer, without waiting for rows.
-    """
+    """Keeps in the plan what a `HostOptimizer` has saved: bytes of states that the card did not hold."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Starts afresh."""
-        self._num_seen, self._seconds, self._before = 0, 0.0, HostTimes()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An accumulation cycle begins."""
-        self._began_s = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Adds the step."""
-        self._num_seen += 1
-        if self._num_seen > WARMUP_STEPS:
-            self._seconds += time.perf_counter() - self._began_s
-        elif (found := find_host_optimizer(optimizer)) is not None:
-            self._before = replace(found.times)
-
     def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Writes down what was measured."""
-        found = find_host_optimizer(optimizer)
-        if found is None:
-            return
-        took: dict[str, float] = {}
-        last, first = found.times, self._before
-        num = last.num_steps - first.num_steps  # a loss scale may have left some out
-        if num and self._seconds:
-            copy_s, step_s = (last.copy_s - first.copy_s) / num, (last.step_s - first.step_s) / num
-            share = (copy_s + step_s) * (self._num_seen - WARMUP_STEPS) / self._seconds
-            took = {"copy_s": copy_s, "host_step_s": step_s, "share_of_step": share}
-        rounded = {name: float(f"{value:.3g}") for name, value in took.items()}
-        self._trainer._ext_planned.record("cpu_offload", device_bytes_saved=found.state_bytes(), **rounded)
-        if state.is_world_process_zero and took.get("share_of_step", 0.0) > LARGEST_SHARE:
-            logger.warning(
-                "Steps in host memory took %.0f %% of the time of a step. More rows in a step hide them "
-                "(--gradient_accumulation_steps, --per_device_train_batch_size), and more threads shorten them "
-                "(OMP_NUM_THREADS); where the card has room for the states, leave out --optim_ext cpu_offload.",
-                100 * took["share_of_step"],
-            )
+        """Writes it down."""
+        if (found := find_host_optimizer(optimizer)) is not None:
+            self._trainer._ext_planned.record("cpu_offload", device_bytes_saved=found.state_bytes())

@@ -25,7 +25,7 @@ from hf_ext.masked_lm import building
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.models import families
 from hf_ext.models.encoders import LoraSettings, read_encoder
-from hf_ext.models.packed_families import PACKED_FAMILIES
+from hf_ext.models.packing import PACKED_FAMILIES
 from hf_ext.speedups.lora import lora_settings
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.optimization import Adafactor
 
 from hf_ext.memory.stored import gradient_bytes, optimizer_bytes, weight_bytes
-from hf_ext.models.wrapping import find_base_layers
+from hf_ext.models.blocks import find_base_layers
 
 # 100 x 64 x 4 = 25,600 of a table; 128 x 64 = 8,192 numbers of a matrix; 128 of its bias, too few for 8 bits.
 TABLE, MATRIX, BIAS = 6400, 8192, 128

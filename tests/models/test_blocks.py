@@ -25,9 +25,8 @@ from torch import nn
 
 from hf_ext.errors import ArgumentError
 from hf_ext.memory.fakes import slice_layers
-from hf_ext.models.blocks import block_lists, describe_blocks, find_blocks, name_blocks
+from hf_ext.models.blocks import block_lists, choose_classes, describe_blocks, find_blocks, name_blocks
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
-from hf_ext.models.wrapping import choose_classes
 
 
 def encoder():
@@ -138,10 +137,10 @@ def test_a_pattern_names_blocks_that_the_structure_does_not_show():
 @pytest.mark.parametrize(
     ("make", "pattern", "says"),
     [
-        (bert, "layer", r"matches the whole name of no module.*There are: bert\\\.encoder\\\.layer\\\.\\d\+\."),
+        (bert, "layer", r"matches the name of no module.*There are: bert\\\.encoder\\\.layer\\\.\\d\+\."),
         (Net, r"trunk(\.\d)?", r"matches trunk\.0, which is inside trunk, and that matches too"),
-        (Net, ".*", r"which is inside the model itself"),
-        (Net, "", r"matches the model itself: match the layers in it"),
+        (Net, ".*", r"which only holds modules|which is inside"),
+        (Net, "", r"matches the name of no module"),
         (bert, r"bert\.encoder\.layer", r"matches bert\.encoder\.layer, which only holds modules: match its members"),
         (lambda: Listed(a=Layer(), b=Layer()), "c", r"There are: a, b\."),
     ],

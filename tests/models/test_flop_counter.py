@@ -6,8 +6,7 @@ from tiny_encoders import esm_encoder, make_batch, packed
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from hf_ext.models.cpu_attention import attend, keeping_no_weights
-from hf_ext.models.flop_counter import flop_counter
+from hf_ext.models.cpu_attention import attend, flop_counter, keeping_no_weights
 from hf_ext.reporting.flops import flops_coefficients
 
 # Before 2.15; when that is the oldest torch of setup.py, tests/test_upstream.py says what may go.

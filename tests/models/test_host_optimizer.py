@@ -14,7 +14,6 @@ from transformers import get_linear_schedule_with_warmup
 from transformers.optimization import Adafactor
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models import host_optimizer
 from hf_ext.models.host_optimizer import HostOptimizer, find_host_optimizer, move_to_host
 from hf_ext.models.muon import MuonAdamW
 
@@ -111,14 +110,6 @@ def equal_trees(one, other) -> bool:
     return one == other
 
 
-def test_host_memory_in_many_small_pieces_holds_the_same_numbers(monkeypatch):
-    monkeypatch.setattr(host_optimizer, "CHUNK_BYTES", 1024)  # the third layer alone takes as much
-    plain, ours = Training(make_adamw).run(), Training(make_adamw, HostOptimizer).run()
-    pieces = {twin.weight.untyped_storage().data_ptr() for twin in ours.optimizer._twins.values()}
-    assert len(pieces) > 2
-    assert plain.difference(ours) == 0.0
-
-
 def test_parameters_that_were_given_by_name_keep_their_names():
     net = make_net()
     optimizer = HostOptimizer(torch.optim.AdamW(net.named_parameters(), lr=0.1))
@@ -171,16 +162,17 @@ def test_a_loss_scaler_unscales_leaves_out_and_goes_on_as_without_the_host(name)
         for step in range(6):
             loss = net(torch.full((2, 8), float(step))).square().mean()
             scaler.scale(loss * (float("inf") if step == 3 else 1.0)).backward()
-            if step % 2 == 0:  # else the scaler unscales by itself, or a fused kernel does
+            if step % 2 == 0:  # else the scaler unscales by itself
                 scaler.unscale_(optimizer.optimizer)
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             optimizer.step()
-            skipped.append(optimizer.step_was_skipped)  # what accelerate sees: nothing of fused kernels
+            skipped.append(optimizer.step_was_skipped)
             optimizer.zero_grad()
         return [[p.detach() for p in net.parameters()], scaler.state_dict(), optimizer.state_dict(), skipped]
 
     plain, ours = run(lambda optimizer: optimizer), run(HostOptimizer)
-    assert equal_trees(plain, ours)
+    assert equal_trees(plain[:3], ours[:3])
+    assert ours[3] == [step == 3 for step in range(6)]  # of a fused kernel on the device accelerate sees nothing
     assert ours[1]["scale"] == 8.0  # 4, doubled after two steps, halved by the third, doubled again
     assert all(tensor.isfinite().all() for tensor in ours[0])
 
@@ -211,7 +203,7 @@ def test_accelerates_wrapper_stays_and_steps_what_is_in_it(has_scaler):
     assert find_host_optimizer(ours.optimizer) is None
     assert move_to_host(ours.optimizer) is move_to_host(ours.optimizer) is ours.optimizer
     assert plain.difference(ours.run(3)) == 0.0
-    assert find_host_optimizer(ours.optimizer).times.num_steps == 3
+    assert find_host_optimizer(ours.optimizer) is not None
 
 
 def test_the_state_counts_its_bytes_and_lies_on_the_host_after_loading_too():
@@ -220,8 +212,6 @@ def test_the_state_counts_its_bytes_and_lies_on_the_host_after_loading_too():
     ours.run(2)
     num, num_tensors = sum(p.numel() for p in ours.net.parameters()), len([*ours.net.parameters()])
     assert ours.optimizer.state_bytes() == 8 * num + 4 * num_tensors  # two moments, and a count of steps each
-    assert ours.optimizer.times.num_steps == 2
-    assert ours.optimizer.times.step_s > 0 < ours.optimizer.times.copy_s
 
 
 # --- states and copies -----------------------------------------------------------------------------------------------

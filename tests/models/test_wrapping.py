@@ -6,14 +6,14 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, EsmForSequenceClassification, EsmModel
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.blocks import find_blocks
-from hf_ext.models.lora import LoraSettings, wrap_with_lora
-from hf_ext.models.wrapping import (
+from hf_ext.models.blocks import (
     block_classes,
     choose_classes,
     exact_modules,
+    find_blocks,
     unused_parameters,
 )
+from hf_ext.models.lora import LoraSettings, wrap_with_lora
 
 
 def tiny_bert():

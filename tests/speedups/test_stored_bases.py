@@ -222,9 +222,9 @@ def test_weights_that_would_be_saved_with_the_model_are_refused(make_affinity, d
 
 
 @needs_bitsandbytes
-def test_a_gradient_that_is_too_far_off_ends_the_run_before_it_begins(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_base, "MAX_GRADIENT_ERROR", 1e-3)
-    with pytest.raises(PlanRefused, match=r"in 8 bits the gradient of a layer of 32 x 32 is off by 1%"):
+def test_weights_that_are_too_far_off_end_the_run_before_it_begins(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_base, "MAX_WEIGHT_ERROR", 1e-3)
+    with pytest.raises(PlanRefused, match=r"in 8 bits the weights of a layer of 32 x 32 are off by 1%"):
         make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
 
 

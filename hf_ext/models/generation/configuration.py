@@ -71,7 +71,7 @@ class GeneratorConfig(PretrainedConfig):
     """
 
     model_type = "hf_ext_generator"
-    keys_to_ignore_at_inference = ["cache", "past_key_values", "encoder_last_hidden_state"]
+    keys_to_ignore_at_inference = ["cache", "encoder_last_hidden_state"]
 
     architecture: str = "transformer"
     vocab_size: int = len(VOCABULARY)

@@ -16,7 +16,7 @@ from ..encoders import build_encoder, identify_encoder, load_encoder, set_traina
 from ..fp32_fallback import computing_in_float32
 from ..lora import merge_layers
 from .configuration import GeneratorConfig
-from .outputs import EncoderStates
+from .states import EncoderStates
 
 ALLOWED = ("esm", "esmc")
 EncodeStates = Callable[[Sequence[str]], list[torch.Tensor]]

@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ...errors import ArgumentError
 from .configuration import GeneratorConfig
-from .outputs import EncoderStates, pick
-from .state import DecoderState
+from .states import DecoderState, EncoderStates, pick
 
 Memory = tuple[torch.Tensor, torch.Tensor]  # hidden states and cells, (layers * 2, k, hidden) each
 

@@ -16,12 +16,12 @@ from ...data.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..exact_loss import IGNORED, exact_loss
-from .conditioning import AffinityEmbedding
 from .configuration import GeneratorConfig
+from .embeddings import AffinityEmbedding
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
 from .lstm import LstmDecoder, LstmEncoder
-from .outputs import CACHE, EncoderStates, as_states, pick
+from .states import EncoderStates, as_states, pick
 from .transformer import TransformerDecoder, TransformerEncoder
 
 # No antibody can be made of them; after few steps they would be drawn all the same.
@@ -190,7 +190,6 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         num_items_in_batch: torch.Tensor | int | None = None,
         layout: Any = None,
         return_dict: bool | None = None,
-        past_key_values: Any = None,
     ) -> Any:
         """Scores of each next token of n rows, and the loss.
 
@@ -208,12 +207,10 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
             num_items_in_batch: labels in the whole effective batch; None: those here.
             layout: a batch's `BatchLayout`, for encoders that run without padding.
             return_dict: False: a tuple.
-            past_key_values: what transformers before 5.24 calls `cache`.
 
         Returns:
             `Seq2SeqLMOutput`: `loss`, the summed cross entropy by `num_items_in_batch`, scalar, float32; `logits`,
-            (n, tokens, vocabulary); `cache` (`past_key_values` before transformers 5.24); `encoder_last_hidden_state`,
-            of the k antigens.
+            (n, tokens, vocabulary); `cache`; `encoder_last_hidden_state`, of the k antigens.
 
         Raises:
             ArgumentError: no antigen, nothing to write, or numbers of rows that do not fit.
@@ -233,14 +230,13 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         embedded = embedded + self.affinity(affinity, len(embedded))[:, None]
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None and not self.training
-        cache = past_key_values if cache is None else cache
         hidden, cache = self.decoder(embedded, encoded, attention_mask, antigen_index, cache, use_cache)
         logits = self._score(hidden)
         loss = None if labels is None else exact_loss("tokens", self.config, logits, labels, num_items_in_batch)
         output = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            **{CACHE: cache},
+            cache=cache,
             encoder_last_hidden_state=encoded.last_hidden_state,
         )
         return output.to_tuple() if return_dict is False else output

@@ -1,7 +1,8 @@
 """The Transformer: T5's stacks in the sizes of the specification, with an embedding and an output that are shared.
 
 T5's layers are what was asked for: pre-norm, ReLU feed-forward layers that are not gated, relative positions, dropout
-everywhere, SDPA. Nothing is written here but how they are put together.
+everywhere, SDPA. Nothing is written here but how they are put together. Rows
+that share an antigen share its encoding; its keys and values are computed for each row.
 """
 
 from __future__ import annotations
@@ -14,13 +15,9 @@ from transformers import T5Config
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
-from . import cross_attention
 from .configuration import GeneratorConfig
-from .cross_attention import SharedAntigens, register_shared_attention
-from .outputs import CACHE, EncoderStates, pick
-from .positions import sinusoids
-
-register_shared_attention()
+from .embeddings import sinusoids
+from .states import EncoderStates, pick
 
 
 def t5_config(config: GeneratorConfig, is_decoder: bool) -> T5Config:
@@ -39,9 +36,7 @@ def t5_config(config: GeneratorConfig, is_decoder: bool) -> T5Config:
         is_decoder=is_decoder,
         use_cache=is_decoder,
     )
-    # What was chosen for the whole model; SDPA knows no antigens that rows share.
-    chosen = config._attn_implementation
-    inner._attn_implementation = cross_attention.NAME if is_decoder and chosen in (None, "sdpa") else chosen
+    inner._attn_implementation = config._attn_implementation  # what was chosen for the whole model
     return inner
 
 
@@ -97,30 +92,20 @@ class TransformerDecoder(nn.Module):
         past: Any = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, Any]:
-        """(rows, tokens, d_model), and the the keys and values if `use_cache`; for the arguments see `LstmDecoder`."""
+        """(rows, tokens, d_model), and the keys and values if `use_cache`; for the arguments see `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
         if use_cache and past is None:
             past = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if self.project is not None and not (past is not None and past.is_updated.get(0)):
-            states = self.project(
-                states.to(self.project.weight.dtype)
-            )  # later only their number is read: keys and values are there
+        is_read = past is not None and past.is_updated.get(0)  # only the states' number counts: their keys are there
+        if self.project is not None and not is_read:
+            states = self.project(states.to(self.project.weight.dtype))
         first = 0 if past is None else past.get_seq_length()
         positions = torch.arange(first, first + embedded.shape[1], device=embedded.device)
         output = self.stack(
             inputs_embeds=embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype),
             use_cache=use_cache,
-            **{CACHE: past},
-            **self._to_read(states, attention_mask, index, is_shared=past is None),
+            cache=past,
+            encoder_hidden_states=pick(states, index),
+            encoder_attention_mask=None if attention_mask is None else pick(attention_mask, index),
         )
-        return output.last_hidden_state, output[CACHE] if use_cache else None
-
-    def _to_read(
-        self, states: torch.Tensor, mask: torch.Tensor | None, index: torch.Tensor | None, is_shared: bool
-    ) -> dict[str, Any]:
-        """The antigens' states as they are, if attention may know which rows share them; else those of each row."""
-        if index is None or not is_shared or self.stack.config._attn_implementation != cross_attention.NAME:
-            mask = None if mask is None else pick(mask, index)
-            return {"encoder_hidden_states": pick(states, index), "encoder_attention_mask": mask}
-        shared = SharedAntigens(index, None if mask is None else mask.bool())
-        return {"encoder_hidden_states": states, "antigens": shared}
+        return output.last_hidden_state, output.cache if use_cache else None

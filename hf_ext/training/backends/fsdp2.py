@@ -14,8 +14,7 @@ from accelerate.utils import broadcast, convert_outputs_to_fp32, get_mixed_preci
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ...models.blocks import find_blocks
-from ...models.wrapping import block_classes, choose_classes, exact_modules, unused_parameters
+from ...models.blocks import block_classes, choose_classes, exact_modules, find_blocks, unused_parameters
 from ...processes import read_fsdp2
 from .base import Backend
 

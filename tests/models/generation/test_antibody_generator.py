@@ -9,8 +9,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.generation.conditioning import AffinityEmbedding
 from hf_ext.models.generation.configuration import SIZES, GeneratorConfig
+from hf_ext.models.generation.embeddings import AffinityEmbedding
 from hf_ext.models.generation.model import AntibodyGenerator
 
 BOUND = 2e-5  # float32, logits of about 1
@@ -164,7 +164,6 @@ def test_states_may_be_given_in_place_of_the_antigen(model):
     whole = model(**batch).logits
     encoded = model.encode(batch.pop("input_ids"), batch["attention_mask"])
     assert torch.equal(model(**batch, encoder_outputs=encoded).logits, whole)
-    assert torch.equal(model(**batch, encoder_outputs=dict(encoded)).logits, whole)
 
 
 @pytest.mark.parametrize(
@@ -318,3 +317,37 @@ def test_configurations_of_which_nothing_can_be_built_are_refused(settings, word
 def test_a_size_that_has_no_name_is_refused(given):
     with pytest.raises(ArgumentError, match="allowed are"):
         GeneratorConfig.of_size(*given)
+
+
+@pytest.mark.parametrize("change", ["as it is", "padded left", "eager", "an antigen of no row"])
+def test_a_decoder_scores_shared_antigens_as_those_of_each_row(change):
+    model, batch = make_generator("transformer"), make_batch()
+    if change == "padded left":
+        names = ("input_ids", "attention_mask")
+        batch |= {name: torch.nn.functional.pad(batch[name], (2, 0)) for name in names}
+    if change == "an antigen of no row":
+        batch |= {name: torch.cat([batch[name], batch[name][:1]]) for name in ("input_ids", "attention_mask")}
+    if change == "eager":
+        model.set_attn_implementation("eager")
+        assert model.decoder.stack.config._attn_implementation == "eager"
+    index = batch["antigen_index"]
+    alone = {**batch, **{name: batch[name][index] for name in ("input_ids", "attention_mask")}, "antigen_index": None}
+    results = []
+    for given in (batch, alone):
+        model.zero_grad()
+        loss = model(**given).loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_attention_has_a_dropout_of_its_own():
+    batch = make_batch()
+    model = make_generator("transformer").train()
+    assert torch.equal(model(**batch).loss, model(**batch).loss)
+    other = make_generator("transformer", attention_dropout=0.5).train()
+    assert not torch.equal(other(**batch).loss, other(**batch).loss)
+    assert torch.equal(other.eval()(**batch).loss, model.eval()(**batch).loss)
+    with pytest.raises(ArgumentError, match="attention_dropout"):
+        make_generator("transformer", attention_dropout=1.0)

@@ -5,7 +5,6 @@ import torch
 from tiny_generators import NAMES, make_batch, make_named, make_rows
 
 from hf_ext.data.antibodies import AntibodyPair, decode_pairs
-from hf_ext.models.generation.outputs import CACHE
 
 BOUND = 2e-5  # float32, logits of about 1
 
@@ -49,7 +48,7 @@ def decode_step_by_step(model, batch, ids, forgets_at=None):
     for i in range(ids.shape[1]):
         past = None if i == forgets_at else past
         output = model(**given, decoder_input_ids=ids[:, i : i + 1], cache=past, use_cache=True)
-        past = output[CACHE]
+        past = output.cache
         found.append(output.logits)
         assert past.get_seq_length() == i + 1 - (forgets_at or 0) * (i >= (forgets_at or 99))
     return torch.cat(found, dim=1)
@@ -71,10 +70,8 @@ def test_a_cache_goes_on_after_several_tokens_at_once(model):
     ids = torch.randint(4, 24, (4, 50), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         whole = model(**batch, decoder_input_ids=ids).logits
-        first, again = (model(**batch, decoder_input_ids=ids[:, :37], use_cache=True) for _ in range(2))
-        rest = model(**batch, decoder_input_ids=ids[:, 37:], cache=first[CACHE], use_cache=True)
-        old_name = model(**batch, decoder_input_ids=ids[:, 37:], past_key_values=again[CACHE], use_cache=True)
-    assert torch.equal(rest.logits, old_name.logits)
+        first = model(**batch, decoder_input_ids=ids[:, :37], use_cache=True)
+        rest = model(**batch, decoder_input_ids=ids[:, 37:], cache=first.cache, use_cache=True)
     assert (torch.cat([first.logits, rest.logits], dim=1) - whole).abs().max() < BOUND
 
 

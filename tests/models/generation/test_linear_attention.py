@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_ext.models.generation.linear_attention import CHUNK, attend, attend_causally, feature_map, summarise
+from hf_ext.models.generation.light import CHUNK, attend, attend_causally, feature_map, summarise
 
 
 def random(*shape, seed=0):

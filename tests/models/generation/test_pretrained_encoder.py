@@ -12,7 +12,6 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.esm import state_encoder
 from hf_ext.models.generation.model import AntibodyGenerator
-from hf_ext.models.generation.outputs import CACHE
 from hf_ext.models.lora import LoraSettings, has_adapters, merged_copy
 
 BOUND = 2e-5
@@ -163,7 +162,7 @@ def test_decoding_through_the_cache_equals_decoding_all(esm, batch):
         past, steps = None, []
         for i in range(30):
             output = model(**given, decoder_input_ids=ids[:, i : i + 1], cache=past, use_cache=True)
-            past = output[CACHE]
+            past = output.cache
             steps.append(output.logits)
     assert (torch.cat(steps, dim=1) - whole).abs().max() < BOUND
     assert not torch.allclose(

@@ -1,10 +1,14 @@
-"""The affinity that an antibody shall have, as a vector that every decoder sees with each token."""
+"""What is added to the embedding of each token: the affinity that is asked for, and waves that say where it stands."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+LONGEST_WAVE = 10_000.0  # tokens / 2 pi; Vaswani et al., arXiv:1706.03762
 
 
 class AffinityEmbedding(nn.Module):
@@ -38,3 +42,10 @@ class AffinityEmbedding(nn.Module):
             is_unknown = is_unknown | (torch.rand_like(standardised) < self.unknown_dropout)
         known = self.output(functional.gelu(self.hidden(standardised[:, None].to(weight.dtype))))
         return torch.where(is_unknown[:, None], weight.to(known.dtype), known)
+
+
+def sinusoids(positions: torch.Tensor, width: int) -> torch.Tensor:
+    """(..., width), float32, for positions (...): half sines, half cosines, of wavelengths from 2 pi on."""
+    steps = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
+    angles = positions[..., None].float() * torch.exp(-math.log(LONGEST_WAVE) * steps)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)

@@ -1,4 +1,4 @@
-"""What encoders hand to decoders."""
+"""What encoders hand to decoders, and what a decoder remembers of the tokens that it has read."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
 from ...errors import ArgumentError
-
-# What transformers calls the decoder's memory, in outputs and as an argument; before 5.24 `past_key_values`.
-CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 
 
 @dataclass
@@ -38,21 +34,40 @@ def pick(of_antigens: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
 
 
 def as_states(given: Any) -> EncoderStates:
-    """`EncoderStates` from what a caller gave as `encoder_outputs`: any ModelOutput, a tuple, or the states alone.
+    """`EncoderStates` from what a caller gave as `encoder_outputs`: those, a tuple that begins with states, or states.
 
     Raises:
         ArgumentError: no tensor of three dimensions in there.
     """
     if isinstance(given, EncoderStates):
         return given
-    names = EncoderStates.__dataclass_fields__
-    parts = {key: given[key] for key in names if key in given} if hasattr(given, "keys") else {}
-    states = parts.pop("last_hidden_state", None)
-    if states is None:
-        states = given[0] if isinstance(given, tuple | list) and len(given) else given
+    states = given[0] if isinstance(given, tuple) and given else given
     if not isinstance(states, torch.Tensor) or states.dim() != 3:
         raise ArgumentError(
-            f"encoder_outputs of type {type(given).__name__}: must hold states of shape (antigens, tokens, width), as "
-            "a tensor, the first entry of a tuple, or last_hidden_state."
+            f"encoder_outputs of type {type(given).__name__}: must be what `encode` returns, or states of shape "
+            "(antigens, tokens, width), as a tensor or the first entry of a tuple."
         )
-    return EncoderStates(last_hidden_state=states, **parts)
+    return EncoderStates(last_hidden_state=states)
+
+
+class DecoderState:
+    """A memory without keys and values, as transformers' `generate` asks of a cache that is not one of its own.
+
+    Attributes:
+        num_tokens: read so far.
+    """
+
+    # Of transformers' own caches: this one cannot be cut back by a token, so `generate` must not run ahead of itself.
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens read so far."""
+        return self.num_tokens
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Takes the rows at `beam_idx`, (rows,), in place, in beam search."""
+        raise NotImplementedError
