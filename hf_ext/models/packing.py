@@ -33,11 +33,11 @@ from .replaced_forwards import find_replaceable, replace_forward, restore_forwar
 
 # From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
 # the last states, packed.
-PackedPass = Callable[[Any, Segments, torch.Tensor, "torch.Tensor | None", dict[str, Any], Any], torch.Tensor]
+PackedPass = Callable[[Any, VarlenLayout, torch.Tensor, "torch.Tensor | None", dict[str, Any], Any], torch.Tensor]
 PutOut = Callable[[Any, torch.Tensor], Any]  # from an encoder and its last states, padded
 
 
-def run_esm(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_esm(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, attention_mask=mask, **embeds))
     rotary = None
@@ -46,7 +46,7 @@ def run_esm(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, 
     return encoder.encoder(hidden, position_embeddings=rotary, **layers).last_hidden_state
 
 
-def run_esmc(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_esmc(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """ESM C."""
     hidden = segments.pack(encoder.embed_tokens(ids))
     rotary = encoder.rotary_emb(hidden, segments.columns)
@@ -55,13 +55,13 @@ def run_esmc(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any,
     return encoder.norm(hidden)
 
 
-def run_bert(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_bert(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """BERT: embeddings of the padded rows, whose columns are positions."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, **embeds))
     return encoder.encoder(hidden, **layers).last_hidden_state
 
 
-def run_t5(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_t5(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """T5's encoder, with one bias for all layers and sequences."""
     hidden = encoder.dropout(segments.pack(encoder.embed_tokens(ids)))
     longest = segments.max_length
