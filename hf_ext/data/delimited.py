@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import pyarrow.csv
 
 from ..errors import DataError
 from .names import check_columns, missing_columns, show_names
-from .text_files import TextFile, read_lines
+from .text_files import TextFile, read_lines, warn_once
 
 MAX_LISTED = 20
 MAX_HEADER_ROW = 20  # a header further down is not looked for
@@ -27,8 +25,6 @@ MAX_HEADER_ROW = 20  # a header further down is not looked for
 MAX_RECORD_BYTES = 16 * 2**20
 
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*').fullmatch  # Excel's; it shows no such line
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Itera
     if ragged or repeated:
         raise DataError(_refusal(path, header, _ragged_rows(path, header) if ragged else [], repeated))
     if spanning:
-        _warn_once(
+        warn_once(
             f"{path}: {len(spanning)} records run over several lines, because a quoted field holds a line end: rows "
             f"{_list(spanning)}. If these lines should be rows of their own, a stray quote joins them."
         )
@@ -119,7 +115,7 @@ def find_header(path: Path, delimiter: str, needed: Collection[str]) -> Header:
         raise DataError(f"{path}: {missing} {shown}")
     check_columns(header.names, needed, str(path))
     if header is not first or skipped:
-        _warn_once(f"{path}: the header is in row {header.last_line}; what stands before it is passed over.")
+        warn_once(f"{path}: the header is in row {header.last_line}; what stands before it is passed over.")
     return header
 
 
@@ -197,9 +193,3 @@ def _refusal(path: Path, header: Header, ragged: Sequence[str], repeated: Sequen
 def _list(found: Sequence[Any]) -> str:
     more = len(found) - MAX_LISTED
     return ", ".join(map(str, found[:MAX_LISTED])) + (f" and {more:,} more" if more > 0 else "")
-
-
-@lru_cache(maxsize=1000)
-def _warn_once(text: str) -> None:
-    """Streams read their file in every pass."""
-    logger.warning("%s", text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from ..errors import DataError
 from .delimited import read_delimited
 from .names import check_columns, show_name
-from .text_files import check_regular, read_lines
+from .text_files import check_regular, read_lines, warn_once
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
@@ -30,8 +29,6 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 Record = tuple[int, dict[str, Any]]  # number of the row, its cells
 Columns = tuple[np.ndarray, Mapping[str, Any]]  # numbers of the rows, the cells of each column
-
-logger = logging.getLogger(__name__)
 
 
 def file_format(path: Path) -> str:
@@ -106,9 +103,10 @@ def _read_fasta(path: Path) -> Iterator[Record]:
     if record is not None:
         yield row, {**record, "sequence": "".join(parts)}
     if repeated:
-        logger.warning(
-            "%s: %d keys of headers occur there a second time; the first value is kept (first in row %d: '%s').",
-            *(path, len(repeated), repeated[0][0], show_name(repeated[0][1])),
+        row, key = repeated[0]
+        warn_once(
+            f"{path}: {len(repeated)} keys of headers occur there a second time; the first value is kept (first in row "
+            f"{row}: '{show_name(key)}')."
         )
 
 

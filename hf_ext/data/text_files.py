@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import logging
 import re
 import stat
 import zlib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from ..errors import DataError
 BLOCK_BYTES = 4 * 2**20
 
 _LONE_CR = re.compile(rb"\r(?!\n)").search
+
+logger = logging.getLogger(__name__)
 
 
 def irregular_kind(path: Path) -> str:
@@ -120,3 +124,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 number += 1
     if rest:
         yield number, rest.decode()
+
+
+@lru_cache(maxsize=1000)
+def warn_once(text: str) -> None:
+    """Logs a warning the first time only: streams read their file in every pass."""
+    logger.warning("%s", text)
