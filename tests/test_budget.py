@@ -12,15 +12,15 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1738, 15),
-    "affinity": (3629, 39),
+    "affinity": (3625, 39),
     "arguments": (571, 8),
     "checkpoints": (1795, 12),
     "comparing": (1530, 19),
     "data": (4363, 48),
     "doctor": (2390, 26),
     "embeddings": (457, 7),
-    "evaluation": (2239, 18),
-    "generation": (2994, 32),
+    "evaluation": (2200, 18),
+    "generation": (2991, 32),
     "hub": (368, 6),
     "masked_lm": (382, 4),
     "memory": (632, 7),
@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3940, 63),
     "speedups": (1915, 20),
-    "training": (2242, 20),
+    "training": (2240, 20),
 }
 SEAMS, PRIVATE = 22, 10
 

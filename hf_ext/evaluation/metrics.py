@@ -11,6 +11,7 @@ A kind of label is a class of rows like `Regression`, or `Summed` below: `metric
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,14 +64,14 @@ def score_names(threshold: float | None = None, has_groups: bool = False) -> tup
     )
 
 
-def value_of(metric: str, predictions: Any, references: Any, threshold: float = DEFAULT_THRESHOLD) -> MetricValue:
+def value_of(metric: str, predictions: Any, references: Any, threshold: float | None = None) -> MetricValue:
     """Returns one metric of all rows, each counted once.
 
     Args:
         metric: of a regression: "spearman" (ties share the mean of their ranks, as in `scipy.stats.spearmanr`),
             "pearson", "rmse", "mae", "r2", or one of `THRESHOLD_METRICS`; or one of `Summed`.
         predictions, references: (n,) or (n, 1) numbers.
-        threshold: rows at or above it are binders, in the unit of the references.
+        threshold: rows at or above it are binders, in the unit of the references; None: 9.
 
     Raises:
         DataError: shapes or lengths do not fit, or a value is not a number.
@@ -107,19 +108,20 @@ class Regression(Rows):
 
     Args:
         predicted, measured: (n,) float64.
-        threshold: rows at or above it are binders.
-        beside: other predictions of the same labels, whose ranks are then computed once for both.
+        threshold: rows at or above it are binders; None: `DEFAULT_THRESHOLD`.
+        label_ranks: `Once(rank(measured))`, where several predictions of the same labels share these.
     """
 
     def __init__(
         self,
         predicted: FloatArray,
         measured: FloatArray,
-        threshold: float = DEFAULT_THRESHOLD,
-        beside: Regression | None = None,
+        threshold: float | None = None,
+        label_ranks: Once | None = None,
     ) -> None:
         super().__init__(len(measured))
-        self.predicted, self.measured, self.threshold, self._beside = predicted, measured, threshold, beside
+        self.predicted, self.measured, self._shared = predicted, measured, label_ranks
+        self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
         sides = {"predictions": self.predicted, "references": self.measured}
@@ -139,16 +141,11 @@ class Regression(Rows):
         return None
 
     @cached_property
-    def label_ranks(self) -> Once:
-        return Once(_rank(self.measured)) if self._beside is None else self._beside.label_ranks
-
-    @cached_property
-    def _prediction_ranks(self) -> Once:
-        return Once(_rank(self.predicted))
+    def _ranks(self) -> tuple[Callable[[FloatArray], tuple[FloatArray, FloatArray]], Callable[[FloatArray], Any]]:
+        return rank(self.predicted), self._shared or rank(self.measured)
 
     def spearman(self, counts: FloatArray) -> FloatArray:
-        left, left_squares = self._prediction_ranks(counts)
-        right, right_squares = self.label_ranks(counts)
+        (left, left_squares), (right, right_squares) = (ranks(counts) for ranks in self._ranks)
         products = np.einsum("bn,bn,bn->b", counts, left, right)
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
@@ -225,7 +222,7 @@ class Regression(Rows):
         """
         rows, hits = self._from_the_top(counts)
         precision = np.divide(hits, rows, out=np.zeros_like(hits), where=rows > 0)
-        return divide(np.einsum("bt,bt->b", np.diff(hits, axis=1, prepend=0.0), precision), hits[:, -1])
+        return divide(np.einsum("bt,bt->b", _steps(hits), precision), hits[:, -1])
 
     def enrichment_1pct(self, counts: FloatArray) -> FloatArray:
         return self._enrichment(counts, 1)
@@ -280,10 +277,14 @@ def is_ratio(metric: str) -> bool:
 
 
 def rows_of(
-    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float, beside: Any = None
+    metric: str,
+    predicted: FloatArray,
+    measured: FloatArray,
+    threshold: float | None = None,
+    label_ranks: Once | None = None,
 ) -> Regression | Summed:
     """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
-    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, beside)
+    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, label_ranks)
 
 
 @dataclass(frozen=True)
@@ -350,16 +351,17 @@ class Once:
 
     def __init__(self, compute: Callable[[FloatArray], Any]) -> None:
         self._compute = compute
-        self._counts: FloatArray | None = None
+        self._counts: Callable[[], FloatArray | None] = lambda: None
         self._found: Any = None
 
     def __call__(self, counts: FloatArray) -> Any:
-        if self._counts is not counts:
-            self._counts, self._found = counts, self._compute(counts)
+        if self._counts() is not counts:
+            self._found = None  # before the next is made: half the memory, and a quarter of the time
+            self._counts, self._found = weakref.ref(counts), self._compute(counts)
         return self._found
 
 
-def _rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
     """Counts to each row's average rank less the mean rank, (resamples, n), and the sum of their squares.
 
     The column is sorted here, once; ties share the mean of their ranks.
@@ -367,15 +369,22 @@ def _rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatA
     _, tie, sizes = np.unique(values, return_inverse=True, return_counts=True)
     order, ends = np.argsort(tie, kind="stable"), np.cumsum(sizes) - 1
 
-    def rank(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def of(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
         up_to = np.cumsum(np.take(counts, order, axis=1), axis=1)
         if len(ends) < counts.shape[1]:
             up_to = up_to[:, ends]
-        in_tie = np.diff(up_to, axis=1, prepend=0.0)
+        in_tie = _steps(up_to)
         centred = up_to - (in_tie - 1) / 2 - (up_to[:, -1:] + 1) / 2
         return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
 
-    return rank
+    return of
+
+
+def _steps(up_to: FloatArray) -> FloatArray:
+    """What each column adds to the one before: cumulative sums undone."""
+    steps = up_to.copy()
+    steps[:, 1:] -= up_to[:, :-1]
+    return steps
 
 
 def _largest(values: FloatArray) -> float:
