@@ -109,18 +109,14 @@ class Regression(Rows):
     Args:
         predicted, measured: (n,) float64.
         threshold: rows at or above it are binders; None: `DEFAULT_THRESHOLD`.
-        label_ranks: `Once(rank(measured))`, where several predictions of the same labels share these.
+        ranks: `Once(rank(measured))`, where several predictions of the same labels share these.
     """
 
     def __init__(
-        self,
-        predicted: FloatArray,
-        measured: FloatArray,
-        threshold: float | None = None,
-        label_ranks: Once | None = None,
+        self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
     ) -> None:
         super().__init__(len(measured))
-        self.predicted, self.measured, self._shared = predicted, measured, label_ranks
+        self.predicted, self.measured, self._shared = predicted, measured, ranks
         self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
@@ -152,12 +148,14 @@ class Regression(Rows):
     @cached_property
     def _moments(self) -> Once:
         """Counts to: covariance and both variances, of predictions and labels scaled to 1; squared, absolute error."""
-        error = self.predicted - self.measured
         left, right = _scaled(self.predicted), _scaled(self.measured)
-        terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
+        with np.errstate(over="ignore"):
+            error = self.predicted - self.measured
+            terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
-            left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
+            with np.errstate(invalid="ignore"):  # an error beyond float64 counted 0 times
+                left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
             num_rows = counts.sum(axis=1)
             variances = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
             return product - left * right / num_rows, *variances, error_sq, error_abs, num_rows
@@ -277,14 +275,10 @@ def is_ratio(metric: str) -> bool:
 
 
 def rows_of(
-    metric: str,
-    predicted: FloatArray,
-    measured: FloatArray,
-    threshold: float | None = None,
-    label_ranks: Once | None = None,
+    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
 ) -> Regression | Summed:
     """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
-    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, label_ranks)
+    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, ranks)
 
 
 @dataclass(frozen=True)
