@@ -14,7 +14,7 @@ from ..data.columns import column_names, read_columns
 from ..data.drawing import draw_rows
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
-from ..evaluation.baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
+from ..evaluation.baselines import RidgeBaseline, predict_group_means
 from ..evaluation.nearest import NearestBaseline
 from ..evaluation.sequence_features import SequenceFeatures
 from ..evaluation.verdict import CONSTANT
@@ -86,14 +86,12 @@ def fit_baselines(
     """
     train, asked = splits["train"], splits[name]
     labels = label_array(train)
-    constant = ConstantBaseline().fit(labels)
-    baselines = Baselines()
-    baselines.add(CONSTANT, constant.predict(len(asked)), num_rows=len(train), **constant.summary())
+    mean, baselines = float(labels.mean()), Baselines()
+    baselines.add(CONSTANT, np.full(len(asked), mean), num_rows=len(train), kind="constant", mean=mean)
     if group_column and all(group_column in column_names(split) for split in (train, asked)):
-        means = GroupMeanBaseline().fit(labels, train[group_column][:])
-        baselines.add(
-            f"mean by {group_column}", means.predict(asked[group_column][:]), num_rows=len(train), **means.summary()
-        )
+        predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
+        facts = {"num_rows": len(train), "kind": "group means", "mean": mean, "num_groups": num_groups}
+        baselines.add(f"mean by {group_column}", predicted, **facts)
     columns, seed = sequence_columns(trainer), trainer.args.seed
     sampled = (sample_rows(train, seed), splits["validation"], asked)
     parts = [_Rows.of(split, columns) for split in sampled]

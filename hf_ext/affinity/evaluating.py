@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..evaluation.alarms import AlarmKind, examine_predictions
-from ..evaluation.metrics import DEFAULT_THRESHOLD, score_names
+from ..evaluation.metrics import score_names
 from ..evaluation.paired import compare_paired
 from ..evaluation.requirements import Checked, Requirement, check_requirements, describe_failed, format_checked
 from ..evaluation.resampling import unit_facts
@@ -112,7 +112,7 @@ def evaluate(
     first, *later = predictions
     compared = Compared(predictions, rows.labels, rows.threshold, seed, rows.units)
     scores = compared.score(rows.groups)
-    options: dict[str, Any] = {"threshold": _threshold(compared), "seed": seed, "units": rows.units}
+    options: dict[str, Any] = {"threshold": compared.threshold, "seed": seed, "units": rows.units}
     verdicts = {
         name: judge_pair(
             rows.labels,
@@ -148,7 +148,7 @@ def _differences(compared: Compared, first: str, groups: Sequence[Any] | None = 
         "seed": compared.seed,
         "units": compared.units,
         "groups": groups,
-        "threshold": _threshold(compared),
+        "threshold": compared.threshold,
     }
     columns, labels = compared.predictors, compared.labels
     metrics = score_names(compared.threshold, groups is not None)
@@ -159,10 +159,6 @@ def _differences(compared: Compared, first: str, groups: Sequence[Any] | None = 
         for name, predicted in columns.items()
         if name != first
     }
-
-
-def _threshold(compared: Compared) -> float:
-    return DEFAULT_THRESHOLD if compared.threshold is None else compared.threshold
 
 
 def _collapse(predicted: FloatArray, labels: FloatArray) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
-from ..evaluation import DEFAULT_THRESHOLD, collapse_report, score_predictions
+from ..evaluation import collapse_report, score_predictions
 from ..evaluation.calibration import apply_calibration
 from ..evaluation.metrics import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS, rmse_at_limits, score_names, value_of
 from ..evaluation.requirements import Requirement, parse_requirements
@@ -228,7 +228,7 @@ def _judge(
         seed=compared.seed,
         units=compared.units,
         groups=groups,
-        threshold=DEFAULT_THRESHOLD if compared.threshold is None else compared.threshold,
+        threshold=compared.threshold,
     )
     if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
         has_partners = "partners" in trainer.model.config.calibration

@@ -1,11 +1,12 @@
-"""Metrics, scores with intervals, baselines, a verdict, guards. Imports numpy only; the rest waits for first use."""
+"""Metrics, scores with intervals, baselines, a verdict, alarms. Imports numpy only; the rest waits for first use."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .alarms import collapse_report, format_report, label_audit
-from .baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
+from .baselines import RidgeBaseline
 from .metrics import DEFAULT_THRESHOLD, MetricValue
 from .scores import GroupScore, Score, score_predictions
 from .verdict import Verdict, judge
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_THRESHOLD",
     "METRIC_NAMES",
-    "ConstantBaseline",
-    "GroupMeanBaseline",
     "GroupScore",
     "MetricValue",
     "RidgeBaseline",
@@ -35,12 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("METRIC_NAMES", "load_metric"):
-        from . import evaluate_metrics
-
-        return getattr(evaluate_metrics, name)
-    if name == "RowMetrics":
-        from .row_metrics import RowMetrics
-
-        return RowMetrics
+    modules = {"METRIC_NAMES": "evaluate_metrics", "load_metric": "evaluate_metrics", "RowMetrics": "row_metrics"}
+    if name in modules:
+        return getattr(import_module(f".{modules[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -76,9 +76,10 @@ def as_groups(
 
 def count_not_finite(values: FloatArray, name: str) -> str | None:
     """Say how many values are NaN or infinite and where the first one is; None where all are finite."""
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad) == 0:
+    finite = np.isfinite(values)
+    if finite.all():
         return None
+    bad = np.flatnonzero(~finite)
     return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {bad[0]})"
 
 

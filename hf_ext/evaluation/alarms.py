@@ -264,13 +264,6 @@ def _label_alarms(report: Mapping[str, Any], values: FloatArray, sides: FloatArr
                 f"{unmarked / num_rows:.1%} of the labels ({unmarked:,} of {num_rows:,}) are exactly {report[end]:g}, "
                 f"the {kind} value, and not marked as censored: a detection limit? If so, write them as {sign}."
             )
-    value, share = report["most_frequent_value"], report["most_frequent_share"]
-    if share >= BLOCK_SHARE and value not in (report["min"], report["max"]):
-        alarms.append(
-            f"{share:.1%} of the labels are exactly {value:g}, inside the range: a default or a limit of one source?"
-        )
-    if report["censored_share"] > 0.5:
-        alarms.append(f"{report['censored_share']:.1%} of the labels are censored: most rows give a limit, no value.")
     return alarms
 
 

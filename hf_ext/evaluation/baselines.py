@@ -17,50 +17,26 @@ CHUNK_BYTES = 48 * 2**20
 CONSTANT_SPREAD = 1e-10  # a standard deviation this far below the feature's own size is rounding, not signal
 
 
-class ConstantBaseline:
-    """Predicts the mean of the training labels for every row: the smallest RMSE without looking at the input."""
+def predict_group_means(
+    targets: Any, groups: Sequence[Any] | NDArray[Any], asked: Sequence[Any] | NDArray[Any]
+) -> tuple[FloatArray, int]:
+    """Predicts the mean training label of a row's group (antibody, assay, ...), of new groups the mean of all.
 
-    mean: float | None = None
+    Args:
+        targets, groups: (n,) numbers and names of the training rows.
+        asked: (m,) names of the rows to predict.
 
-    def fit(self, targets: Any) -> ConstantBaseline:
-        """Takes the mean of `targets`, (n,) numbers. Raises `DataError` where there are none or one is not finite."""
-        self.mean = float(_finite_targets(targets, "targets").mean())
-        return self
+    Returns:
+        (m,) predictions, and how many groups training has.
 
-    def predict(self, num_rows: int) -> FloatArray:
-        """Returns the mean `num_rows` times, (num_rows,) float64. Raises `ArgumentError` before `fit`."""
-        if self.mean is None:
-            raise ArgumentError("ConstantBaseline.predict before fit: call fit(train_targets) first.")
-        return np.full(num_rows, self.mean)
-
-    def summary(self) -> dict[str, Any]:
-        """Returns what was fitted, JSON-able."""
-        return {"kind": "constant", "mean": self.mean}
-
-
-class GroupMeanBaseline:
-    """Predicts the mean training label of a row's group (antibody, assay, ...), of new groups the mean of all."""
-
-    mean: float | None = None
-    means: dict[str, float]
-
-    def fit(self, targets: Any, groups: Sequence[Any] | NDArray[Any]) -> GroupMeanBaseline:
-        """Takes the means of `targets`, (n,) numbers, within `groups`, (n,) names; raises `DataError` as they do."""
-        column = _finite_targets(targets, "targets")
-        names, index, counts = np.unique(as_groups(groups, len(column)), return_inverse=True, return_counts=True)
-        self.mean = float(column.mean())
-        self.means = dict(zip(names.tolist(), (np.bincount(index, weights=column) / counts).tolist()))
-        return self
-
-    def predict(self, groups: Sequence[Any] | NDArray[Any]) -> FloatArray:
-        """Returns the means of the rows' groups, (n,) float64. Raises `ArgumentError` before `fit`."""
-        if self.mean is None:
-            raise ArgumentError("GroupMeanBaseline.predict before fit: call fit(train_targets, train_groups) first.")
-        return np.array([self.means.get(name, self.mean) for name in as_groups(groups, len(groups)).tolist()])
-
-    def summary(self) -> dict[str, Any]:
-        """Returns what was fitted, JSON-able."""
-        return {"kind": "group means", "mean": self.mean, "num_groups": len(self.means)}
+    Raises:
+        DataError: no rows, other numbers of them, a label that is not finite, or a row without a group.
+    """
+    column = _finite_targets(targets, "targets")
+    names, index, counts = np.unique(as_groups(groups, len(column)), return_inverse=True, return_counts=True)
+    means = dict(zip(names.tolist(), (np.bincount(index, weights=column) / counts).tolist()))
+    mean = float(column.mean())
+    return np.array([means.get(name, mean) for name in as_groups(asked, len(asked)).tolist()]), len(means)
 
 
 class RidgeBaseline:
@@ -206,8 +182,8 @@ def _chunks(features: Any, name: str = "") -> Iterator[tuple[slice, FloatArray]]
         chunk = np.asarray(features[start : start + size], np.float64)
         # One sum per chunk: only where it is not finite is the culprit looked for. Opposite infinities sum to NaN.
         with np.errstate(invalid="ignore", over="ignore"):
-            bad = [] if not name or np.isfinite(chunk.sum()) else np.argwhere(~np.isfinite(chunk))
-        if len(bad):
+            is_sound = not name or bool(np.isfinite(chunk.sum()))
+        if not is_sound and len(bad := np.argwhere(~np.isfinite(chunk))):
             row, column = bad[0]
             raise DataError(
                 f"{name}, row {start + row}, column {column}: {chunk[row, column]} is not finite; mend or drop the row."

@@ -64,7 +64,9 @@ class RegressionMetric(evaluate.Metric):
             raise ArgumentError(f"{name}: groups=None; one group name per row is needed.")
         at = self.threshold if threshold is None else threshold
         given = groups if name == GROUP_METRIC else None
-        score = score_predictions(predictions, references, groups=given, threshold=at, num_resamples=0)[name]
+        score: Mapping[str, Any] = score_predictions(
+            predictions, references, groups=given, threshold=at, num_resamples=0
+        )[name]
         found = _named(name, score)
         if name in THRESHOLD_METRICS:
             rates = ("base_rate", "predicted_rate", "threshold")

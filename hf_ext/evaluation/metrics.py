@@ -11,6 +11,7 @@ A kind of label is a class of rows like `Regression`, or `Summed` below: `metric
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,14 +64,14 @@ def score_names(threshold: float | None = None, has_groups: bool = False) -> tup
     )
 
 
-def value_of(metric: str, predictions: Any, references: Any, threshold: float = DEFAULT_THRESHOLD) -> MetricValue:
+def value_of(metric: str, predictions: Any, references: Any, threshold: float | None = None) -> MetricValue:
     """Returns one metric of all rows, each counted once.
 
     Args:
         metric: of a regression: "spearman" (ties share the mean of their ranks, as in `scipy.stats.spearmanr`),
             "pearson", "rmse", "mae", "r2", or one of `THRESHOLD_METRICS`; or one of `Summed`.
         predictions, references: (n,) or (n, 1) numbers.
-        threshold: rows at or above it are binders, in the unit of the references.
+        threshold: rows at or above it are binders, in the unit of the references; None: 9.
 
     Raises:
         DataError: shapes or lengths do not fit, or a value is not a number.
@@ -107,19 +108,16 @@ class Regression(Rows):
 
     Args:
         predicted, measured: (n,) float64.
-        threshold: rows at or above it are binders.
-        beside: other predictions of the same labels, whose ranks are then computed once for both.
+        threshold: rows at or above it are binders; None: `DEFAULT_THRESHOLD`.
+        ranks: `Once(rank(measured))`, where several predictions of the same labels share these.
     """
 
     def __init__(
-        self,
-        predicted: FloatArray,
-        measured: FloatArray,
-        threshold: float = DEFAULT_THRESHOLD,
-        beside: Regression | None = None,
+        self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
     ) -> None:
         super().__init__(len(measured))
-        self.predicted, self.measured, self.threshold, self._beside = predicted, measured, threshold, beside
+        self.predicted, self.measured, self._shared = predicted, measured, ranks
+        self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
         sides = {"predictions": self.predicted, "references": self.measured}
@@ -139,28 +137,25 @@ class Regression(Rows):
         return None
 
     @cached_property
-    def label_ranks(self) -> Once:
-        return Once(_rank(self.measured)) if self._beside is None else self._beside.label_ranks
-
-    @cached_property
-    def _prediction_ranks(self) -> Once:
-        return Once(_rank(self.predicted))
+    def _ranks(self) -> tuple[Callable[[FloatArray], tuple[FloatArray, FloatArray]], Callable[[FloatArray], Any]]:
+        return rank(self.predicted), self._shared or rank(self.measured)
 
     def spearman(self, counts: FloatArray) -> FloatArray:
-        left, left_squares = self._prediction_ranks(counts)
-        right, right_squares = self.label_ranks(counts)
+        (left, left_squares), (right, right_squares) = (ranks(counts) for ranks in self._ranks)
         products = np.einsum("bn,bn,bn->b", counts, left, right)
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
     @cached_property
     def _moments(self) -> Once:
         """Counts to: covariance and both variances, of predictions and labels scaled to 1; squared, absolute error."""
-        error = self.predicted - self.measured
         left, right = _scaled(self.predicted), _scaled(self.measured)
-        terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
+        with np.errstate(over="ignore"):
+            error = self.predicted - self.measured
+            terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
-            left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
+            with np.errstate(invalid="ignore"):  # an error beyond float64 counted 0 times
+                left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
             num_rows = counts.sum(axis=1)
             variances = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
             return product - left * right / num_rows, *variances, error_sq, error_abs, num_rows
@@ -225,7 +220,7 @@ class Regression(Rows):
         """
         rows, hits = self._from_the_top(counts)
         precision = np.divide(hits, rows, out=np.zeros_like(hits), where=rows > 0)
-        return divide(np.einsum("bt,bt->b", np.diff(hits, axis=1, prepend=0.0), precision), hits[:, -1])
+        return divide(np.einsum("bt,bt->b", _steps(hits), precision), hits[:, -1])
 
     def enrichment_1pct(self, counts: FloatArray) -> FloatArray:
         return self._enrichment(counts, 1)
@@ -280,10 +275,10 @@ def is_ratio(metric: str) -> bool:
 
 
 def rows_of(
-    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float, beside: Any = None
+    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
 ) -> Regression | Summed:
     """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
-    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, beside)
+    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, ranks)
 
 
 @dataclass(frozen=True)
@@ -350,16 +345,17 @@ class Once:
 
     def __init__(self, compute: Callable[[FloatArray], Any]) -> None:
         self._compute = compute
-        self._counts: FloatArray | None = None
+        self._counts: Callable[[], FloatArray | None] = lambda: None
         self._found: Any = None
 
     def __call__(self, counts: FloatArray) -> Any:
-        if self._counts is not counts:
-            self._counts, self._found = counts, self._compute(counts)
+        if self._counts() is not counts:
+            self._found = None  # before the next is made: half the memory, and a quarter of the time
+            self._counts, self._found = weakref.ref(counts), self._compute(counts)
         return self._found
 
 
-def _rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
     """Counts to each row's average rank less the mean rank, (resamples, n), and the sum of their squares.
 
     The column is sorted here, once; ties share the mean of their ranks.
@@ -367,15 +363,22 @@ def _rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatA
     _, tie, sizes = np.unique(values, return_inverse=True, return_counts=True)
     order, ends = np.argsort(tie, kind="stable"), np.cumsum(sizes) - 1
 
-    def rank(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def of(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
         up_to = np.cumsum(np.take(counts, order, axis=1), axis=1)
         if len(ends) < counts.shape[1]:
             up_to = up_to[:, ends]
-        in_tie = np.diff(up_to, axis=1, prepend=0.0)
+        in_tie = _steps(up_to)
         centred = up_to - (in_tie - 1) / 2 - (up_to[:, -1:] + 1) / 2
         return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
 
-    return rank
+    return of
+
+
+def _steps(up_to: FloatArray) -> FloatArray:
+    """What each column adds to the one before: cumulative sums undone."""
+    steps = up_to.copy()
+    steps[:, 1:] -= up_to[:, :-1]
+    return steps
 
 
 def _largest(values: FloatArray) -> float:

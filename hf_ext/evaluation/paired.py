@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,23 +11,11 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError
 from ..reporting.units import less_is_better
+from . import metrics, resampling
 from ._arrays import FloatArray, as_column, as_pair
-from .metrics import (
-    DEFAULT_THRESHOLD,
-    GROUP_METRIC,
-    MEAN_METRICS,
-    PLAIN_METRICS,
-    RATIO_METRICS,
-    RELATIVE_ZERO,
-    THRESHOLD_METRICS,
-    MetricValue,
-    is_ratio,
-    per_group_spearman,
-    rows_of,
-)
 from .resampling import MIN_UNITS, ResamplingUnits, check_units, percentile_interval, resample, unit_facts
 
-PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
+PAIRED_METRICS = (*metrics.PLAIN_METRICS, *metrics.THRESHOLD_METRICS)
 
 
 @dataclass(frozen=True)
@@ -85,7 +72,7 @@ def compare_paired(
     after: Any,
     metric: str = "spearman",
     *,
-    threshold: float = DEFAULT_THRESHOLD,
+    threshold: float | None = None,
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
@@ -107,7 +94,7 @@ def compare_paired(
         metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, enrichment_1pct,
             enrichment_5pct, per_group_spearman, token_loss, perplexity, accuracy, loss or nrmse; of a part, `NAME_loss`
             or `NAME_nrmse`.
-        threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels.
+        threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels. None: 9.
         confidence: of the interval, between 0 and 1.
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
         seed: of the draws, 0 or more.
@@ -129,7 +116,7 @@ def compare_paired(
     earlier, measured = as_pair(before, labels)
     later, _ = as_pair(as_column(after, "after"), measured)
     sign = -1 if less_is_better(metric) else 1
-    if metric == GROUP_METRIC:
+    if metric == metrics.GROUP_METRIC:
         if groups is None:
             raise ArgumentError(f"metric={metric!r}: groups=None; one group name per row is needed.")
         values, differences = _compare_groups(measured, earlier, later, groups)
@@ -139,10 +126,10 @@ def compare_paired(
             return counts @ differences / num_drawn
     else:
         num_drawn, units = len(measured), check_units(units, len(measured))
-        first = rows_of(metric, earlier, measured, threshold)
-        second = rows_of(metric, later, measured, threshold, first)
-        values = [first.value(metric), second.value(metric)]
-        before_of, after_of = first.metric(metric), second.metric(metric)
+        ranks = metrics.Once(metrics.rank(measured)) if metric == "spearman" else None
+        rows = [metrics.rows_of(metric, predicted, measured, threshold, ranks) for predicted in (earlier, later)]
+        values = [each.value(metric) for each in rows]
+        before_of, after_of = (each.metric(metric) for each in rows)
 
         def gain(counts: FloatArray) -> FloatArray:
             return sign * (after_of(counts) - before_of(counts))
@@ -151,7 +138,7 @@ def compare_paired(
     if not num_drawn and not reasons:
         reasons = ["no group has a value of both models"]
     improvement = sign * (values[1].value - values[0].value)
-    if abs(improvement) <= RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
+    if abs(improvement) <= metrics.RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0
     samples = np.empty(0) if reasons else resample(gain, num_drawn, num_resamples, seed, units)
     low, high = percentile_interval(samples, confidence, units)
@@ -173,26 +160,19 @@ def compare_paired(
 
 def _compare_groups(
     labels: FloatArray, before: FloatArray, after: FloatArray, groups: Sequence[Any] | NDArray[Any]
-) -> tuple[list[MetricValue], FloatArray]:
+) -> tuple[list[metrics.MetricValue], FloatArray]:
     """Both means over the groups that have a value of both models, and by how much each of these is better."""
-    scored = [per_group_spearman(predicted, labels, groups) for predicted in (before, after)]
+    scored = [metrics.per_group_spearman(predicted, labels, groups) for predicted in (before, after)]
     names = [name for name in scored[0].values if not any(each.values[name].undefined for each in scored)]
     if not names:
         return [each.mean for each in scored], np.empty(0)
     columns = np.array([[each.values[name].value for name in names] for each in scored])
-    return [MetricValue(float(mean)) for mean in columns.mean(axis=1)], columns[1] - columns[0]
+    return [metrics.MetricValue(float(mean)) for mean in columns.mean(axis=1)], columns[1] - columns[0]
 
 
-def check_comparison(metric: str, *, threshold: float, confidence: float, num_resamples: int, seed: int) -> None:
-    """Raises `ArgumentError` where `compare_paired` would."""
-    known = (*PAIRED_METRICS, GROUP_METRIC, *RATIO_METRICS, *MEAN_METRICS)
-    if metric not in known and not is_ratio(metric):
+def check_comparison(metric: str, **options: Any) -> None:
+    """Raises `ArgumentError` where `compare_paired` would; `options` as of `check_options`."""
+    known = (*PAIRED_METRICS, metrics.GROUP_METRIC, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
+    if metric not in known and not metrics.is_ratio(metric):
         raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
-    if not math.isfinite(threshold):
-        raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
-    if not 0.0 < confidence < 1.0:
-        raise ArgumentError(f"confidence={confidence!r}: between 0 and 1 is needed, for example 0.95.")
-    if num_resamples < 2:
-        raise ArgumentError(f"num_resamples={num_resamples!r}: 2 or more are needed for an interval, 1000 are usual.")
-    if seed < 0:
-        raise ArgumentError(f"seed={seed!r}: a whole number of 0 or more is needed.")
+    resampling.check_options(**options)

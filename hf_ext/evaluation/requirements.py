@@ -67,7 +67,8 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
     for one in requirements:
         score = scores.get(one.metric)
         entry = score if isinstance(score, Mapping) else {"value": score}
-        value = float(entry["value"]) if is_finite(entry.get("value")) else None
+        found = entry.get("value")
+        value = float(found) if is_finite(found) else None
         passed = value is not None and one.holds(value)
         expected = one.text.removeprefix(one.metric).strip()
         actual = _show(one, entry, value, passed)

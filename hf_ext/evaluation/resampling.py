@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import ArgumentError, DataError
 from ._arrays import FloatArray, as_groups
 
 MIN_UNITS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it
@@ -124,6 +124,20 @@ def unit_facts(units: ResamplingUnits | None, num_rows: int) -> UnitFacts:
     return {"interval_by": None, "num_units": num_rows, "num_effective_units": float(num_rows)}
 
 
+def check_options(
+    *, confidence: float, num_resamples: int, least: int = 2, threshold: float | None = None, seed: int = 0
+) -> None:
+    """Raises `ArgumentError` where an option of a bootstrap is out of range; fewer than `least` resamples are."""
+    if threshold is not None and not math.isfinite(threshold):
+        raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
+    if not 0.0 < confidence < 1.0:
+        raise ArgumentError(f"confidence={confidence!r}: between 0 and 1 is needed, for example 0.95.")
+    if num_resamples < least:
+        raise ArgumentError(f"num_resamples={num_resamples!r}: {least} or more are needed, 1000 are usual.")
+    if seed < 0:
+        raise ArgumentError(f"seed={seed!r}: a whole number of 0 or more is needed.")
+
+
 def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None) -> Iterator[FloatArray]:
     """Draws rows with replacement, again and again; yields how often each came, (resamples, n), some at a time.
 
@@ -138,12 +152,15 @@ def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits |
     size = num_rows if units is None else units.num_units
     num_resamples = min(num_resamples, max(MIN_RESAMPLES, MAX_DRAWS // num_rows))
     chunk = max(1, CHUNK_DRAWS // num_rows)
-    for start in range(0, num_resamples, chunk):
-        num = min(chunk, num_resamples - start)
+
+    def draw(num: int) -> FloatArray:
         drawn = generator.integers(0, size, size=(num, size))
         drawn += np.arange(num)[:, None] * size
         counts = np.bincount(drawn.reshape(-1), minlength=num * size).reshape(num, size).astype(np.float64)
-        yield counts if units is None else np.take(counts, units.unit_of_row, axis=1)
+        return counts if units is None else np.take(counts, units.unit_of_row, axis=1)
+
+    for start in range(0, num_resamples, chunk):
+        yield draw(min(chunk, num_resamples - start))  # and hold nothing: the next piece goes where this one was
 
 
 def resample(

@@ -13,7 +13,6 @@ from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import DataError
 from ._arrays import FloatArray, as_groups
 from .metrics import (
-    DEFAULT_THRESHOLD,
     GROUP_METRIC,
     MIN_GROUP_ROWS,
     THRESHOLD_METRICS,
@@ -57,7 +56,7 @@ class RowMetrics:
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         predicted, measured = unpack_labelled(prediction)
-        rows = Regression(predicted, measured, DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
+        rows = Regression(predicted, measured, self.threshold)
         found = {name: rows.value(name).value for name in score_names(self.threshold)}
         if self.groups is not None:
             self._check_rows(measured)

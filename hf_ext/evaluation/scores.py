@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 
-from ..errors import ArgumentError
 from ._arrays import FloatArray, as_pair
 from .metrics import (
     DEFAULT_THRESHOLD,
@@ -23,6 +21,7 @@ from .metrics import (
 from .resampling import (
     MIN_UNITS,
     ResamplingUnits,
+    check_options,
     check_units,
     mean_loss_interval,
     percentile_interval,
@@ -146,11 +145,11 @@ def score_predictions(
 
     Cost: about 1.6 s for 26,000 rows and 1,000 resamples on two cores; below 4 s up to 250,000 rows.
     """
-    _check_arguments(threshold, num_resamples, confidence)
+    check_options(confidence=confidence, num_resamples=num_resamples, least=0, threshold=threshold, seed=seed)
     predicted, measured = as_pair(predictions, references)
     num_rows, units = len(measured), check_units(units, len(measured))
     is_finite = bool(np.isfinite(predicted).all() and np.isfinite(measured).all())
-    rows = Regression(predicted, measured, DEFAULT_THRESHOLD if threshold is None else threshold)
+    rows = Regression(predicted, measured, threshold)
     names = score_names(threshold)
     samples = np.empty((len(names), 0))
     if is_finite and num_resamples and num_rows > 1:
@@ -177,7 +176,8 @@ def score_predictions(
             rates = [
                 float(np.mean(column >= rows.threshold)) if has_rates else None for column in (measured, predicted)
             ]
-            scores[name].update(threshold=float(rows.threshold), base_rate=rates[0], predicted_rate=rates[1])
+            rated: Score = {"threshold": float(rows.threshold), "base_rate": rates[0], "predicted_rate": rates[1]}
+            scores[name].update(rated)
     if groups is not None:
         scores[GROUP_METRIC] = _score_groups(predicted, measured, groups, num_resamples, confidence, seed)
     return scores
@@ -192,25 +192,17 @@ def _score_groups(
     if len(values) > 1 and num_resamples:
         samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
     score = make_score(grouped.mean, samples, len(measured), confidence)
-    score.update(
-        interval_by="group",
-        num_units=len(values),
-        num_effective_units=float(len(values)),
-        is_trusted=len(values) >= MIN_UNITS,
-        num_groups=len(grouped.values),
-        num_defined_groups=len(values),
-        groups={
+    of_groups: Score = {
+        "interval_by": "group",
+        "num_units": len(values),
+        "num_effective_units": float(len(values)),
+        "is_trusted": len(values) >= MIN_UNITS,
+        "num_groups": len(grouped.values),
+        "num_defined_groups": len(values),
+        "groups": {
             name: {"value": None if one.undefined else one.value, "n": grouped.sizes[name], "undefined": one.undefined}
             for name, one in grouped.values.items()
         },
-    )
+    }
+    score.update(of_groups)
     return score
-
-
-def _check_arguments(threshold: float | None, num_resamples: int, confidence: float) -> None:
-    if threshold is not None and not math.isfinite(threshold):
-        raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
-    if num_resamples < 0:
-        raise ArgumentError(f"num_resamples={num_resamples!r}: 0 (no intervals) or more is needed.")
-    if not 0.0 < confidence < 1.0:
-        raise ArgumentError(f"confidence={confidence!r}: between 0 and 1 is needed, for example 0.95.")

@@ -87,7 +87,7 @@ class StoppingRule:
         patience: int = 3,
         warmup_steps: int = 0,
         min_delta: float = 0.01,
-        threshold: float = DEFAULT_THRESHOLD,
+        threshold: float | None = None,
         confidence: float = 0.99,
         num_resamples: int = 1000,
         seed: int = 0,
@@ -190,7 +190,8 @@ class StoppingRule:
         """Metric, labels, and what else decides a score, as a hash."""
         digest = hashlib.sha256(self.metric.encode() + self.labels.astype("<f8").tobytes())
         if self.metric in THRESHOLD_METRICS:
-            digest.update(np.float64(self._settings["threshold"]).astype("<f8").tobytes())
+            threshold = self._settings["threshold"]
+            digest.update(np.float64(DEFAULT_THRESHOLD if threshold is None else threshold).astype("<f8").tobytes())
         if self.metric == GROUP_METRIC:
             digest.update("\0".join(map(str, self._settings["groups"])).encode())
         return digest.hexdigest()

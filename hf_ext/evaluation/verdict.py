@@ -11,14 +11,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..reporting.units import metric_name
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
-from .metrics import (
-    DEFAULT_THRESHOLD,
-    ERRORS,
-    GROUP_METRIC,
-    Regression,
-    at_limits,
-    is_ratio,
-)
+from .metrics import ERRORS, GROUP_METRIC, Regression, at_limits, is_ratio
 from .paired import PAIRED_METRICS, PairedComparison, compare_paired
 from .resampling import ResamplingUnits, check_units, percentile_interval, resample, unit_facts
 
@@ -102,10 +95,10 @@ class _Case:
         return Regression(self.model, self.labels).value("spearman").value
 
     def compare(self, baseline: str, metric: str) -> PairedComparison:
-        columns = [self.predictions[baseline], self.model]
+        before, after = self.predictions[baseline], self.model
         if metric == "rmse":
-            columns = [at_limits(each, self.labels, self.sides) for each in columns]
-        return compare_paired(self.labels, *columns, metric, **self.options)
+            before, after = (at_limits(each, self.labels, self.sides) for each in (before, after))
+        return compare_paired(self.labels, before, after, metric, **self.options)
 
 
 def judge(
@@ -119,7 +112,7 @@ def judge(
     num_resamples: int = 1000,
     seed: int = 0,
     units: ResamplingUnits | None = None,
-    threshold: float = DEFAULT_THRESHOLD,
+    threshold: float | None = None,
     groups: Sequence[Any] | None = None,
     unit: str = "masked residue",
 ) -> Verdict:
@@ -170,7 +163,8 @@ def judge(
     if not is_ratio(case.metric):
         last = _sum_up_order if is_scale_free else _sum_up
         rules = (_judge_scores, *(() if is_scale_free else (_judge_constant,)), _judge_order, _judge_baselines, last)
-    verdict = next(filter(None, (rule(case) for rule in rules)))
+    nothing = _undefined(len(measured), "there is no baseline to compare with")
+    verdict = next(filter(None, (rule(case) for rule in rules)), nothing)
     if units is None:
         return replace(verdict, **unit_facts(None, verdict.num_rows))
     return replace(verdict, text=f"{verdict.text} {_describe_basis(units)}", **units.facts())
@@ -211,7 +205,6 @@ def judge_pair(
     units = check_units(units, len(measured))
     first, second = names
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
-    numbers = ""
     if compared.undefined:
         text, outcome = f"No verdict on {second}: {compared.undefined}.", "undefined"
     elif np.array_equal(earlier, later):
@@ -366,7 +359,7 @@ def describe_scores(compared: PairedComparison) -> str:
     if compared.metric in (*ERRORS, "nrmse"):
         return f"{name} {_errors(compared)}"
     if compared.metric == "token_loss":  # the interval is of the loss in nats; perplexities are what people compare
-        return f"perplexity {np.exp(compared.after):.2f} against {np.exp(compared.before):.2f}"
+        return f"perplexity {np.exp(compared.after or 0):.2f} against {np.exp(compared.before or 0):.2f}"
     return f"{name} {compared.after:.3f} against {compared.before:.3f}"
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, CheckpointError, DataError
-from ..evaluation import DEFAULT_THRESHOLD
 from ..evaluation.metrics import GROUP_METRIC, MIN_GROUP_ROWS, PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
 from ..evaluation.paired import PairedComparison
 from ..evaluation.resampling import MIN_UNITS
@@ -113,11 +112,10 @@ class EarlyStopping:
         if self._rule is not None and self._rule.is_of(labels):
             return self._rule
         args, metric = self._trainer.args, str(self._metric)
-        has_threshold = metric in THRESHOLD_METRICS
         rule = StoppingRule(
             labels,
             metric=metric,
-            threshold=self._trainer.compute_metrics.threshold if has_threshold else DEFAULT_THRESHOLD,
+            threshold=self._trainer.compute_metrics.threshold if metric in THRESHOLD_METRICS else None,
             groups=groups,
             patience=args.early_stopping_patience,
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),

@@ -135,13 +135,6 @@ def test_a_ceiling_block_is_suspected_too() -> None:
     assert label_audit(labels[1:])["alarms"] == []  # 4 of 99 is below 5 %
 
 
-def test_a_block_inside_the_range_is_an_alarm() -> None:
-    labels = np.concatenate([np.linspace(4.01, 10, 64), np.full(36, 6.0)])
-    assert label_audit(labels)["alarms"] == [
-        "36.0% of the labels are exactly 6, inside the range: a default or a limit of one source?"
-    ]
-
-
 def test_labels_that_teach_nothing_are_named() -> None:
     assert label_audit([6.0] * 40)["alarms"] == ["All 40 labels are 6: there is nothing to learn."]
     assert label_audit([])["alarms"] == ["There are no labels."]

@@ -138,23 +138,6 @@ def test_groups_are_needed_and_only_where_they_are() -> None:
     assert compare_paired([1, 2], [1, 2], [1, 2], "rmse", groups=None).improvement == 0
 
 
-@pytest.mark.parametrize(
-    ("metric", "before", "after"),
-    [
-        # Labels 10 9 8 7: binders are the first two. Before, the order is 8 10 9 7; after 10 8 9 7.
-        ("average_precision", (1 / 2 + 2 / 3) / 2, (1 + 2 / 3) / 2),
-        ("enrichment_1pct", 0.0, 2.0),  # the top is one row, and half of the rows are binders
-        ("recall", 0.5, 1.0),  # before 10 8.9 9.5 7: one of two is called
-    ],
-)
-def test_metrics_of_binders_are_compared_at_the_threshold(metric: str, before: float, after: float) -> None:
-    labels = [10, 9, 8, 7]
-    models = ([9.0, 8.9, 9.5, 7], [9.9, 9.0, 9.3, 7]) if metric != "recall" else ([10, 8.9, 9.5, 7], [10, 9, 9.5, 7])
-    compared = compare_paired(labels, *models, metric, threshold=9.0)
-    assert (compared.before, compared.after) == (pytest.approx(before), pytest.approx(after))
-    assert compared.improvement == pytest.approx(after - before)
-
-
 def both_intervals(metric: str, second_seed: int) -> tuple[tuple, tuple]:
     labels, before, after = rows()
     earlier, later = (
@@ -215,12 +198,6 @@ def test_a_score_without_value_leaves_the_comparison_undefined(before: list, aft
     assert not compared.is_worse
     assert not compared.excludes_improvement(1.0)
     assert json.loads(json.dumps(compared.as_dict(), allow_nan=False))["is_better"] is False
-
-
-def test_resamples_without_value_are_counted() -> None:
-    # a resample of three rows draws one row three times with chance 3 / 27: no rank correlation
-    compared = compare_paired([1, 2, 3], [1, 2, 3], [3, 1, 2], num_resamples=900)
-    assert compared.num_undefined_resamples == pytest.approx(100, abs=40)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import ArgumentError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.metrics import value_of
 
@@ -143,8 +143,3 @@ def test_zero_resamples_give_values_without_intervals() -> None:
 def test_arguments_out_of_range_are_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         score_predictions([1, 2], [1, 2], **arguments)
-
-
-def test_groups_of_another_length_are_refused() -> None:
-    with pytest.raises(DataError, match="1 groups for 2 rows"):
-        score_predictions([1, 2], [1, 2], groups=["a"])

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError, DataError
+from ...errors import DataError
 from ...evaluation._arrays import FloatArray, as_column, as_pair
 from ...evaluation.metrics import MetricValue
 from ...evaluation.paired import PairedComparison, compare_paired
-from ...evaluation.resampling import ResamplingUnits, check_units, resample
+from ...evaluation.resampling import ResamplingUnits, check_options, check_units, resample
 from ...evaluation.scores import Score, make_score
 
 
@@ -33,10 +33,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise ArgumentError(f"confidence={self.confidence!r}: between 0 and 1 is needed, for example 0.95.")
-        if self.num_resamples < 2:
-            raise ArgumentError(f"num_resamples={self.num_resamples!r}: 2 or more are needed for an interval.")
+        check_options(confidence=self.confidence, num_resamples=self.num_resamples, seed=self.seed)
 
     def select(self, rows: Any) -> Sampling:
         """The same for some of the rows: (n,) bool, or row numbers."""
