@@ -24,7 +24,7 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (385, 4),
     "memory": (632, 7),
-    "models": (3302, 40),
+    "models": (3298, 40),
     "pde": (1039, 15),
     "recipes": (2, 1),
     "reporting": (3940, 63),
