@@ -12,6 +12,7 @@ from torch import nn
 
 from ..data.drawing import draw_rows
 
+READERS = r"project|^keys|(cross_attention|EncDecAttention)\.[kv]\."  # of a decoder, what multiplies antigen tokens
 SPECIAL_TOKENS = 2  # about an antigen; and <sep> and <eos> of a pair
 
 
@@ -108,11 +109,10 @@ def count_pair_flops(model: Any, rows: PairLengths, batch_rows: float, is_traini
     # Of the light Transformer the weights of one layer, applied several times.
     times = (config.num_encoder_layers, config.num_decoder_layers) if config.architecture == "light" else (1, 1)
     encoded = rows.encoded_in_batch(size) * len(rows) / size * times[0] * _num_weights(model.encoder)
-    read = rows.antigen_tokens[rows.antigen_index].sum() * _num_weights(decoder, r"EncDecAttention\.[kv]\.")
+    read = rows.antigen_tokens[rows.antigen_index].sum() * _num_weights(decoder, READERS)
     output = config.vocab_size * (config.d_model if model.output is None else config.hidden_size)
-    layers = times[1] * _num_weights(decoder, r"^(?!.*(bridge|EncDecAttention\.[kv]\.))")
-    written = rows.pair_tokens.sum() * (layers + output)
-    return 2.0 * float(encoded + read + written) * (3 if is_training else 1)
+    layers = times[1] * _num_weights(decoder, rf"^(?!.*(bridge|{READERS}))")
+    return 2.0 * float(encoded + read + rows.pair_tokens.sum() * (layers + output)) * (3 if is_training else 1)
 
 
 def _num_weights(module: nn.Module, names: str = "") -> int:

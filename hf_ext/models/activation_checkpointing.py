@@ -1,15 +1,14 @@
 """What a layer keeps for its backward pass and what it computes again, as policies.
 
-They act through transformers' own switch where a model has it, and else through torch's checkpoint around each block
-(`blocks.py`), with the same contexts.
+They act in layers of transformers that know how to be computed again, and else through torch's checkpoint around each
+block (`blocks.py`), with the same contexts. transformers' own switch is not thrown: it also asks the inputs of frozen
+layers for gradients, and gives T5's cross-attention a mask with one, for which torch has another kernel.
 
 `attention` keeps what attention puts out, which is dear to compute and small; `pointwise` keeps products with weights
 too, so that only norms, GELU, rotation and casts are computed again. Both name operations to torch's selective
 checkpointing. The numbers are those without: random states are restored before a layer is computed again, and an
 operation that draws itself (attention with dropout) is always computed again, since what is drawn after it would shift.
-Two exceptions: under autocast, gradients of a weight that a pass uses twice are added in float32, not in half
-precision; and T5's cross-attention (a generator's) takes another kernel of torch, since T5 then gives it a mask with a
-gradient.
+One exception: under autocast, gradients of a weight that a pass uses twice are added in float32, not in half precision.
 
 Source: torch.utils.checkpoint.create_selective_checkpoint_contexts; `activation_checkpointing_enable` of transformers.
 """
@@ -54,8 +53,8 @@ _KEPT: dict[str, frozenset[str]] = {"attention": ATTENTION, "pointwise": ATTENTI
 def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> int:
     """Makes a model's layers compute again in the backward pass what `policy` does not keep, while they train.
 
-    Of a `PreTrainedModel` that can, by transformers' own switch; of any other model, and by pattern, around the forward
-    of each block.
+    Of a `PreTrainedModel` that can, in those layers that transformers would take; of any other model, and
+    by pattern, around the forward of each block.
 
     Args:
         model: any, or one with adapters of PEFT.
@@ -74,27 +73,15 @@ def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> 
     if policy not in POLICIES:
         raise ArgumentError(f"policy={policy!r}: allowed are {', '.join(POLICIES)}.")
     unset_policy(model)
-    inner: Any = unwrap_peft(model)
     if policy == "none":
         return 0
     given: dict[str, Any] = {"use_reentrant": False}
     if policy in _KEPT:
         given["context_fn"] = partial(_contexts, _KEPT[policy])
-    period = 2 if policy == "half" else 1
-    if pattern is None and _supports(inner):
-        _set_of_transformers(inner, given, period)
-    else:
-        for layer in trained_layers(model, pattern)[::period]:
-            _recompute_layer(layer, given)
-    return len(recomputed_layers(model))
-
-
-def _set_of_transformers(inner: Any, given: dict[str, Any], period: int) -> None:
-    hooked = _asks_for_input_gradients(inner)
-    inner.activation_checkpointing_enable(given, every_n_layers=period)
-    if not hooked and _asks_for_input_gradients(inner):
-        # Only reentrant checkpointing needs them; here they would send a backward pass through layers that are frozen.
-        inner.disable_input_require_grads()
+    layers = trained_layers(model, pattern)[:: 2 if policy == "half" else 1]
+    for layer in layers:
+        _recompute_layer(layer, given)
+    return len(layers)
 
 
 def _recompute_layer(layer: Any, given: dict[str, Any]) -> None:
@@ -136,13 +123,6 @@ def is_recomputed(module: nn.Module) -> bool:
     return _OWN in vars(module) or bool(getattr(module, "gradient_checkpointing", False))
 
 
-def recomputed_layers(model: nn.Module) -> list[nn.Module]:
-    """Layers that compute something again while they train, and not those of encoders whose every weight is frozen."""
-    left_out = _frozen_parts(unwrap_peft(model))
-    layers = [m for m in model.modules() if _OWN in vars(m) or isinstance(m, GradientCheckpointingLayer)]
-    return [layer for layer in layers if is_recomputed(layer) and layer not in left_out]
-
-
 def trained_layers(model: nn.Module, pattern: str | None = None) -> list[Any]:
     """Layers that can be computed again, in their order; none of encoders that do not train at all.
 
@@ -175,10 +155,6 @@ def _frozen_parts(model: nn.Module) -> set[nn.Module]:
 def _supports(model: Any) -> bool:
     layers = any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
     return bool(getattr(model, "supports_gradient_checkpointing", False)) and layers
-
-
-def _asks_for_input_gradients(model: Any) -> bool:
-    return bool(getattr(model, "_require_grads_hooks", None))
 
 
 class _Recording:

@@ -250,14 +250,17 @@ class AffinityModel(PreTrainedModel):
         features = torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1)
         filled = self._mark(absent, features) if absent else None
         output = self.head(features, filled)
-        ridge = self._predict_ridge(features, filled)
+        ridge = None
+        if self.ridge is not None:
+            ridge = self.ridge(features if filled is None else torch.where(filled, self.head.fill, features))
         members = None
         if self.config.ensemble_size > 1:
             members = self._in_label_units(output, None if ridge is None else ridge[:, None])
             output = output.mean(1)
         loss = None
         if labels is not None:
-            loss = self._loss(output, labels, bounds, num_items_in_batch)
+            total = self._regression_loss(output, labels, bounds)
+            loss = total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
         return AffinityOutput(loss=loss, logits=self._in_label_units(output, ridge), member_logits=members)
 
     def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
@@ -267,11 +270,6 @@ class AffinityModel(PreTrainedModel):
         present = features.new_zeros(len(features), dtype=torch.bool)
         blocks = [absent.get(name, present)[:, None].expand(-1, w) for name, w in self.embedding_sizes.items()]
         return torch.cat(blocks, dim=1)
-
-    def _predict_ridge(self, features: torch.Tensor, filled: torch.Tensor | None) -> torch.Tensor | None:
-        if self.ridge is None or not stacks_ridge(self.config.calibration):
-            return None
-        return self.ridge(features if filled is None else torch.where(filled, self.head.fill, features))
 
     def _in_label_units(self, output: torch.Tensor, ridge: torch.Tensor | None) -> torch.Tensor:
         return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration, ridge)
@@ -380,16 +378,6 @@ class AffinityModel(PreTrainedModel):
             return None
         output = (logits - config.label_mean) / config.label_std
         return self._regression_loss(output, labels, bounds, per_row=True)
-
-    def _loss(
-        self,
-        output: torch.Tensor,
-        labels: torch.Tensor,
-        bounds: torch.Tensor | None,
-        num_items: torch.Tensor | int | None,
-    ) -> torch.Tensor:
-        total = self._regression_loss(output, labels, bounds)
-        return total / (len(labels) if num_items is None else num_items)
 
     def _regression_loss(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any, **kwargs: Any) -> torch.Tensor:
         config = self.config

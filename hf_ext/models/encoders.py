@@ -21,7 +21,6 @@ from .configuration import EncoderSpec, Training
 from .families import FAMILIES, check_family
 from .lora import LoraSettings, add_adapters
 
-_WIDEST = 2**16  # a dozen times the widest known; numbers beyond are damage, and would take all memory
 _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume. RoFormer's table of sines
 # is a weight by name alone.
@@ -59,7 +58,7 @@ def check_configuration(name_or_path: str, config: dict[str, Any]) -> None:
     """Refuses what transformers takes without a word, and fails at when the first batch comes.
 
     Raises:
-        ArgumentError: no width, one that nothing has, or an ESM without a padding token.
+        ArgumentError: no width, or an ESM without a padding token.
     """
     width = config.get("hidden_size") or config.get("d_model")
     if not isinstance(width, int) or not width:
@@ -67,8 +66,6 @@ def check_configuration(name_or_path: str, config: dict[str, Any]) -> None:
             f"{name_or_path!r} is of type {config['model_type']!r}, whose config.json gives no width as hidden_size or "
             f"d_model: give an encoder of proteins, of type {', '.join(FAMILIES)} for example."
         )
-    if width > _WIDEST:
-        raise ArgumentError(f"{name_or_path!r}: its config.json says {width} wide; allowed are up to {_WIDEST}.")
     if config["model_type"] == "esm" and config.get("pad_token_id") is None:
         raise ArgumentError(f"{name_or_path!r}: its config.json has no pad_token_id, which ESM counts positions from.")
 

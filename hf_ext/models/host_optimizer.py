@@ -89,10 +89,8 @@ class HostOptimizer(Optimizer):
         return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
 
     def _move_state(self) -> None:
-        for parameter, values in self.state.items():
-            self.state[parameter] = send_to_device(
-                values, "cpu"
-            )  # one at a time, so that each frees its part of the device
+        for parameter, values in self.state.items():  # one at a time, so that each frees its part of the device
+            self.state[parameter] = send_to_device(values, "cpu")
 
     @contextmanager
     def _on_host(self, twins: dict[torch.Tensor, _Twin]) -> Iterator[None]:
@@ -140,10 +138,8 @@ class _Twin:
     @classmethod
     def of(cls, parameter: torch.Tensor) -> _Twin:
         """Uninitialised, of the parameter's shape and dtype; pinned for one on CUDA."""
-        weight, gradient = (
-            torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.is_cuda)
-            for _ in range(2)
-        )
+        given: dict[str, Any] = {"dtype": parameter.dtype, "pin_memory": parameter.is_cuda}
+        weight, gradient = (torch.empty(parameter.shape, **given) for _ in range(2))
         return cls(nn.Parameter(weight), gradient)
 
     def take(self, parameter: torch.Tensor) -> None:

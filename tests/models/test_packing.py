@@ -250,15 +250,6 @@ def test_autocast_is_as_far_from_float32_as_padded_autocast_is(dtype):
         assert relative_error(new, exact) < 2 * relative_error(old, exact) < 0.2
 
 
-def test_two_threads_compute_what_one_computes():
-    stock, model = tiny_esm(), packed(tiny_esm())
-    torch.set_num_threads(2)
-    try:
-        assert largest_error(model, stock, make_batch((40, 17, 23))) < BOUND
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_evaluation_and_inference_mode_compute_the_same():
     for make in (tiny_esm, tiny_t5, tiny_esmc, tiny_bert):
         expected = real_outputs(make(), make_batch())

@@ -204,16 +204,6 @@ def test_a_copy_computes_with_its_own_weights_and_buffers(make):
     assert "forward" in find_encoders(model)[0].__dict__
 
 
-def test_averaged_weights_are_packed_and_their_own(make):
-    model = packed(make())
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    averaged.update_parameters(model)
-    assert largest_error(averaged.module, model, make_batch()) < 2e-5  # the first update copies
-
-
 def test_trainer_sees_the_arguments_that_the_encoder_had():
     for encoder, owner in ((packed(esm_encoder()), EsmModel), (packed(tiny_t5()).encoder, T5Stack)):
         names = [*inspect.signature(encoder.forward).parameters]

@@ -5,14 +5,13 @@ from types import MethodType
 
 import pytest
 import torch
-from any_models import Attributes, Net, gpt2, resnet
+from any_models import Attributes, Net, gpt2, recomputed_layers, resnet
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
 from hf_ext.models.activation_checkpointing import (
     POLICIES,
-    recomputed_layers,
     set_policy,
     trained_layers,
     unset_policy,

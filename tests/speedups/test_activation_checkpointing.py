@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from any_models import recomputed_layers
 from compiled_runs import compiled_trainer
 from compiled_runs import evidence as graphs_of
 from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_trainer
 
-from hf_ext.models.activation_checkpointing import POLICIES, recomputed_layers
+from hf_ext.models.activation_checkpointing import POLICIES
 
 PACKED = {"speedups": ["attention", "packing"]}
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from any_models import TRAINED, resnet, rows_of_images
+from any_models import TRAINED, recomputed_layers, resnet, rows_of_images
 from tiny_encoders import tiny_bert, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows
 from token_rows import pad_rows
@@ -13,7 +13,6 @@ from torch import nn
 from transformers import BertModel, EsmModel
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.activation_checkpointing import recomputed_layers
 from hf_ext.models.blocks import find_blocks
 from hf_ext.models.muon import MuonAdamW
 from hf_ext.plan import make_plan
@@ -100,7 +99,7 @@ def test_muon_trains_and_says_what_goes_where(tmp_path, name):
     reason = trainer.plan["muon"].reason
     blocks = {"BERT": "18 matrices of 3 BertLayer", "ViT": "18 matrices of 3 ViTLayer"}
     blocks |= {"GPT-2": "12 matrices of 3 GPT2Block", "plain module": "8 matrices of 4 Layer"}
-    assert reason.startswith(f"{blocks[name]} get Muon, the rest AdamW (")
+    assert reason.startswith(f"{blocks[name]} get Muon, the rest AdamW")
     before = copy.deepcopy(trainer.model)
     trainer.train()
     optimizer = trainer.optimizer.optimizer

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from .configuration import GeneratorConfig
 from .embeddings import sinusoids
-from .states import DecoderState, EncoderStates, pick
+from .states import DecoderState, EncoderStates
 
 CHUNK = 32  # tokens that attend to each other directly; earlier ones are seen through their sum
 SMALLEST = 1e-6  # of a weights' sum, so that rows without a token give 0 and not NaN
@@ -188,16 +188,12 @@ class LightDecoder(nn.Module):
         embedded: torch.Tensor,
         encoded: EncoderStates,
         attention_mask: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
         past: LightState | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, LightState | None]:
         """(rows, tokens, d_model), and the sums after them if `use_cache`; for the arguments see `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
-        if past is None:  # once per antigen, however many rows have it
-            antigens = self.cross_attention.summarise(states, attention_mask)
-            past = LightState(pick(antigens, index), self.num_applications)
-        state = past
+        state = past or LightState(self.cross_attention.summarise(states, attention_mask), self.num_applications)
         positions = state.num_tokens + torch.arange(embedded.shape[1], device=embedded.device)
         x = self.dropout(embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype))
         for number in range(self.num_applications):

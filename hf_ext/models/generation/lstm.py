@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ...errors import ArgumentError
 from .configuration import GeneratorConfig
-from .states import DecoderState, EncoderStates, pick
+from .states import DecoderState, EncoderStates
 
 Memory = tuple[torch.Tensor, torch.Tensor]  # hidden states and cells, (layers * 2, k, hidden) each
 
@@ -146,7 +146,6 @@ class LstmDecoder(nn.Module):
         embedded: torch.Tensor,
         encoded: EncoderStates,
         attention_mask: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
         past: LstmState | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, LstmState | None]:
@@ -154,22 +153,21 @@ class LstmDecoder(nn.Module):
 
         Args:
             embedded: (rows, tokens, d_model): those that `past` has not seen.
-            encoded, attention_mask: of k antigens; the mask (k, antigen tokens).
-            index: (rows,), which antigen each row has; None: k = rows, in their order.
+            encoded, attention_mask: of each row's antigen; the mask (rows, antigen tokens).
         """
-        state = self._begin(encoded, index) if past is None else past
+        state = self._begin(encoded) if past is None else past
         start = (state.hidden.contiguous(), state.cell.contiguous())
         output, (hidden, cell) = self.lstm(self.dropout(embedded), start)
         if self.combine is not None:
-            output = self._attend(output, state.keys, None if attention_mask is None else pick(attention_mask, index))
+            output = self._attend(output, state.keys, attention_mask)
         if not use_cache:
             return self.dropout(output), None
         state.hidden, state.cell = hidden, cell
         state.num_tokens += embedded.shape[1]
         return self.dropout(output), state
 
-    def _begin(self, encoded: EncoderStates, index: torch.Tensor | None) -> LstmState:
-        """The state before the first token: computed once per antigen, then handed to its rows."""
+    def _begin(self, encoded: EncoderStates) -> LstmState:
+        """The state before the first token."""
         memory, mean, states = encoded.memory, encoded.mean, encoded.last_hidden_state
         if memory is None or mean is None:
             raise ArgumentError("encoder_outputs without memory and mean: give an LSTM's decoder what encode returned.")
@@ -177,9 +175,7 @@ class LstmDecoder(nn.Module):
         hiddens = [linear(torch.cat([hidden[:, i], mean], dim=1)) for i, linear in enumerate(self.hidden_bridge)]
         cells = [linear(cell[:, i]) for i, linear in enumerate(self.cell_bridge)]
         return LstmState(
-            hidden=torch.stack([pick(layer, index) for layer in hiddens]),
-            cell=torch.stack([pick(layer, index) for layer in cells]),
-            keys=None if self.keys is None else pick(self.keys(states), index),
+            hidden=torch.stack(hiddens), cell=torch.stack(cells), keys=None if self.keys is None else self.keys(states)
         )
 
     def _attend(self, output: torch.Tensor, keys: Any, mask: torch.Tensor | None) -> torch.Tensor:

@@ -21,7 +21,7 @@ from .embeddings import AffinityEmbedding
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
 from .lstm import LstmDecoder, LstmEncoder
-from .states import EncoderStates, as_states, pick
+from .states import EncoderStates, as_states
 from .transformer import TransformerDecoder, TransformerEncoder
 
 # No antibody can be made of them; after few steps they would be drawn all the same.
@@ -220,7 +220,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
                 raise ArgumentError("Nothing to write: give labels, or decoder_input_ids. (generate needs neither.)")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         encoded = self.encode(input_ids, attention_mask, encoder_outputs, layout)
-        check_rows(encoded, attention_mask, antigen_index, len(decoder_input_ids))
+        of_rows, mask = _of_rows(encoded, attention_mask, antigen_index, len(decoder_input_ids))
         if affinity is not None and affinity.shape != (len(decoder_input_ids),):
             raise ArgumentError(
                 f"affinity has shape {tuple(affinity.shape)}, there are {len(decoder_input_ids)} rows: give one number "
@@ -230,15 +230,11 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         embedded = embedded + self.affinity(affinity, len(embedded))[:, None]
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None and not self.training
-        hidden, cache = self.decoder(embedded, encoded, attention_mask, antigen_index, cache, use_cache)
+        hidden, cache = self.decoder(embedded, of_rows, mask, cache, use_cache)
         logits = self._score(hidden)
         loss = None if labels is None else exact_loss("tokens", self.config, logits, labels, num_items_in_batch)
-        output = Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            cache=cache,
-            encoder_last_hidden_state=encoded.last_hidden_state,
-        )
+        states = encoded.last_hidden_state
+        output = Seq2SeqLMOutput(loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=states)
         return output.to_tuple() if return_dict is False else output
 
     def _score(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -274,29 +270,33 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         states: Any = encoded.last_hidden_state
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
-        check_rows(encoded, attention_mask, antigen_index, len(states) if antigen_index is None else len(antigen_index))
-        if antigen_index is not None:
-            encoded, attention_mask = encoded.select(antigen_index), pick(attention_mask, antigen_index)
-        kwargs |= {"encoder_outputs": encoded, "attention_mask": attention_mask}
-        return super().generate(None, *args, **kwargs)
+        num_rows = len(states) if antigen_index is None else len(antigen_index)
+        encoded, mask = _of_rows(encoded, attention_mask, antigen_index, num_rows)
+        return super().generate(None, *args, **kwargs, encoder_outputs=encoded, attention_mask=mask)
 
 
-def check_rows(
-    encoded: EncoderStates, attention_mask: torch.Tensor | None, index: torch.Tensor | None, num_rows: int
-) -> None:
-    """Refuses antigens, masks and rows that do not fit together.
+def _of_rows(
+    encoded: EncoderStates, mask: torch.Tensor | None, index: torch.Tensor | None, num_rows: int
+) -> tuple[EncoderStates, torch.Tensor | None]:
+    """States and masks of each row's antigen, from those of k antigens.
 
     Raises:
         ArgumentError: a mask of other tokens than the states'; an `index` of other than `num_rows` rows; or none, and
             other than `num_rows` antigens.
     """
     states: Any = encoded.last_hidden_state
-    if attention_mask is not None and attention_mask.shape != states.shape[:2]:
+    if mask is not None and mask.shape != states.shape[:2]:
         raise ArgumentError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, the antigens' states {tuple(states.shape[:2])}: "
-            "give the mask of the tokens that were encoded."
+            f"attention_mask has shape {tuple(mask.shape)}, the antigens' states {tuple(states.shape[:2])}: give the "
+            "mask of the tokens that were encoded."
         )
-    if index is None and len(states) != num_rows:
-        raise ArgumentError(f"{len(states)} antigens for {num_rows} rows: say in antigen_index which row has which.")
-    if index is not None and len(index) != num_rows:
+    if index is None:
+        if len(states) != num_rows:
+            raise ArgumentError(
+                f"{len(states)} antigens for {num_rows} rows: say in antigen_index which row has which."
+            )
+        return encoded, mask
+    if len(index) != num_rows:
         raise ArgumentError(f"antigen_index has {len(index)} rows, there are {num_rows} to write.")
+    chosen = EncoderStates(**{name: value.index_select(0, index) for name, value in encoded.items()})
+    return chosen, None if mask is None else mask.index_select(0, index)

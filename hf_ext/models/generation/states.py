@@ -23,15 +23,6 @@ class EncoderStates(ModelOutput):
     memory: torch.Tensor | None = None
     mean: torch.Tensor | None = None
 
-    def select(self, index: torch.Tensor) -> EncoderStates:
-        """The entries of each row's antigen: `index` (rows,)."""
-        return EncoderStates(**{name: value.index_select(0, index) for name, value in self.items()})
-
-
-def pick(of_antigens: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
-    """Of k antigens to rows: (k, ...) to (rows, ...) by `index`, (rows,); None: row i has antigen i."""
-    return of_antigens if index is None else of_antigens.index_select(0, index)
-
 
 def as_states(given: Any) -> EncoderStates:
     """`EncoderStates` from what a caller gave as `encoder_outputs`: those, a tuple that begins with states, or states.

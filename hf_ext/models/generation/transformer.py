@@ -17,7 +17,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 from .configuration import GeneratorConfig
 from .embeddings import sinusoids
-from .states import EncoderStates, pick
+from .states import EncoderStates
 
 
 def t5_config(config: GeneratorConfig, is_decoder: bool) -> T5Config:
@@ -88,7 +88,6 @@ class TransformerDecoder(nn.Module):
         embedded: torch.Tensor,
         encoded: EncoderStates,
         attention_mask: torch.Tensor | None = None,
-        index: torch.Tensor | None = None,
         past: Any = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, Any]:
@@ -105,7 +104,7 @@ class TransformerDecoder(nn.Module):
             inputs_embeds=embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype),
             use_cache=use_cache,
             cache=past,
-            encoder_hidden_states=pick(states, index),
-            encoder_attention_mask=None if attention_mask is None else pick(attention_mask, index),
+            encoder_hidden_states=states,
+            encoder_attention_mask=attention_mask,
         )
         return output.last_hidden_state, output.cache if use_cache else None
