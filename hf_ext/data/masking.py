@@ -47,11 +47,6 @@ def splitmix64(seeds: np.ndarray, num: int) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-def _uniform(seeds: np.ndarray, num: int) -> np.ndarray:
-    """(n, num) float64 in [0, 1)."""
-    return (splitmix64(seeds, num) >> np.uint64(11)) * 2.0**-53
-
-
 class MaskedLMCollator:
     """Tokenizes sequences, crops what is too long at random, and masks residues by ESM's recipe.
 
@@ -129,7 +124,8 @@ class MaskedLMCollator:
         keys = self._keys(features, list(zip(*parts)))
         batch = tokenizer(*self._crop(parts, keys[:, 0]))
         is_residue, ids = batch.pop("residue_mask").numpy(), batch["input_ids"].numpy()
-        draws, treatment, letters = (_uniform(keys[:, i], ids.shape[1]) for i in (1, 2, 3))
+        # In [0, 1), with the 53 bits that a float64 has.
+        draws, treatment, letters = ((splitmix64(key, ids.shape[1]) >> np.uint64(11)) * 2.0**-53 for key in keys.T[1:])
         chosen = choose_residues(is_residue, draws, self.mlm_probability)
         batch["labels"] = torch.from_numpy(np.where(chosen, ids, IGNORED))
         is_masked = chosen & (treatment < MASK_SHARE)

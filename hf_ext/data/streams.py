@@ -113,9 +113,9 @@ class StreamBatchSampler(Sampler[list[Any]]):
         self.stream, self.rows_per_batch, self.pass_column = stream, rows_per_batch, pass_column
         self.world_size = world_size
         self._can_seek = can_seek(stream)
-        self._has_sought = False
-        self._positions: deque[dict[str, Any]] = deque(maxlen=num_remembered + 1)
-        self.load_state_dict(START)
+        self._has_sought = self._has_begun = False
+        self._num_dropped = self._num_batches = 0
+        self._positions: deque[dict[str, Any]] = deque([START], maxlen=num_remembered + 1)
 
     def __iter__(self) -> Iterator[list[Any]]:
         if self._has_begun:

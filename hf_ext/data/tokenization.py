@@ -67,8 +67,8 @@ class ResidueTokenizer:
         self.pad_token_id = int(tokenizer.pad_token_id)
         self.template = _read_template(tokenizer, num_parts)
         self.table = _read_table(tokenizer, self.template)
-        # Whether one part of a pair alone can be written as a single sequence.
-        self.frames_alike = num_parts == 1 or self.template.frames(_own_ids(tokenizer, self.template.spaced, "A", "A"))
+        ids = _tokenize(tokenizer, self.template.spaced, *["A"] * num_parts)["input_ids"]
+        self.frames_alike = self.template.frames(ids)  # whether one part of a pair alone can be a single sequence
         limit = max_length or int(min(tokenizer.model_max_length, _NO_LIMIT))
         self.max_residues: int | None = None if limit >= _NO_LIMIT else limit - self.template.num_special
 
@@ -151,10 +151,6 @@ def _bytes_of(sequences: Iterable[str]) -> np.ndarray:
     return np.frombuffer("".join(sequences).encode("ascii"), np.uint8)
 
 
-def _own_ids(tokenizer: Any, spaced: bool, *parts: str) -> list[int]:
-    return list(_tokenize(tokenizer, spaced, *parts)["input_ids"])
-
-
 def _tokenize(tokenizer: Any, spaced: bool, *parts: str) -> Any:
     texts = [" ".join(part) if spaced else part for part in parts]
     # ESM C's chains are one text with a token between them; as two texts its tokenizer frames them with nothing at all.
@@ -164,17 +160,17 @@ def _tokenize(tokenizer: Any, spaced: bool, *parts: str) -> Any:
 
 def _read_template(tokenizer: Any, num_parts: int) -> Template:
     for spaced in (False, True):  # residues that are to be seen one by one: spaced for T5 and BERT, not for ESM
-        ids = [i for i in _own_ids(tokenizer, spaced, STANDARD) if i not in tokenizer.all_special_ids]
+        ids = [i for i in _tokenize(tokenizer, spaced, STANDARD)["input_ids"] if i not in tokenizer.all_special_ids]
         if len(ids) == len(STANDARD) == len(set(ids)):
             break
     else:
         problem = "does not map the 20 standard residues to 20 different tokens, with or without spaces"
         raise _not_for_proteins(tokenizer, problem)
-    single, other = _own_ids(tokenizer, spaced, "A"), _own_ids(tokenizer, spaced, "C")
+    single, other = (_tokenize(tokenizer, spaced, letter)["input_ids"] for letter in "AC")
     first = next(i for i, (a, c) in enumerate(zip(single, other)) if a != c)
     prefix, suffix = tuple(single[:first]), tuple(single[first + 1 :])
     encoded = _tokenize(tokenizer, spaced, *["A"] * num_parts)
-    ids = list(encoded["input_ids"])
+    ids = encoded["input_ids"]
     between = tuple(ids[first + 1 : len(ids) - len(suffix) - 1])
     return Template(prefix, between, suffix, spaced, "token_type_ids" in encoded)
 
@@ -186,7 +182,7 @@ def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
     """
     known: dict[str, int] = {}
     for letter in (*STANDARD, "X", *RARE):
-        ids = _own_ids(tokenizer, template.spaced, letter)
+        ids = _tokenize(tokenizer, template.spaced, letter)["input_ids"]
         residues = ids[len(template.prefix) : len(ids) - len(template.suffix)]
         if len(residues) == 1 and residues[0] != tokenizer.unk_token_id:
             known[letter] = residues[0]
@@ -196,7 +192,7 @@ def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
     for first in STANDARD:
         probe = "".join(first + second for second in STANDARD)
         looked_up = [*template.prefix, *table[[*probe.encode()]].tolist(), *template.suffix]
-        if _own_ids(tokenizer, template.spaced, probe) != looked_up:
+        if _tokenize(tokenizer, template.spaced, probe)["input_ids"] != looked_up:
             raise _not_for_proteins(tokenizer, "does not give a residue the same one token wherever it stands")
     return table
 

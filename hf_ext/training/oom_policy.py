@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from ..data.batch_cutting import copy_batch, count_rows, cut_batch
-from ..data.random_states import capture_rng, restore_rng
+from ..data.random_states import States, capture_rng, restore_rng
 from ..data.token_budget import count_tokens
 from ..errors import ArgumentError, DataError, MemoryExhausted
 from ..hardware import detect_hardware
@@ -64,7 +64,7 @@ class OomPolicy(TrainerCallback):
         self.is_on = self._can_repeat or is_skipped
         self.rows: int | None = None
         self._batches: list[Any] = []  # of the optimizer step at hand; and what was before the first of them
-        self._rng: dict[str, Any] = {}
+        self._rng: States = []
         self._loss_before: Any = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -128,13 +128,10 @@ def test_workers_do_not_change_the_order_and_batches_run_across_passes(num_worke
     assert list(islice(loader, 4)) == [(0, 1, 2), (3, 4, 0), (1, 2, 3), (4, 0, 1)]
 
 
-def test_rows_carry_the_number_of_their_pass():
+def test_rows_carry_the_number_of_their_pass_and_a_shuffled_stream_has_another_order_in_each():
     sampler = StreamBatchSampler(of_arrow(2, 1), 3, pass_column="mask_epoch")
     rows = [row for batch in islice(sampler, 2) for row in batch]
     assert [(row["id"], row["mask_epoch"]) for row in rows] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
-
-
-def test_a_shuffled_stream_has_another_order_in_each_pass():
     first, second = islice(StreamBatchSampler(of_generator(2).shuffle(seed=0, buffer_size=14), 14), 2)
     assert first != second
     assert sorted(row["id"] for row in first) == sorted(row["id"] for row in second) == [*range(7), *range(10, 17)]
@@ -190,12 +187,9 @@ def test_a_resume_after_any_batch_of_any_pass_continues_with_the_next(name):
 
 def test_datasets_states_are_still_inexact_for_shuffle_buffers():
     stream = READING_AGAIN["shuffled"]()
-    rows = []
-    for row in islice(stream, 8):
-        rows.append(row)
+    rows = list(islice(stream, 8))
     stream.load_state_dict(stream.state_dict())
-    left = list(stream)
-    assert rows + left != list(READING_AGAIN["shuffled"]())  # when this fails, shuffled streams can seek too
+    assert rows + list(stream) != list(READING_AGAIN["shuffled"]())  # when this fails, shuffled streams can seek too
 
 
 def test_of_a_resumed_run_the_next_resume_is_exact_too():
