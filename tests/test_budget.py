@@ -25,7 +25,7 @@ BUDGET = {
     "masked_lm": (385, 4),
     "memory": (632, 7),
     "models": (3721, 48),
-    "pde": (1133, 16),
+    "pde": (979, 13),
     "recipes": (2, 1),
     "reporting": (3940, 63),
     "speedups": (1915, 20),

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..arguments.checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
+from ..arguments.checks import COUNT, COUNT_FROM_ZERO, NOT_NEGATIVE, SEED, check_ranges
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 from ..models.lora import require_base
 from .configuration import OperatorConfig
 from .tasks import TASKS
 
-FROM_ZERO = Range("0 or more", lambda value: value >= 0)
 RANGES = {
     **dict.fromkeys(("num_train_samples", "num_eval_samples", "num_queries"), COUNT),
-    **dict.fromkeys(("samples_seed", "inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
-    **dict.fromkeys(("inverse_loss_weight", "physics_weight"), FROM_ZERO),
+    **dict.fromkeys(("inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
+    **dict.fromkeys(("inverse_loss_weight", "physics_weight"), NOT_NEGATIVE),
+    "samples_seed": SEED,
 }
 ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
     "prediction_loss_only": ((False,), "scores are made of predictions"),
-    "batch_eval_metrics": ((False,), "errors are means over all rows"),
-    "eval_do_concat_batches": ((True,), "errors are means over all rows"),
-    "label_names": ((None, ["labels"]), "batches call the solutions labels"),
+    "dataloader_drop_last": ((False,), "evaluations would drop rows, too, and scores are of all"),
     "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
-    "neftune_noise_alpha": ((None,), "there are no embeddings of tokens to add noise to"),
     "train_sampling_strategy": (("random", "sequential"), "all rows have one length"),
     "remove_unused_columns": ((False,), "batches are made of all columns"),
 }
@@ -38,18 +36,11 @@ def check_training(args: OperatorArguments, training: Any) -> None:
         training: `FastTrainingArguments`.
 
     Raises:
-        ArgumentError: a value that is not in `ALLOWED`; `dataloader_drop_last` where evaluations would drop rows;
-            `use_peft` on a new model.
+        ArgumentError: a value that is not in `ALLOWED`, or `use_peft` on a new model.
     """
     for name, (values, why) in ALLOWED.items():
         if (value := getattr(training, name)) not in values:
             raise ArgumentError(f"{name}={value!r}: {why}. Leave it out.")
-    rows = training.eval_batch_size * training.world_size
-    if training.dataloader_drop_last and args.num_eval_samples % rows:
-        raise ArgumentError(
-            f"dataloader_drop_last=True with num_eval_samples={args.num_eval_samples}: evaluations would drop rows, "
-            f"too, and scores are of all. Give a multiple of {rows}, or another per_device_eval_batch_size."
-        )
     if training.use_peft:
         require_base(args.model_name_or_path)
 
@@ -65,16 +56,8 @@ class OperatorArguments:
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
-        *(
-            "tasks",
-            "dataset_name",
-            "resolution",
-            "num_train_samples",
-            "data_cache_dir",
-            "model_name_or_path",
-            "hidden_size",
-        ),
-        *("num_hidden_layers", "preset", "effective_batch_size"),
+        *("tasks", "dataset_name", "resolution", "num_train_samples", "data_cache_dir", "model_name_or_path"),
+        *("hidden_size", "num_hidden_layers", "preset", "effective_batch_size"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
@@ -131,13 +114,13 @@ class OperatorArguments:
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
         OperatorConfig(**self.shape)  # refuses what no model has
-        if self.num_queries is not None and self.num_queries > self.resolution**2:
+        if self.queries_per_step > self.resolution**2:
             raise ArgumentError(
                 f"num_queries={self.num_queries}: a sample has {self.resolution**2:,} points at resolution "
-                f"{self.resolution}. Give at most as many, or leave it out for all."
+                f"{self.resolution}. Give at most as many, or leave it out for half of them."
             )
-        if not self.data_cache_dir:
-            raise ArgumentError("data_cache_dir='': name a folder.")
+        if os.path.expanduser(self.data_cache_dir)[:1] in ("", "~"):
+            raise ArgumentError(f"data_cache_dir={self.data_cache_dir!r}: no such folder. Name one in full.")
 
     @property
     def queries_per_step(self) -> int:
