@@ -95,6 +95,7 @@ def test_what_no_operator_can_be_trained_with_is_refused_before_anything_is_made
     for arguments, why in (
         ("--use_peft true", "start from a model that was saved"),
         ("--prediction_loss_only true", "=True: scores are made of predictions. Leave it out"),
+        ("--eval_do_concat_batches false", "=False: errors are means over all rows"),
         ("--dataloader_drop_last true", "evaluations would drop rows, too"),
         ("--label_smoothing_factor 0.1", "=0.1: labels are fields, not classes"),
         ("--train_sampling_strategy group_by_length", "='group_by_length': all rows have one length"),

@@ -5,20 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..arguments.checks import COUNT, Range, check_ranges
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 
 # Shapes of published models: layers, width, attention heads.
-ESM2_SIZES = {
+SIZES = {
     "esm2_8M": (6, 320, 20),
     "esm2_35M": (12, 480, 20),
     "esm2_150M": (30, 640, 20),
     "esm2_650M": (33, 1280, 20),
     "esm2_3B": (36, 2560, 40),
+    "esmc_300M": (30, 960, 15),
+    "esmc_600M": (36, 1152, 18),
+    "esmc_6B": (80, 2560, 40),
 }
-ESMC_SIZES = {"esmc_300M": (30, 960, 15), "esmc_600M": (36, 1152, 18), "esmc_6B": (80, 2560, 40)}
-SIZES = {**ESM2_SIZES, **ESMC_SIZES}
-_SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+RANGES = {
+    **dict.fromkeys((*SHAPE, "intermediate_size"), COUNT),
+    "mlm_probability": Range("above 0 and at most 1", lambda value: 0 < value <= 1),
+}
 
 
 @dataclass
@@ -73,11 +79,10 @@ class MaskedLMArguments:
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
-        if not 0 < self.mlm_probability <= 1:
-            raise ArgumentError(f"mlm_probability={self.mlm_probability}: must be above 0 and at most 1.")
+        check_ranges(self, RANGES)
         if self.model_size is not None and self.model_size not in SIZES:
             raise ArgumentError(f"model_size={self.model_size!r}: allowed are {', '.join(SIZES)}.")
-        given = [name for name in ("model_size", *_SHAPE) if getattr(self, name) is not None]
+        given = [name for name in ("model_size", *SHAPE, "intermediate_size") if getattr(self, name) is not None]
         if self.model_name_or_path and given:
             raise ArgumentError(
                 f"model_name_or_path={self.model_name_or_path!r} brings its own shape; leave {', '.join(given)} out."
@@ -88,7 +93,7 @@ class MaskedLMArguments:
     @property
     def makes_esmc(self) -> bool:
         """Whether the new model is an ESM C, not an ESM-2."""
-        return self.model_size in ESMC_SIZES
+        return str(self.model_size).startswith("esmc")
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -97,26 +102,19 @@ class MaskedLMArguments:
         Raises:
             ArgumentError: parts of the shape are missing, or the width does not divide into heads of even width.
         """
-        layers, width, heads = SIZES[self.model_size] if self.model_size else (None, None, None)
-        shape = {
-            "num_hidden_layers": self.num_hidden_layers or layers,
-            "hidden_size": self.hidden_size or width,
-            "num_attention_heads": self.num_attention_heads or heads,
-        }
-        missing = [name for name, value in shape.items() if value is None]
-        if missing:
+        named = SIZES[self.model_size] if self.model_size else (None, None, None)
+        shape: dict[str, Any] = {name: getattr(self, name) or size for name, size in zip(SHAPE, named)}
+        if missing := [name for name, value in shape.items() if value is None]:
             raise ArgumentError(
                 f"What to train? Give --model_name_or_path, or --model_size ({', '.join(SIZES)}), or a shape: "
                 f"{', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing."
             )
-        result = {name: int(value) for name, value in shape.items() if value is not None}
-        if min(result.values()) < 1 or result["hidden_size"] % (2 * result["num_attention_heads"]):
+        width, heads = shape["hidden_size"], shape["num_attention_heads"]
+        if width % (2 * heads):
             raise ArgumentError(
-                f"hidden_size={result['hidden_size']} with num_attention_heads={result['num_attention_heads']}: rotary "
-                "positions need heads of even width, so the width must be a multiple of twice the heads."
+                f"hidden_size={width} with num_attention_heads={heads}: rotary positions need heads of even width, so "
+                "the width must be a multiple of twice the heads."
             )
-        return {**result, "intermediate_size": self.intermediate_size or self._inner_width(result["hidden_size"])}
-
-    def _inner_width(self, width: int) -> int:
-        """Of the feed-forward layers: ESM C's are gated, and as wide as the next multiple of 256."""
-        return -(-width * 8 // (3 * 256)) * 256 if self.makes_esmc else 4 * width
+        # ESM C's feed-forward layers are gated, and as wide as the next multiple of 256.
+        inner = -(-width * 8 // (3 * 256)) * 256 if self.makes_esmc else 4 * width
+        return {**shape, "intermediate_size": self.intermediate_size or inner}

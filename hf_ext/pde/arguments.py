@@ -22,6 +22,7 @@ RANGES = {
 ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
     "prediction_loss_only": ((False,), "scores are made of predictions"),
     "dataloader_drop_last": ((False,), "evaluations would drop rows, too, and scores are of all"),
+    "eval_do_concat_batches": ((True,), "errors are means over all rows"),
     "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
     "train_sampling_strategy": (("random", "sequential"), "all rows have one length"),
     "remove_unused_columns": ((False,), "batches are made of all columns"),

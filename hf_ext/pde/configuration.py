@@ -42,7 +42,6 @@ class OperatorConfig(PretrainedConfig):
     """
 
     model_type = "hf_ext_operator"
-    keys_to_ignore_at_inference = ["nrmse"]
 
     tasks: list | None = None
     task_weights: list | None = None

@@ -163,16 +163,14 @@ class OperatorTransformer(PreTrainedModel):
         labels: torch.Tensor | None = None,
         points: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        return_dict: bool | None = None,
         **inputs: torch.Tensor,
-    ) -> Any:
+    ) -> OperatorOutput:
         """Predictions of B rows, each with one sample of every task, and their loss.
 
         Args:
             labels: (B, tasks, Q), float, solutions at `points`, in the order of `config.tasks`.
             points: (B, tasks, Q), int64, places in flattened targets; None: all of them.
             num_items_in_batch: labels in the whole effective batch, as Trainer counts them; None: those here.
-            return_dict: False: a tuple.
             inputs: `{task}_inputs`, (B, *input_shape), float, of each task.
 
         Returns:
@@ -195,30 +193,23 @@ class OperatorTransformer(PreTrainedModel):
             if self.terms is not None and self.training and labels is not None:
                 step = TaskStep(inputs[f"{name}_inputs"], encoded[i], latents[i], points[:, i], predictions[i])
                 extra.append(self.terms(self, name, step))
-        output = OperatorOutput(logits=torch.stack(predictions, dim=1))
-        if labels is not None:
-            output = self._score(output.logits, labels, extra, num_items_in_batch)
-        return output if return_dict is not False else output.to_tuple()
+        logits = torch.stack(predictions, dim=1)
+        if labels is None:
+            return OperatorOutput(logits=logits)
+        losses = self.row_losses(logits, labels)
+        if self.training:  # each weight has a gradient in each step, as DDP waits for, also where no term reads it
+            losses = losses + 0.0 * sum(weight.sum() for weight in self.input_decoders.parameters())
+        for term, weight in zip(extra, self.config.task_weights):
+            losses = losses + weight * term
+        num_rows = len(labels) if num_items_in_batch is None else num_items_in_batch / labels[0].numel()
+        return OperatorOutput(loss=losses.sum() / num_rows, logits=logits)
 
     def row_losses(
         self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The loss of each row, (B,), float32, without `terms`; `bounds` is not read."""
-        return self._weigh(relative_l2(logits, labels))
-
-    def _weigh(self, errors: torch.Tensor) -> torch.Tensor:
-        """(B, tasks) to (B,)."""
-        return sum(weight * errors[:, i] for i, weight in enumerate(self.config.task_weights or []))
-
-    def _score(self, logits: Any, labels: torch.Tensor, extra: list[Any], num_items: Any) -> OperatorOutput:
         errors = relative_l2(logits, labels)
-        losses = self._weigh(errors)
-        if self.training:  # each weight has a gradient in each step, as DDP waits for, also where no term reads it
-            losses = losses + 0.0 * sum(weight.sum() for weight in self.input_decoders.parameters())
-        for term, weight in zip(extra, self.config.task_weights or []):
-            losses = losses + weight * term
-        num_rows = len(labels) if num_items is None else num_items / labels[0].numel()
-        return OperatorOutput(loss=losses.sum() / num_rows, logits=logits, nrmse=errors.detach())
+        return sum(weight * errors[:, i] for i, weight in enumerate(self.config.task_weights or []))
 
     def _check_batch(self, inputs: dict[str, torch.Tensor], labels: Any, points: Any) -> None:
         names = [f"{name}_inputs" for name in self.config.tasks or []]
