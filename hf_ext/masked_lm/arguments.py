@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from ..arguments.checks import COUNT, Range, check_ranges
+from ..arguments.checks import Range, check_ranges, ranges_in_types
+from ..arguments.training_fields import Count, option
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 
@@ -21,10 +22,7 @@ SIZES = {
     "esmc_6B": (80, 2560, 40),
 }
 SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads")
-RANGES = {
-    **dict.fromkeys((*SHAPE, "intermediate_size"), COUNT),
-    "mlm_probability": Range("above 0 and at most 1", lambda value: 0 < value <= 1),
-}
+SHARE = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
 @dataclass
@@ -44,42 +42,31 @@ class MaskedLMArguments:
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
 
-    model_name_or_path: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Model to continue training: Hub id or folder. Left out: a new ESM-2."}
+    model_name_or_path: str | None = option(
+        None, "Model to continue training: Hub id or folder. Left out: a new ESM-2."
     )
-    model_revision: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Commit, tag or branch of a Hub model; a commit makes the run repeatable."}
+    model_revision: str | None = option(
+        None, "Commit, tag or branch of a Hub model; a commit makes the run repeatable."
     )
-    model_size: None | str = field(  # noqa: RUF036
-        default=None,
-        metadata={
-            "help": f"Shape of a new ESM-2 or ESM C ({', '.join(SIZES)}); the four flags below change parts of it."
-        },
+    model_size: str | None = option(
+        None, f"Shape of a new ESM-2 or ESM C ({', '.join(SIZES)}); the four flags below change parts of it."
     )
-    num_hidden_layers: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Layers of a new model."}
+    num_hidden_layers: Count | None = option(None, "Layers of a new model.")
+    hidden_size: Count | None = option(None, "Width of a new model; a multiple of twice the attention heads.")
+    num_attention_heads: Count | None = option(None, "Attention heads of a new model.")
+    intermediate_size: Count | None = option(
+        None, "Feed-forward width of a new model; left out: 4 times hidden_size, of ESM C 8/3 times."
     )
-    hidden_size: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Width of a new model; a multiple of twice the attention heads."}
+    mlm_probability: Annotated[float, SHARE] = option(
+        0.15, "Share of residues to predict; ESM-2's token dropout is made for 0.15."
     )
-    num_attention_heads: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Attention heads of a new model."}
-    )
-    intermediate_size: None | int = field(  # noqa: RUF036
-        default=None,
-        metadata={"help": "Feed-forward width of a new model; left out: 4 times hidden_size, of ESM C 8/3 times."},
-    )
-    mlm_probability: float = field(
-        default=0.15, metadata={"help": "Share of residues to predict; ESM-2's token dropout is made for 0.15."}
-    )
-    stock_trainer: bool = field(
-        default=False,
-        metadata={"help": "Train with transformers.Trainer itself, the control that comparisons measure against."},
+    stock_trainer: bool = option(
+        False, "Train with transformers.Trainer itself, the control that comparisons measure against."
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_ranges(self, ranges_in_types(MaskedLMArguments))
         if self.model_size is not None and self.model_size not in SIZES:
             raise ArgumentError(f"model_size={self.model_size!r}: allowed are {', '.join(SIZES)}.")
         given = [name for name in ("model_size", *SHAPE, "intermediate_size") if getattr(self, name) is not None]

@@ -42,7 +42,7 @@ from .results import compute_metrics, sum_rows
 DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048
-ESM2 = {  # of EsmConfig, what ESM-2 has in all sizes
+ESM2: dict[str, Any] = {  # of EsmConfig, what ESM-2 has in all sizes
     "vocab_size": len(ESM_VOCABULARY),
     "pad_token_id": ESM_VOCABULARY.index("<pad>"),
     "mask_token_id": ESM_VOCABULARY.index("<mask>"),
