@@ -26,8 +26,7 @@ import torch
 
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.pde.building import build_model, build_rows
-from hf_ext.pde.collator import OperatorCollator
-from hf_ext.pde.data import load_task
+from hf_ext.pde.data import OperatorCollator, load_task
 from hf_ext.pde.terms import AuxiliaryTerms
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,7 +25,7 @@ FIRST = {
     "max_speed": 23,
     "mlm": 22,
     "generate_antibody": 22,
-    "pde_operator": 19,
+    "pde_operator": 20,
     "sample": 21,
     "predict": 19,
     "evaluate_recipe": 20,

@@ -81,6 +81,9 @@ def test_a_mistake_names_the_remedy(tmp_path, monkeypatch):
         ("--task_weights 1", "a number above 0 for each"),
         ("--model_name_or_path nowhere", "no operator there"),
         ("--metric_for_best_model rsme", "nrmse"),
+        ("--num_train_samples 0", "num_train_samples=0: must be at least 1"),
+        ("--samples_seed 4294967296", "from 0 to 4294967295"),
+        ("--data_cache_dir ~no_such_user_here/pde", "Name one in full"),
     ):
         with pytest.raises(Exception, match=message):
             main([*SMALL, *arguments.split()])
@@ -93,10 +96,8 @@ def test_what_no_operator_can_be_trained_with_is_refused_before_anything_is_made
         ("--use_peft true", "start from a model that was saved"),
         ("--prediction_loss_only true", "=True: scores are made of predictions. Leave it out"),
         ("--eval_do_concat_batches false", "=False: errors are means over all rows"),
-        ("--dataloader_drop_last true", "evaluations would drop rows, too.*Give a multiple of 64"),
-        ("--label_names targets", r"=\['targets'\]: batches call the solutions labels"),
+        ("--dataloader_drop_last true", "evaluations would drop rows, too"),
         ("--label_smoothing_factor 0.1", "=0.1: labels are fields, not classes"),
-        ("--neftune_noise_alpha 5", "=5.0: there are no embeddings of tokens"),
         ("--train_sampling_strategy group_by_length", "='group_by_length': all rows have one length"),
     ):
         with pytest.raises(ArgumentError, match=why):

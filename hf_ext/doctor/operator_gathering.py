@@ -15,8 +15,8 @@ from ..hardware import Hardware
 from ..models.cpu_attention import flop_counter
 from ..pde.arguments import OperatorArguments, check_training
 from ..pde.building import build_collator, build_config, build_terms
-from ..pde.collator import OperatorRows
 from ..pde.configuration import OperatorConfig
+from ..pde.data import OperatorRows
 from ..pde.model import OperatorTransformer
 from ..pde.results import ErrorMetrics
 from ..pde.tasks import TASKS

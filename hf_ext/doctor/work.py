@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from ..affinity.arguments import AffinityArguments
 from ..affinity.building import model_settings, read_towers
 from ..data.columns import read_columns
 from ..masked_lm.arguments import MaskedLMArguments
-from ..masked_lm.building import build_model, freeze_contact_head, reading_model
+from ..masked_lm.building import build_model, freeze_contact_head, read_config, reading_model
 from ..models.affinity import AffinityModel
 from ..models.blocks import find_base_layers
 from ..models.configuration import EncoderSpec, build_config, input_name
@@ -145,10 +145,8 @@ def sketch_masked_lm(args: MaskedLMArguments, sequence_columns: Sequence[str]) -
 
 
 def _untrained(args: MaskedLMArguments) -> PreTrainedModel:
+    config = read_config(args)
     with reading_model(args):
-        config = AutoConfig.from_pretrained(
-            str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False
-        )
         model = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
     freeze_contact_head(model)
     return model

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from ..arguments.checks import Range, check_ranges, ranges_in_types
+from ..arguments.training_fields import Count, option
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 
 # Shapes of published models: layers, width, attention heads.
-ESM2_SIZES = {
+SIZES = {
     "esm2_8M": (6, 320, 20),
     "esm2_35M": (12, 480, 20),
     "esm2_150M": (30, 640, 20),
     "esm2_650M": (33, 1280, 20),
     "esm2_3B": (36, 2560, 40),
+    "esmc_300M": (30, 960, 15),
+    "esmc_600M": (36, 1152, 18),
+    "esmc_6B": (80, 2560, 40),
 }
-ESMC_SIZES = {"esmc_300M": (30, 960, 15), "esmc_600M": (36, 1152, 18), "esmc_6B": (80, 2560, 40)}
-SIZES = {**ESM2_SIZES, **ESMC_SIZES}
-_SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+SHARE = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
 @dataclass
@@ -38,46 +42,34 @@ class MaskedLMArguments:
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
 
-    model_name_or_path: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Model to continue training: Hub id or folder. Left out: a new ESM-2."}
+    model_name_or_path: str | None = option(
+        None, "Model to continue training: Hub id or folder. Left out: a new ESM-2."
     )
-    model_revision: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Commit, tag or branch of a Hub model; a commit makes the run repeatable."}
+    model_revision: str | None = option(
+        None, "Commit, tag or branch of a Hub model; a commit makes the run repeatable."
     )
-    model_size: None | str = field(  # noqa: RUF036
-        default=None,
-        metadata={
-            "help": f"Shape of a new ESM-2 or ESM C ({', '.join(SIZES)}); the four flags below change parts of it."
-        },
+    model_size: str | None = option(
+        None, f"Shape of a new ESM-2 or ESM C ({', '.join(SIZES)}); the four flags below change parts of it."
     )
-    num_hidden_layers: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Layers of a new model."}
+    num_hidden_layers: Count | None = option(None, "Layers of a new model.")
+    hidden_size: Count | None = option(None, "Width of a new model; a multiple of twice the attention heads.")
+    num_attention_heads: Count | None = option(None, "Attention heads of a new model.")
+    intermediate_size: Count | None = option(
+        None, "Feed-forward width of a new model; left out: 4 times hidden_size, of ESM C 8/3 times."
     )
-    hidden_size: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Width of a new model; a multiple of twice the attention heads."}
+    mlm_probability: Annotated[float, SHARE] = option(
+        0.15, "Share of residues to predict; ESM-2's token dropout is made for 0.15."
     )
-    num_attention_heads: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Attention heads of a new model."}
-    )
-    intermediate_size: None | int = field(  # noqa: RUF036
-        default=None,
-        metadata={"help": "Feed-forward width of a new model; left out: 4 times hidden_size, of ESM C 8/3 times."},
-    )
-    mlm_probability: float = field(
-        default=0.15, metadata={"help": "Share of residues to predict; ESM-2's token dropout is made for 0.15."}
-    )
-    stock_trainer: bool = field(
-        default=False,
-        metadata={"help": "Train with transformers.Trainer itself, the control that comparisons measure against."},
+    stock_trainer: bool = option(
+        False, "Train with transformers.Trainer itself, the control that comparisons measure against."
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
-        if not 0 < self.mlm_probability <= 1:
-            raise ArgumentError(f"mlm_probability={self.mlm_probability}: must be above 0 and at most 1.")
+        check_ranges(self, ranges_in_types(MaskedLMArguments))
         if self.model_size is not None and self.model_size not in SIZES:
             raise ArgumentError(f"model_size={self.model_size!r}: allowed are {', '.join(SIZES)}.")
-        given = [name for name in ("model_size", *_SHAPE) if getattr(self, name) is not None]
+        given = [name for name in ("model_size", *SHAPE, "intermediate_size") if getattr(self, name) is not None]
         if self.model_name_or_path and given:
             raise ArgumentError(
                 f"model_name_or_path={self.model_name_or_path!r} brings its own shape; leave {', '.join(given)} out."
@@ -88,7 +80,7 @@ class MaskedLMArguments:
     @property
     def makes_esmc(self) -> bool:
         """Whether the new model is an ESM C, not an ESM-2."""
-        return self.model_size in ESMC_SIZES
+        return str(self.model_size).startswith("esmc")
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -97,26 +89,19 @@ class MaskedLMArguments:
         Raises:
             ArgumentError: parts of the shape are missing, or the width does not divide into heads of even width.
         """
-        layers, width, heads = SIZES[self.model_size] if self.model_size else (None, None, None)
-        shape = {
-            "num_hidden_layers": self.num_hidden_layers or layers,
-            "hidden_size": self.hidden_size or width,
-            "num_attention_heads": self.num_attention_heads or heads,
-        }
-        missing = [name for name, value in shape.items() if value is None]
-        if missing:
+        named = SIZES[self.model_size] if self.model_size else (None, None, None)
+        shape: dict[str, Any] = {name: getattr(self, name) or size for name, size in zip(SHAPE, named)}
+        if missing := [name for name, value in shape.items() if value is None]:
             raise ArgumentError(
                 f"What to train? Give --model_name_or_path, or --model_size ({', '.join(SIZES)}), or a shape: "
                 f"{', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing."
             )
-        result = {name: int(value) for name, value in shape.items() if value is not None}
-        if min(result.values()) < 1 or result["hidden_size"] % (2 * result["num_attention_heads"]):
+        width, heads = shape["hidden_size"], shape["num_attention_heads"]
+        if width % (2 * heads):
             raise ArgumentError(
-                f"hidden_size={result['hidden_size']} with num_attention_heads={result['num_attention_heads']}: rotary "
-                "positions need heads of even width, so the width must be a multiple of twice the heads."
+                f"hidden_size={width} with num_attention_heads={heads}: rotary positions need heads of even width, so "
+                "the width must be a multiple of twice the heads."
             )
-        return {**result, "intermediate_size": self.intermediate_size or self._inner_width(result["hidden_size"])}
-
-    def _inner_width(self, width: int) -> int:
-        """Of the feed-forward layers: ESM C's are gated, and as wide as the next multiple of 256."""
-        return -(-width * 8 // (3 * 256)) * 256 if self.makes_esmc else 4 * width
+        # ESM C's feed-forward layers are gated, and as wide as the next multiple of 256.
+        inner = -(-width * 8 // (3 * 256)) * 256 if self.makes_esmc else 4 * width
+        return {**shape, "intermediate_size": self.intermediate_size or inner}

@@ -42,6 +42,18 @@ from .results import compute_metrics, sum_rows
 DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048
+ESM2: dict[str, Any] = {  # of EsmConfig, what ESM-2 has in all sizes
+    "vocab_size": len(ESM_VOCABULARY),
+    "pad_token_id": ESM_VOCABULARY.index("<pad>"),
+    "mask_token_id": ESM_VOCABULARY.index("<mask>"),
+    "position_embedding_type": "rotary",
+    "max_position_embeddings": ESM_MAX_TOKENS + 2,
+    "token_dropout": True,
+    "emb_layer_norm_before": False,
+    "layer_norm_eps": 1e-5,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 logger = logging.get_logger(__name__)
 
@@ -67,14 +79,14 @@ def build_tokenizer(args: MaskedLMArguments) -> Any:
     Raises:
         ArgumentError: there is no tokenizer at `model_name_or_path`.
     """
-    if args.model_name_or_path is None and args.makes_esmc:
+    if args.model_name_or_path is not None:
+        return load_tokenizer(args.model_name_or_path, args.model_revision)
+    if args.makes_esmc:
         return EsmcTokenizer(model_max_length=ESMC_MAX_TOKENS)
-    if args.model_name_or_path is None:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "vocab.txt"
-            path.write_text("\n".join(ESM_VOCABULARY) + "\n")
-            return EsmTokenizer(str(path), model_max_length=ESM_MAX_TOKENS)
-    return load_tokenizer(args.model_name_or_path, args.model_revision)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocab.txt"
+        path.write_text("\n".join(ESM_VOCABULARY) + "\n")
+        return EsmTokenizer(str(path), model_max_length=ESM_MAX_TOKENS)
 
 
 def build_model(args: MaskedLMArguments) -> PreTrainedModel:
@@ -86,10 +98,12 @@ def build_model(args: MaskedLMArguments) -> PreTrainedModel:
         ArgumentError: no masked language model at `model_name_or_path`, one whose files are not those of its manifest
             or hold what is not finite, or a shape that cannot be built.
     """
-    if args.model_name_or_path is None:
-        model = EsmcForMaskedLM(EsmcConfig(**args.shape)) if args.makes_esmc else _new_esm2(args)
-    else:
+    if args.model_name_or_path is not None:
         model = _pretrained(args)
+    elif args.makes_esmc:
+        model = EsmcForMaskedLM(EsmcConfig(**args.shape))
+    else:
+        model = EsmForMaskedLM(EsmConfig(**ESM2, **args.shape))
     freeze_contact_head(model)
     return model
 
@@ -101,58 +115,47 @@ def freeze_contact_head(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def _new_esm2(args: MaskedLMArguments) -> PreTrainedModel:
-    config = EsmConfig(
-        vocab_size=len(ESM_VOCABULARY),
-        pad_token_id=ESM_VOCABULARY.index("<pad>"),
-        mask_token_id=ESM_VOCABULARY.index("<mask>"),
-        position_embedding_type="rotary",
-        max_position_embeddings=ESM_MAX_TOKENS + 2,
-        token_dropout=True,
-        emb_layer_norm_before=False,
-        layer_norm_eps=1e-5,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **args.shape,
-    )
-    return EsmForMaskedLM(config)
-
-
 def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
-    if Path(str(args.model_name_or_path)).is_dir():
-        check_model(str(args.model_name_or_path))
-    with reading_model(args):
-        config = AutoConfig.from_pretrained(
-            str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False
-        )
-    check_family(str(args.model_name_or_path), config.to_dict(), "Model")
+    name = str(args.model_name_or_path)
+    if Path(name).is_dir():
+        check_model(name)
+    check_family(name, read_config(args).to_dict(), "Model")
     with reading_model(args):
         model, info = AutoModelForMaskedLM.from_pretrained(
-            str(args.model_name_or_path),
+            name,
             revision=args.model_revision,
             dtype="float32",  # left out, the dtype that the model was published in
             trust_remote_code=False,
             output_loading_info=True,
         )
-    check_configuration(str(args.model_name_or_path), model.config.to_dict())
-    missing = sorted(name for name in info["missing_keys"] if "contact_head." not in name)
-    lost = [name for name in missing if not name.startswith("lm_head.")]
-    if lost:
-        raise ArgumentError(f"{args.model_name_or_path!r} lacks weights: {lost[:5]} ({len(lost)} in all).")
+    check_configuration(name, model.config.to_dict())
+    missing = sorted(key for key in info["missing_keys"] if "contact_head." not in key)
+    if lost := [key for key in missing if not key.startswith("lm_head.")]:
+        raise ArgumentError(f"{name!r} lacks weights: {lost[:5]} ({len(lost)} in all).")
     if missing:
-        logger.warning("%s has no language-model head: it starts from random weights", args.model_name_or_path)
-    check_finite(str(args.model_name_or_path), model.state_dict())
+        logger.warning("%s has no language-model head: it starts from random weights", name)
+    check_finite(name, model.state_dict())
     return model
+
+
+def read_config(args: MaskedLMArguments) -> Any:
+    """The configuration at `model_name_or_path`.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    with reading_model(args):
+        return AutoConfig.from_pretrained(
+            str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False
+        )
 
 
 def reading_model(args: MaskedLMArguments) -> AbstractContextManager[None]:
     """Names what is wrong with the files of `model_name_or_path`, while they are read."""
-    remedy = (
-        "Give a Hub id, such as facebook/esm2_t12_35M_UR50D, or a folder with config.json, model.safetensors and a "
-        "tokenizer."
-    )
     name = str(args.model_name_or_path)
-    return reading(f"model_name_or_path={name!r}: no masked language model there", name, remedy)
+    remedy = "a folder with config.json, model.safetensors and a tokenizer."
+    what = f"model_name_or_path={name!r}: no masked language model there"
+    return reading(what, name, f"Give a Hub id, such as facebook/esm2_t12_35M_UR50D, or {remedy}")
 
 
 def build_collator(
@@ -169,15 +172,10 @@ def build_collator(
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
     if data_args.too_long == "window":
         raise ArgumentError("too_long='window': masked training crops at random (truncate) or refuses (error).")
-    limit = limit_of_positions(model.config.to_dict())
-    residues = ResidueTokenizer(tokenizer, len(data_args.sequence_columns), limit)
+    columns, limit = data_args.sequence_columns, limit_of_positions(model.config.to_dict())
+    residues = ResidueTokenizer(tokenizer, len(columns), limit)
     collator = MaskedLMCollator(
-        residues,
-        data_args.sequence_columns,
-        args.mlm_probability,
-        seed,
-        data_args.max_residues,
-        data_args.id_column,
+        residues, columns, args.mlm_probability, seed, data_args.max_residues, data_args.id_column
     )
     data_args.max_residues = collator.max_residues
     return collator
@@ -193,10 +191,15 @@ def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock:
         ArgumentError: a stream without `max_steps`, or evaluation asked for without a validation split.
         DataError: an evaluation stream has no rows.
     """
-    ready = {
-        name: split if name == "train" else mark_evaluation(_in_memory(name, split)) for name, split in splits.items()
-    }
-    if "validation" not in ready and str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no":
+    ready = {**splits}
+    for name, split in splits.items():
+        if name == "train":
+            continue
+        rows = split if hasattr(split, "__len__") else Dataset.from_list([*split])
+        if not len(rows):
+            raise DataError(f"The {name} part of the stream has no rows: give --split_sizes a larger share, or 0.")
+        ready[name] = mark_evaluation(rows)
+    if "validation" not in ready and args.eval_strategy != "no":
         raise ArgumentError("There is no validation split: give --split_sizes a share for it, or --eval_strategy no.")
     if not hasattr(ready["train"], "__len__"):
         if args.max_steps < 1:
@@ -207,15 +210,6 @@ def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock:
         for name, split in ready.items():  # the stock Trainer groups evaluation too
             ready[name] = split.add_column(args.length_column_name, row_lengths(split, columns))
     return ready
-
-
-def _in_memory(name: str, split: Any) -> Dataset:
-    if hasattr(split, "__len__"):
-        return split
-    rows = list(split)
-    if not rows:
-        raise DataError(f"The {name} part of the stream has no rows: give --split_sizes a larger share, or 0.")
-    return Dataset.from_list(rows)
 
 
 def build_trainer(

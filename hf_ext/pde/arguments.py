@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from ..arguments.checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
+from ..arguments.checks import COUNT_FROM_ZERO, NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
+from ..arguments.training_fields import Count, option
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 from ..models.lora import require_base
 from .configuration import OperatorConfig
 from .tasks import TASKS
 
-FROM_ZERO = Range("0 or more", lambda value: value >= 0)
-RANGES = {
-    **dict.fromkeys(("num_train_samples", "num_eval_samples", "num_queries"), COUNT),
-    **dict.fromkeys(("samples_seed", "inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
-    **dict.fromkeys(("inverse_loss_weight", "physics_weight"), FROM_ZERO),
-}
+Every = Annotated[int, COUNT_FROM_ZERO]
+Weight = Annotated[float, NOT_NEGATIVE]
 ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
     "prediction_loss_only": ((False,), "scores are made of predictions"),
-    "batch_eval_metrics": ((False,), "errors are means over all rows"),
+    "dataloader_drop_last": ((False,), "evaluations would drop rows, too, and scores are of all"),
     "eval_do_concat_batches": ((True,), "errors are means over all rows"),
-    "label_names": ((None, ["labels"]), "batches call the solutions labels"),
     "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
-    "neftune_noise_alpha": ((None,), "there are no embeddings of tokens to add noise to"),
     "train_sampling_strategy": (("random", "sequential"), "all rows have one length"),
     "remove_unused_columns": ((False,), "batches are made of all columns"),
 }
@@ -38,18 +34,11 @@ def check_training(args: OperatorArguments, training: Any) -> None:
         training: `FastTrainingArguments`.
 
     Raises:
-        ArgumentError: a value that is not in `ALLOWED`; `dataloader_drop_last` where evaluations would drop rows;
-            `use_peft` on a new model.
+        ArgumentError: a value that is not in `ALLOWED`, or `use_peft` on a new model.
     """
     for name, (values, why) in ALLOWED.items():
         if (value := getattr(training, name)) not in values:
             raise ArgumentError(f"{name}={value!r}: {why}. Leave it out.")
-    rows = training.eval_batch_size * training.world_size
-    if training.dataloader_drop_last and args.num_eval_samples % rows:
-        raise ArgumentError(
-            f"dataloader_drop_last=True with num_eval_samples={args.num_eval_samples}: evaluations would drop rows, "
-            f"too, and scores are of all. Give a multiple of {rows}, or another per_device_eval_batch_size."
-        )
     if training.use_peft:
         require_base(args.model_name_or_path)
 
@@ -65,79 +54,51 @@ class OperatorArguments:
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
-        *(
-            "tasks",
-            "dataset_name",
-            "resolution",
-            "num_train_samples",
-            "data_cache_dir",
-            "model_name_or_path",
-            "hidden_size",
-        ),
-        *("num_hidden_layers", "preset", "effective_batch_size"),
+        *("tasks", "dataset_name", "resolution", "num_train_samples", "data_cache_dir", "model_name_or_path"),
+        *("hidden_size", "num_hidden_layers", "preset", "effective_batch_size"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
 
-    tasks: list[str] = field(
-        default_factory=lambda: [*TASKS], metadata={"help": f"What is learned in one run: {', '.join(TASKS)}."}
+    tasks: list[str] = option([*TASKS], f"What is learned in one run: {', '.join(TASKS)}.")
+    dataset_name: list[str] | None = option(
+        None, "HDF5 files of PDEBench, 1D_Advection, 2D_DarcyFlow or both; left out: data are generated."
     )
-    dataset_name: list[str] | None = field(
-        default=None,
-        metadata={"help": "HDF5 files of PDEBench, 1D_Advection, 2D_DarcyFlow or both; left out: data are generated."},
+    task_weights: list[float] | None = option(
+        None, "Weight of each task's loss, in the order of --tasks; left out: 1 each."
     )
-    task_weights: list[float] | None = field(
-        default=None, metadata={"help": "Weight of each task's loss, in the order of --tasks; left out: 1 each."}
+    resolution: int = option(32, "Darcy flow on r x r cells; advection on r * r / 4 points at 4 times: as many values.")
+    num_train_samples: Count = option(1600, "Training samples of each task.")
+    num_eval_samples: Count = option(200, "Samples of each task for validation, and for test.")
+    samples_seed: Annotated[int, SEED] = option(0, "Of the generated data, so that --seed varies training alone.")
+    data_cache_dir: str = option("~/.cache/hf_ext/pde", "Where generated data are kept; the same for all runs.")
+    model_name_or_path: str | None = option(None, "Folder of a trained operator to go on from. Left out: a new one.")
+    hidden_size: int = option(64, "Width of a new model; 384 and 256 are the large ones.")
+    num_hidden_layers: int = option(4, "Transformer blocks of a new model.")
+    num_attention_heads: int = option(4, "Attention heads of a new model.")
+    patch_size: int = option(4, "Side of a patch of Darcy flow; a token of advection has p * p / 4 points.")
+    num_queries: Count | None = option(
+        None, "Points of each sample and task that a training step decodes; left out: half of all."
     )
-    resolution: int = field(
-        default=32,
-        metadata={"help": "Darcy flow on r x r cells; advection on r * r / 4 points at 4 times: as many values."},
-    )
-    num_train_samples: int = field(default=1600, metadata={"help": "Training samples of each task."})
-    num_eval_samples: int = field(default=200, metadata={"help": "Samples of each task for validation, and for test."})
-    samples_seed: int = field(
-        default=0, metadata={"help": "Of the generated data, so that --seed varies training alone."}
-    )
-    data_cache_dir: str = field(
-        default="~/.cache/hf_ext/pde", metadata={"help": "Where generated data are kept; the same for all runs."}
-    )
-    model_name_or_path: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Folder of a trained operator to go on from. Left out: a new one."}
-    )
-    hidden_size: int = field(default=64, metadata={"help": "Width of a new model; 384 and 256 are the large ones."})
-    num_hidden_layers: int = field(default=4, metadata={"help": "Transformer blocks of a new model."})
-    num_attention_heads: int = field(default=4, metadata={"help": "Attention heads of a new model."})
-    patch_size: int = field(
-        default=4, metadata={"help": "Side of a patch of Darcy flow; a token of advection has p * p / 4 points."}
-    )
-    num_queries: None | int = field(  # noqa: RUF036
-        default=None,
-        metadata={"help": "Points of each sample and task that a training step decodes; left out: half of all."},
-    )
-    inverse_loss_every: int = field(
-        default=4, metadata={"help": "Inverse losses in every n-th optimizer step; 0: never, 1: always."}
-    )
-    inverse_loss_weight: float = field(default=0.1, metadata={"help": "Of the inverse losses, beside 1 for the data."})
-    physics_every: int = field(
-        default=4, metadata={"help": "Physics priors in every n-th optimizer step; 0: never, 1: always."}
-    )
-    physics_weight: float = field(default=0.05, metadata={"help": "Of the physics priors, beside 1 for the data."})
-    stock_trainer: bool = field(
-        default=False,
-        metadata={"help": "Train with transformers.Trainer itself, the control that comparisons measure against."},
+    inverse_loss_every: Every = option(4, "Inverse losses in every n-th optimizer step; 0: never, 1: always.")
+    inverse_loss_weight: Weight = option(0.1, "Of the inverse losses, beside 1 for the data.")
+    physics_every: Every = option(4, "Physics priors in every n-th optimizer step; 0: never, 1: always.")
+    physics_weight: Weight = option(0.05, "Of the physics priors, beside 1 for the data.")
+    stock_trainer: bool = option(
+        False, "Train with transformers.Trainer itself, the control that comparisons measure against."
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_ranges(self, ranges_in_types(OperatorArguments))
         OperatorConfig(**self.shape)  # refuses what no model has
-        if self.num_queries is not None and self.num_queries > self.resolution**2:
+        if self.queries_per_step > self.resolution**2:
             raise ArgumentError(
                 f"num_queries={self.num_queries}: a sample has {self.resolution**2:,} points at resolution "
-                f"{self.resolution}. Give at most as many, or leave it out for all."
+                f"{self.resolution}. Give at most as many, or leave it out for half of them."
             )
-        if not self.data_cache_dir:
-            raise ArgumentError("data_cache_dir='': name a folder.")
+        if os.path.expanduser(self.data_cache_dir)[:1] in ("", "~"):
+            raise ArgumentError(f"data_cache_dir={self.data_cache_dir!r}: no such folder. Name one in full.")
 
     @property
     def queries_per_step(self) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import Trainer
 
 from ..checkpoints.finished_model import check_finite, check_model
@@ -19,9 +17,8 @@ from ..reporting.throughput import ThroughputCallback
 from ..running import stock_arguments
 from ..trainer import FastTrainer
 from .arguments import OperatorArguments
-from .collator import OperatorCollator, OperatorRows
 from .configuration import OperatorConfig
-from .data import SPLITS, load_task, measure_units
+from .data import SPLITS, OperatorCollator, OperatorRows, load_task, measure_units
 from .model import OperatorTransformer
 from .pdebench import is_our_equation, load_file
 from .results import ErrorMetrics
@@ -29,6 +26,7 @@ from .tasks import TASKS
 from .terms import AuxiliaryTerms
 
 Samples = dict[str, dict[str, dict[str, np.ndarray]]]
+REMEDY = "Give the --output_dir of a run of recipes/pde_operator.py, or the Hub id of its model."
 
 
 def load_samples(args: OperatorArguments, training: Any) -> Samples:
@@ -74,33 +72,24 @@ def describe_samples(samples: Samples, args: OperatorArguments) -> dict[str, Any
 
 def build_rows(samples: Samples) -> dict[str, OperatorRows]:
     """Row i of a split is sample i of each task; splits other than train are decoded at all points."""
-    return {
-        split: OperatorRows(
-            {
-                name: {
-                    "inputs": torch.from_numpy(task["inputs"]),
-                    "targets": torch.from_numpy(task["targets"]).flatten(1),
-                }
-                for name, task in tasks.items()
-            },
-            is_evaluation=split != "train",
-        )
-        for split, tasks in samples.items()
-    }
+    return {split: OperatorRows(tasks, is_evaluation=split != "train") for split, tasks in samples.items()}
 
 
 def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.ndarray]]) -> OperatorTransformer:
     """A new operator with the units of the training samples, or the trained one of `model_name_or_path`.
 
     Raises:
-        ArgumentError: there is no operator, its files are damaged, or it has other tasks, another resolution or shape
-            than what was asked for.
+        ArgumentError: as `build_config`, or its files are damaged.
     """
-    if args.model_name_or_path is None:
-        units: dict[str, Any] = measure_units(train)
-        return OperatorTransformer(OperatorConfig(**args.shape, **units))
-    model = _read_model(args.model_name_or_path)
-    _check_shape(args, model.config)
+    name = args.model_name_or_path
+    if name is None:
+        return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
+    if Path(name).is_dir():
+        check_model(name)
+    build_config(args)
+    with reading(f"model_name_or_path={name!r}: no operator there", name, REMEDY):
+        model = OperatorTransformer.from_pretrained(name, dtype="float32")
+    check_finite(name, model.state_dict())
     return model
 
 
@@ -110,41 +99,21 @@ def build_config(args: OperatorArguments) -> OperatorConfig:
     Raises:
         ArgumentError: there is no operator, or one of other tasks, another resolution or shape than was asked for.
     """
-    if args.model_name_or_path is None:
+    name = args.model_name_or_path
+    if name is None:
         return OperatorConfig(**args.shape)
-    with _reading(args.model_name_or_path):
-        config = OperatorConfig.from_pretrained(args.model_name_or_path)
-    _check_shape(args, config)
-    return config
-
-
-def _check_shape(args: OperatorArguments, there: Any) -> None:
-    if there.tasks != args.tasks or there.resolution != args.resolution:
-        raise ArgumentError(
-            f"model_name_or_path={args.model_name_or_path!r} was trained on {', '.join(there.tasks)} at "
-            f"resolution {there.resolution}: give --tasks and --resolution of the same."
-        )
+    with reading(f"model_name_or_path={name!r}: no operator there", name, REMEDY):
+        there: Any = OperatorConfig.from_pretrained(name)
     default = OperatorArguments().shape
-    for name, value in args.shape.items():
-        if value not in (default[name], getattr(there, name)):
+    for field, value in args.shape.items():
+        has = getattr(there, field)
+        # Tasks and resolution are those of the data; of the rest, what was left out is as it is there.
+        if value != has and (field in ("tasks", "resolution") or value != default[field]):
             raise ArgumentError(
-                f"{name}={value} with model_name_or_path={args.model_name_or_path!r}, which has "
-                f"{getattr(there, name)}: it goes on as it is. Leave --{name} out."
+                f"{field}={value} with model_name_or_path={name!r}, which has {has}: it goes on as it is. Give "
+                f"the same --{field}, or train a new one."
             )
-
-
-def _read_model(name: str) -> OperatorTransformer:
-    if Path(name).is_dir():
-        check_model(name)
-    with _reading(name):
-        model = OperatorTransformer.from_pretrained(name, dtype="float32")
-    check_finite(name, model.state_dict())
-    return model
-
-
-def _reading(name: str) -> AbstractContextManager[None]:
-    remedy = "Give the --output_dir of a run of recipes/pde_operator.py, or the Hub id of its model."
-    return reading(f"model_name_or_path={name!r}: no operator there", name, remedy)
+    return there
 
 
 def build_terms(args: OperatorArguments) -> AuxiliaryTerms:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..arguments.checks import ABOVE_ZERO, COUNT, FINITE, WIDTH, check_ranges
+from ..arguments.checks import ABOVE_ZERO, COUNT, WIDTH, check_ranges
 from ..errors import ArgumentError
 from .tasks import POINTS_SHARE, TASKS, num_points
 
@@ -15,7 +15,7 @@ RANGES = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "patch_size", "resolution", "num_frequencies"), COUNT),
     "task_weights": ABOVE_ZERO,
 }
-UNITS = ("input_means", "input_stds", "target_means", "target_stds")
+NEUTRAL = {"input_means": 0.0, "input_stds": 1.0, "target_means": 0.0, "target_stds": 1.0}
 
 
 class OperatorConfig(PretrainedConfig):
@@ -38,11 +38,10 @@ class OperatorConfig(PretrainedConfig):
 
     Raises:
         ArgumentError: an unknown task or one named twice, a number outside of its range, a width that heads do not
-            divide, a resolution that patches do not, or units of other tasks.
+            divide, or a resolution that patches do not.
     """
 
     model_type = "hf_ext_operator"
-    keys_to_ignore_at_inference = ["nrmse"]
 
     tasks: list | None = None
     task_weights: list | None = None
@@ -64,12 +63,25 @@ class OperatorConfig(PretrainedConfig):
         self.tasks = [*TASKS] if self.tasks is None else list(self.tasks)
         self.task_weights = [1.0] * len(self.tasks) if self.task_weights is None else list(self.task_weights)
         self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
-        for name in UNITS:
-            neutral = 1.0 if name.endswith("stds") else 0.0
+        for name, neutral in NEUTRAL.items():
             setattr(self, name, getattr(self, name) or dict.fromkeys(self.tasks, neutral))
         check_ranges(self, RANGES)
-        _check_tasks(self)
-        _check_shape(self)
+        if not self.tasks or len({*self.tasks}) < len(self.tasks) or not {*self.tasks} <= TASKS.keys():
+            raise ArgumentError(f"tasks={self.tasks}: name one or more of {', '.join(TASKS)}, each once.")
+        if len(self.task_weights) != len(self.tasks):
+            raise ArgumentError(
+                f"task_weights={self.task_weights}: give a number above 0 for each of {', '.join(self.tasks)}."
+            )
+        if self.hidden_size % (4 * self.num_attention_heads):  # sine and cosine in two directions
+            raise ArgumentError(
+                f"hidden_size={self.hidden_size} with num_attention_heads={self.num_attention_heads}: must be a "
+                "multiple of four times as many."
+            )
+        if self.patch_size % 2 or self.resolution % self.patch_size:
+            raise ArgumentError(
+                f"resolution={self.resolution} with patch_size={self.patch_size}: patch_size must be even and divide "
+                "the resolution."
+            )
         super().__post_init__(**kwargs)
 
     @property
@@ -82,29 +94,3 @@ class OperatorConfig(PretrainedConfig):
         if len(TASKS[task].input_shape(self.resolution)) == 2:
             return (self.resolution, self.resolution), (self.patch_size, self.patch_size)
         return (1, num_points(self.resolution)), (1, self.patch_size**2 // POINTS_SHARE)
-
-
-def _check_tasks(config: OperatorConfig) -> None:
-    tasks, weights = config.tasks or [], config.task_weights or []
-    if not tasks or len({*tasks}) < len(tasks) or not {*tasks} <= TASKS.keys():
-        raise ArgumentError(f"tasks={tasks}: name one or more of {', '.join(TASKS)}, each once.")
-    if len(weights) != len(tasks):
-        raise ArgumentError(f"task_weights={weights}: give a number above 0 for each of {', '.join(tasks)}.")
-    for name in UNITS:
-        units = getattr(config, name)
-        allowed = ABOVE_ZERO if name.endswith("stds") else FINITE
-        if {*units} != {*tasks} or not all(allowed.holds(value) for value in units.values()):
-            raise ArgumentError(f"{name}={units}: give {', '.join(tasks)} a number each, {allowed.words}.")
-
-
-def _check_shape(config: OperatorConfig) -> None:
-    if config.hidden_size % (4 * config.num_attention_heads):  # sine and cosine in two directions
-        raise ArgumentError(
-            f"hidden_size={config.hidden_size} with num_attention_heads={config.num_attention_heads}: must be a "
-            "multiple of four times as many."
-        )
-    if config.patch_size % 2 or config.resolution % config.patch_size:
-        raise ArgumentError(
-            f"resolution={config.resolution} with patch_size={config.patch_size}: patch_size must be even and divide "
-            "the resolution."
-        )

@@ -1,34 +1,28 @@
-"""Generated samples of a task: made once, kept in a cache, with the units and the trivial errors measured on them."""
+"""Samples of the tasks: made once and kept in a cache, what is measured on them, and batches of them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+import torch
+from torch.utils.data import Dataset
 
-from ..data.text_files import irregular_kind
-from ..errors import ArgumentError
-from .advection import make_advection
-from .darcy import make_darcy
-from .drawing import check_counts
+from ..models.auxiliary import choose_points
+from .solvers import make_advection, make_darcy
 from .tasks import ADVECTION_SPEED, ADVECTION_TIMES, TASKS, num_points
-
-__all__ = ["ADVECTION_SPEED", "ADVECTION_TIMES", "SPLITS", "TASKS", "baseline_errors", "load_task", "measure_units"]
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # another one where what is generated changes: samples of the old one are then made anew
 SPLITS = ("train", "validation", "test")  # the place of a name is part of the seed: append, never reorder
-KINDS = ("inputs", "targets")
 Samples = dict[str, np.ndarray]
 
 
@@ -38,42 +32,62 @@ def load_task(
     """`num` samples of a task, from the cache if they are there, else generated and put there.
 
     Sample i is a function of (name, split, resolution, seed, i) alone: more samples begin with the same ones. Several
-    processes may ask at once: each generates, writes a file of its own and renames it, and the files are equal. Where
-    the cache cannot be written to, a warning says so and the samples are used all the same.
+    processes may ask at once: each generates, writes a file of its own and renames it, and the files are equal. What is
+    damaged in the cache is made anew; where the cache cannot be written to, samples are used all the same. A warning
+    says so.
 
     Args:
         name: one of `TASKS`.
         split: one of `SPLITS`; no two share a sample.
         num: samples, at least 1.
         resolution: r: Darcy flow on r x r cells, advection on r * r / 4 points at 4 times; even.
-        seed: from 0 to 2^32 - 1.
+        seed: 0 or more.
         cache_dir: folder of all cached samples, `~` is the home; None: nothing is read or written.
 
     Returns:
         "inputs" (num, *input_shape) and "targets" (num, *target_shape), float32, see `Task`.
 
-    Raises:
-        ArgumentError: no such task or split, an odd resolution, a number below 1, a seed outside of its range, a
-            cache in the home of nobody, or a pipe, device or folder in the place of a cached file.
-
     Cost: on one core, 1,000 samples of Darcy flow take 1 s at 32 x 32 and 9 s at 64 x 64, of advection below 1 s; to
     read them again, some ms.
     """
-    _check(name, split, num, resolution)
-    stream = SPLITS.index(split)
-    if cache_dir is None:
-        return _GENERATORS[name](num, resolution, seed, stream)
-    key = {"format": FORMAT, "task": name, "split": split, "num": num, "resolution": resolution, "seed": seed}
-    identity = json.dumps(key, sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    shapes = (num, *TASKS[name].input_shape(resolution)), (num, *TASKS[name].target_shape(resolution))
-    path = _folder(cache_dir) / f"{name}_{split}_{num}x{resolution}_{digest}.safetensors"
-    _refuse_irregular(path)
-    found = _read(path, identity, shapes)
-    if found is None:
-        found = _GENERATORS[name](num, resolution, seed, stream)
-        _write(path, identity, found)
-    return found
+    path = None
+    if cache_dir is not None:
+        file = f"{name}_{split}_{num}x{resolution}_seed{seed}_format{FORMAT}.npz"
+        path = Path(os.path.expanduser(cache_dir)) / file
+        if (found := _read(path)) is not None:
+            return found
+    if name == "darcy2d":
+        fields = make_darcy(num, resolution=resolution, seed=seed, stream=SPLITS.index(split))
+    else:
+        grid: dict[str, Any] = {"points": num_points(resolution), "times": ADVECTION_TIMES, "beta": ADVECTION_SPEED}
+        fields = make_advection(num, **grid, seed=seed, stream=SPLITS.index(split))
+    samples = dict(zip(("inputs", "targets"), fields))
+    if path is not None:
+        _write(path, samples)
+    return samples
+
+
+def _read(path: Path) -> Samples | None:
+    """The samples of a file, whose checksums NumPy compares; None if there is none, or a damaged one."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        with np.load(path) as file:
+            return {kind: file[kind] for kind in ("inputs", "targets")}
+    except (OSError, EOFError, LookupError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        logger.warning("Cached samples %s cannot be read (%s); they are made anew.", path, error)
+        return None
+
+
+def _write(path: Path, samples: Samples) -> None:
+    """Whole or not at all: in a folder of this writer's own, then moved over what stands there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as draft:
+            np.savez(Path(draft) / path.name, **samples)  # type: ignore[arg-type]
+            os.replace(Path(draft) / path.name, path)
+    except OSError as error:
+        logger.warning("Samples cannot be kept in %s (%s): the next run makes them anew.", path.parent, error)
 
 
 def measure_units(train: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, float]]:
@@ -113,91 +127,81 @@ def baseline_errors(
         predictions["persistence"] = test["inputs"][:, None].astype(np.float64)
     scale = np.linalg.norm(exact.reshape(len(exact), -1), axis=1)
     return {
-        kind: np.linalg.norm((predictions[kind] - exact).reshape(len(exact), -1), axis=1) / scale
-        for kind in TASKS[name].baselines
+        kind: np.linalg.norm((found - exact).reshape(len(exact), -1), axis=1) / scale
+        for kind, found in predictions.items()
     }
 
 
-def _make_advection(num: int, resolution: int, seed: int, stream: int) -> Samples:
-    shape = {"points": num_points(resolution), "times": ADVECTION_TIMES, "beta": ADVECTION_SPEED}
-    inputs, targets = make_advection(num, **shape, seed=seed, stream=stream)  # type: ignore[arg-type]
-    return {"inputs": inputs, "targets": targets}
+class OperatorRows(Dataset):
+    """Row i holds sample i of each task; a task with fewer samples than another begins anew.
+
+    So all batches have the same shapes, and each step trains all tasks.
+
+    Args:
+        samples: task -> {"inputs": (n, ...), "targets": (n, ...)}, float32, arrays or tensors; all tasks have targets
+            of as many values.
+        is_evaluation: whether all points are to be decoded, whatever the collator draws.
+    """
+
+    def __init__(self, samples: Mapping[str, Mapping[str, Any]], is_evaluation: bool = False):
+        self.is_evaluation = is_evaluation
+        self.samples = {
+            name: (torch.as_tensor(task["inputs"]), torch.as_tensor(task["targets"]).flatten(1))
+            for name, task in samples.items()
+        }
+
+    def __len__(self) -> int:
+        return max(len(targets) for _, targets in self.samples.values())
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"row_id": index, "is_evaluation": self.is_evaluation}
+        for name, (inputs, targets) in self.samples.items():
+            place = index % len(targets)
+            row[f"{name}_inputs"], row[f"{name}_targets"] = inputs[place], targets[place]
+        return row
 
 
-def _make_darcy(num: int, resolution: int, seed: int, stream: int) -> Samples:
-    coefficients, solutions = make_darcy(num, resolution=resolution, seed=seed, stream=stream)
-    return {"inputs": coefficients, "targets": solutions}
+class OperatorCollator:
+    """Stacks rows, and draws for each sample the points that a training step decodes.
 
+    Points are a function of seed, epoch, task and row (`choose_points`): not of workers, processes, batches, order or
+    restarts. `FastTrainer` says the epoch by itself, with `Trainer` add `MaskingEpochCallback`.
 
-_GENERATORS: dict[str, Callable[[int, int, int, int], Samples]] = {
-    "advection1d": _make_advection,
-    "darcy2d": _make_darcy,
-}
+    Args:
+        tasks: names, in the order in which they stand in a batch.
+        num_points: Q, of each sample.
+        num_queries: how many of them a training step decodes, from 1 to Q; None for all.
+        seed: any integer.
 
+    Cost: 60 ns per point of a row.
+    """
 
-def _check(name: str, split: str, num: int, resolution: int) -> None:
-    if name not in TASKS:
-        raise ArgumentError(f"task={name!r}: allowed are {', '.join(TASKS)}.")
-    if split not in SPLITS:
-        raise ArgumentError(f"split={split!r}: allowed are {', '.join(SPLITS)}.")
-    check_counts(f"Samples of {name}", num=num, resolution=resolution)
-    if resolution % 2:
-        raise ArgumentError(f"resolution={resolution}: must be even, since advection has a quarter of its square.")
+    def __init__(self, tasks: Sequence[str], num_points: int, num_queries: int | None = None, seed: int = 0):
+        self.tasks = [*tasks]
+        self.num_points = num_points
+        self.num_queries = num_queries or num_points
+        self.seed = seed
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live for long see it change
 
+    def set_epoch(self, epoch: int) -> None:
+        """Draws for `epoch` what is collated from now on, in worker processes too."""
+        self._epoch.fill_(epoch)
 
-def _folder(cache_dir: str | os.PathLike[str]) -> Path:
-    try:
-        return Path(cache_dir).expanduser()
-    except RuntimeError as error:
-        raise ArgumentError(f"data_cache_dir={str(cache_dir)!r}: no such user's home. Name a folder.") from error
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """A batch of B rows.
 
-
-def _refuse_irregular(path: Path) -> None:
-    """A pipe would be waited for without end, and a folder stays where samples are to be put."""
-    try:
-        kind = irregular_kind(path)
-    except OSError:  # there is none, or reading says what is wrong
-        return
-    if kind:
-        raise ArgumentError(f"{path}: is {kind}, not a regular file. Remove it, or name another data_cache_dir.")
-
-
-def _read(path: Path, identity: str, shapes: tuple[tuple[int, ...], ...]) -> Samples | None:
-    """The samples of a file; None if there is none, or not one that is whole and of these, which is then said."""
-    try:
-        if not path.exists():
-            return None
-        with safe_open(path, framework="numpy") as file:
-            found = {kind: file.get_tensor(kind) for kind in KINDS}
-            is_whole = (file.metadata() or {}).get("sha256") == _digest(identity, found)
-            # The hash is of the values' bytes, not of what the file says that they are.
-            is_whole = is_whole and all(
-                found[kind].dtype == np.float32 and found[kind].shape == shape for kind, shape in zip(KINDS, shapes)
-            )
-    except (OSError, SafetensorError, ValueError) as error:
-        logger.warning("Cached samples %s cannot be read (%s); they are made anew.", path, error)
-        return None
-    if is_whole:
-        return found
-    logger.warning("Cached samples %s are damaged; they are made anew.", path)
-    return None
-
-
-def _write(path: Path, identity: str, samples: Samples) -> None:
-    """Whole or not at all: under a name of this writer's own, then renamed over what stands there."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(save(samples, {"sha256": _digest(identity, samples)}))  # one entry: their order is not fixed
-        os.replace(draft, path)
-    except OSError as error:
-        logger.warning("Samples cannot be kept in %s (%s): the next run makes them anew.", path.parent, error)
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-
-
-def _digest(identity: str, samples: Samples) -> str:
-    content = hashlib.sha256(identity.encode())
-    for kind in KINDS:
-        content.update(np.ascontiguousarray(samples[kind]).data)
-    return content.hexdigest()
+        Returns:
+            `{task}_inputs` (B, ...) and `labels` (B, tasks, q), float32; where q < Q points were drawn, `points`
+            (B, tasks, q), int64, which say where the labels lie.
+        """
+        batch = {f"{name}_inputs": torch.stack([row[f"{name}_inputs"] for row in features]) for name in self.tasks}
+        labels = torch.stack([torch.stack([row[f"{name}_targets"] for name in self.tasks]) for row in features])
+        if features[0]["is_evaluation"] or self.num_queries == self.num_points:
+            return {**batch, "labels": labels}
+        draw: dict[str, Any] = {"n": self.num_points, "k": self.num_queries, "seed": self.seed}
+        chosen = [
+            choose_points(**draw, epoch=int(self._epoch), row_ids=[f"{name}\t{row['row_id']}" for row in features])
+            for name in self.tasks
+        ]
+        points = torch.from_numpy(np.stack(chosen, axis=1))
+        return {**batch, "points": points, "labels": labels.take_along_dim(points, dim=2)}

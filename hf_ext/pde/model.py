@@ -83,8 +83,10 @@ class OperatorTransformer(PreTrainedModel):
         Raises:
             ArgumentError: a task that this model does not have, or inputs on another grid.
         """
+        if task not in self.encoders:
+            raise ArgumentError(f"task={task!r}: this model has {', '.join(self.encoders)}.")
         config = self.config
-        shape = TASKS[self._known(task)].input_shape(config.resolution)
+        shape = TASKS[task].input_shape(config.resolution)
         if inputs.shape[1:] != shape:
             raise ArgumentError(
                 f"{task}_inputs of shape {tuple(inputs.shape)}: must be (rows, {', '.join(map(str, shape))}), the grid "
@@ -104,7 +106,7 @@ class OperatorTransformer(PreTrainedModel):
         """
         names = list(tasks or self.config.tasks or [])
         half = self.config.hidden_size // self.config.num_attention_heads // 2
-        encoders: list[Any] = [self.encoders[self._known(name)] for name in names]
+        encoders: list[Any] = [self.encoders[name] for name in names]
         angles = [
             encoder.angles(half, one.device).expand(len(one), 1, -1, -1)
             for encoder, one in zip(encoders, latents, strict=True)
@@ -120,15 +122,13 @@ class OperatorTransformer(PreTrainedModel):
 
         Args:
             latents: (B, T, d), after the trunk.
-            queries: (B, Q, 2), float32, coordinates from 0 to 1, on the grid or not; see `Task.coordinates`.
+            queries: (B, Q, 2), float32, coordinates from 0 to 1, on the grid or not; x and t of
+                advection, x and y of Darcy flow.
 
         Returns:
             (B, Q), float32. Of Darcy flow it is exactly 0 on the boundary.
-
-        Raises:
-            ArgumentError: a task that this model does not have.
         """
-        values = self.decoders[self._known(task)](latents, queries)
+        values = self.decoders[task](latents, queries)
         mean = 0.0 if TASKS[task].is_zero_at_boundary else self.config.target_means[task]
         return mean + self.config.target_stds[task] * values
 
@@ -141,11 +141,8 @@ class OperatorTransformer(PreTrainedModel):
 
         Returns:
             (B, Q), float32.
-
-        Raises:
-            ArgumentError: a task that this model does not have.
         """
-        (rows, columns), _ = self.config.grid(self._known(task))
+        (rows, columns), _ = self.config.grid(task)
         if TASKS[task].has_time:
             queries = torch.stack([places / columns, torch.zeros_like(places, dtype=torch.float32)], dim=-1)
         else:
@@ -159,23 +156,21 @@ class OperatorTransformer(PreTrainedModel):
         Args:
             points: (...), int64, places in a flattened target.
         """
-        return torch.stack(TASKS[self._known(task)].locate(points, self.config.resolution), dim=-1)
+        return torch.stack(TASKS[task].locate(points, self.config.resolution), dim=-1)
 
     def forward(
         self,
         labels: torch.Tensor | None = None,
         points: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        return_dict: bool | None = None,
         **inputs: torch.Tensor,
-    ) -> Any:
+    ) -> OperatorOutput:
         """Predictions of B rows, each with one sample of every task, and their loss.
 
         Args:
             labels: (B, tasks, Q), float, solutions at `points`, in the order of `config.tasks`.
             points: (B, tasks, Q), int64, places in flattened targets; None: all of them.
             num_items_in_batch: labels in the whole effective batch, as Trainer counts them; None: those here.
-            return_dict: False: a tuple.
             inputs: `{task}_inputs`, (B, *input_shape), float, of each task.
 
         Returns:
@@ -198,47 +193,30 @@ class OperatorTransformer(PreTrainedModel):
             if self.terms is not None and self.training and labels is not None:
                 step = TaskStep(inputs[f"{name}_inputs"], encoded[i], latents[i], points[:, i], predictions[i])
                 extra.append(self.terms(self, name, step))
-        output = OperatorOutput(logits=torch.stack(predictions, dim=1))
-        if labels is not None:
-            output = self._score(output.logits, labels, extra, num_items_in_batch)
-        return output if return_dict is not False else output.to_tuple()
+        logits = torch.stack(predictions, dim=1)
+        if labels is None:
+            return OperatorOutput(logits=logits)
+        losses = self.row_losses(logits, labels)
+        if self.training:  # each weight has a gradient in each step, as DDP waits for, also where no term reads it
+            losses = losses + 0.0 * sum(weight.sum() for weight in self.input_decoders.parameters())
+        for term, weight in zip(extra, self.config.task_weights):
+            losses = losses + weight * term
+        num_rows = len(labels) if num_items_in_batch is None else num_items_in_batch / labels[0].numel()
+        return OperatorOutput(loss=losses.sum() / num_rows, logits=logits)
 
     def row_losses(
         self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The loss of each row, (B,), float32, without `terms`; `bounds` is not read."""
-        return self._weigh(relative_l2(logits, labels))
-
-    def _weigh(self, errors: torch.Tensor) -> torch.Tensor:
-        """(B, tasks) to (B,)."""
-        return sum(weight * errors[:, i] for i, weight in enumerate(self.config.task_weights or []))
-
-    def _score(self, logits: Any, labels: torch.Tensor, extra: list[Any], num_items: Any) -> OperatorOutput:
         errors = relative_l2(logits, labels)
-        losses = self._weigh(errors)
-        if self.training:  # each weight has a gradient in each step, as DDP waits for, also where no term reads it
-            losses = losses + 0.0 * sum(weight.sum() for weight in self.input_decoders.parameters())
-        for term, weight in zip(extra, self.config.task_weights or []):
-            losses = losses + weight * term
-        num_rows = len(labels) if num_items is None else num_items / labels[0].numel()
-        return OperatorOutput(loss=losses.sum() / num_rows, logits=logits, nrmse=errors.detach())
-
-    def _known(self, task: str) -> str:
-        if task not in self.encoders:
-            raise ArgumentError(f"task={task!r}: this model has {', '.join(self.encoders)}.")
-        return task
+        return sum(weight * errors[:, i] for i, weight in enumerate(self.config.task_weights or []))
 
     def _check_batch(self, inputs: dict[str, torch.Tensor], labels: Any, points: Any) -> None:
         names = [f"{name}_inputs" for name in self.config.tasks or []]
         if {*inputs} != {*names}:
             raise ArgumentError(f"Inputs {sorted(inputs)}: must be {', '.join(names)}, which this model has tasks for.")
-        rows = {len(inputs[name]) for name in names}
-        if len(rows) > 1:
-            raise ArgumentError(f"Inputs of {sorted(rows)} rows: each row has one sample of every task.")
-        sizes = {tuple(one.shape) for one in (labels, points) if one is not None}
-        expected = (*rows, len(names), self.config.resolution**2)
-        if len(sizes) > 1 or any(size[:2] != expected[:2] or (points is None and size != expected) for size in sizes):
-            raise ArgumentError(
-                f"labels and points of shapes {sorted(sizes)}: must both be (rows, tasks, points) = {expected}, or "
-                "have fewer points."
-            )
+        num_points = self.config.resolution**2 if points is None else points.shape[-1]
+        expected = (len(inputs[names[0]]), len(names), num_points)
+        shapes = [tuple(one.shape) for one in (labels, points) if one is not None]
+        if any(shape != expected for shape in shapes):  # what broadcasts would give a wrong loss
+            raise ArgumentError(f"labels and points of shapes {shapes}: must be (rows, tasks, points) = {expected}.")

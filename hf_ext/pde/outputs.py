@@ -10,12 +10,11 @@ from transformers.utils import ModelOutput
 
 @dataclass
 class OperatorOutput(ModelOutput):
-    """Of a batch of B rows: `loss`, scalar, float32; `logits`, (B, tasks, Q), predictions in the unit of the data,
-    float32; `nrmse`, (B, tasks), float32, no part of the graph. Without labels, the first and the last are None."""
+    """Of a batch of B rows: `loss`, scalar, float32, None without labels; `logits`, (B, tasks, Q), float32, predictions
+    in the unit of the data."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    nrmse: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..optional import require
-from .darcy import solve_darcy
+from .solvers import solve_darcy
 from .tasks import ADVECTION_SPEED, ADVECTION_TIMES, num_points
 
 FAR = 0.1  # relative difference from which a file is of another equation than ours

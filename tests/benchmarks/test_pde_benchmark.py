@@ -7,7 +7,7 @@ import pytest
 import torch
 from pde_darcy import schedule, turn_about
 
-from hf_ext.pde.darcy import make_darcy, solve_darcy
+from hf_ext.pde.solvers import make_darcy, solve_darcy
 
 
 def test_the_rate_warms_up_and_ends_at_0():

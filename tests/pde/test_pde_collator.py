@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hf_ext.errors import ArgumentError
-from hf_ext.pde.collator import OperatorCollator, OperatorRows
+from hf_ext.pde.data import OperatorCollator, OperatorRows
 from hf_ext.pde.results import ErrorMetrics, score_split, trivial_errors
 
 TASKS = ["advection1d", "darcy2d"]
@@ -67,12 +66,6 @@ def test_evaluation_has_all_points():
     batch = OperatorCollator(TASKS, NUM_POINTS, 4)([rows[0], rows[1]])
     assert "points" not in batch
     assert batch["labels"].shape == (2, 2, NUM_POINTS)
-
-
-@pytest.mark.parametrize("num_queries", [0, -1, NUM_POINTS + 1])
-def test_more_points_than_there_are_is_refused(num_queries):
-    with pytest.raises(ArgumentError, match="from 1 to 12"):
-        OperatorCollator(TASKS, NUM_POINTS, num_queries)
 
 
 def test_metrics_are_means_over_rows_of_each_task_by_hand():

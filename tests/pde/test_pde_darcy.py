@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hf_ext.errors import ArgumentError
-from hf_ext.pde.darcy import make_darcy, solve_darcy
+from hf_ext.pde.solvers import make_darcy, solve_darcy
 
 CENTRE = 0.0736713532814  # of -Laplace u = 1 on the unit square; 16 / pi^4 times the double series of sines
 
@@ -98,11 +97,3 @@ def test_row_i_is_the_same_whatever_else_is_made():
         assert np.array_equal(short, long[:2])
     for given in ({"seed": 8}, {"seed": 7, "stream": 1}):
         assert not np.array_equal(few[0], make_darcy(2, resolution=8, **given)[0])
-
-
-@pytest.mark.parametrize(
-    ("given", "words"), [({"num": 0}, "num=0"), ({"resolution": 0}, "resolution=0"), ({"resolution": 1}, "2 x 2 cells")]
-)
-def test_bad_numbers_are_refused(given, words):
-    with pytest.raises(ArgumentError, match=words):
-        make_darcy(**{"num": 1, "resolution": 4, "seed": 0, **given})

@@ -68,7 +68,6 @@ def test_an_exact_prediction_has_a_finite_gradient():
 def test_the_loss_is_the_weighted_sum_of_relative_l2(make, batch):
     output = make(task_weights=[1.0, 3.0])(**batch)
     errors = (output.logits - batch["labels"]).norm(dim=2) / batch["labels"].norm(dim=2)
-    assert torch.allclose(output.nrmse, errors, rtol=1e-5)
     assert output.loss.item() == pytest.approx((errors[:, 0] + 3 * errors[:, 1]).mean().item(), rel=1e-5)
     assert output.logits.shape == (6, 2, POINTS)
 
@@ -226,7 +225,7 @@ def test_a_model_all_in_half_precision_predicts_float32(make, batch):
     expected = model(**batch)
     found = model.to(torch.bfloat16)(**batch)
     assert found.logits.dtype == torch.float32
-    assert (found.nrmse - expected.nrmse).abs().max() < 0.1
+    assert abs(found.loss - expected.loss) < 0.1
 
 
 def test_blocks_compile_and_recompute_with_the_same_gradients(make, batch):
@@ -269,7 +268,6 @@ def test_terms_see_the_step_and_are_added_with_the_weight_of_their_task(make, ba
     [
         (lambda b: b.pop("darcy2d_inputs"), "must be advection1d_inputs, darcy2d_inputs"),
         (lambda b: b.update(burgers_inputs=b["labels"]), "burgers_inputs"),
-        (lambda b: b.update(darcy2d_inputs=b["darcy2d_inputs"][:3]), r"Inputs of \[3, 6\] rows"),
         (lambda b: b.update(darcy2d_inputs=b["darcy2d_inputs"][:, :8]), r"must be \(rows, 16, 16\)"),
         (lambda b: b.update(labels=b["labels"][:, :1]), "labels and points"),
         (lambda b: b.update(labels=b["labels"][..., :9]), "labels and points"),
@@ -294,9 +292,6 @@ def test_batches_that_do_not_fit_are_refused(make, batch, change, words):
         ({"resolution": 18}, "patch_size"),
         ({"patch_size": 1}, "even"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
-        ({"target_stds": {"darcy2d": 1.0}}, "target_stds"),
-        ({"target_stds": {"darcy2d": 0.0, "advection1d": 1.0}}, "above 0"),
-        ({"input_means": {"darcy2d": float("nan"), "advection1d": 1.0}}, "finite"),
     ],
 )
 def test_what_no_model_could_be_built_of_is_refused(given, words):

@@ -1,4 +1,4 @@
-"""2-D Darcy flow through a medium of two permeabilities, solved by finite volumes."""
+"""Generated samples of both equations: 1-D advection, solved exactly, and 2-D Darcy flow, by finite volumes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,50 @@ from functools import lru_cache
 import numpy as np
 from scipy.linalg import solveh_banded
 
-from ..errors import ArgumentError
-from .drawing import check_counts, row_generator
-
+NUM_SINES, LARGEST_MODE = 2, 8
 HIGH, LOW = 12.0, 3.0
 NUM_MODES = 64  # per direction, whatever the resolution: a finer grid sees the same field
+
+
+def _row_generator(equation: int, seed: int, stream: int, row: int) -> np.random.Generator:
+    """Random numbers of one row, whatever is drawn for the others; advection is equation 0, Darcy flow 1."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(equation, stream, row)))
+
+
+def make_advection(
+    num: int, *, points: int = 1024, times: int = 4, beta: float = 0.4, seed: int, stream: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Initial states and solutions of du/dt + beta du/dx = 0 on [0, 1), periodic: u(x, t) = u0(x - beta t).
+
+    u0 is the sum of two sines, A sin(2 pi n x + phase), with n one of 1, ..., 8, A from [0, 1) and phase from
+    [0, 2 pi), each drawn uniformly and independently: the recipe of PDEBench (arXiv:2210.07182, appendix D) without its
+    windows and absolute values. Both modes may be the same. Solutions are evaluated, not stepped or interpolated.
+
+    Args:
+        num: rows. Row i is a function of (seed, stream, i) alone, so that more rows begin with the same ones.
+        points: of the grid x_j = j / points.
+        times: how many, t_k = k / times for k = 1, ..., times.
+        beta: speed; the unit of u is that of the amplitudes.
+        seed: 0 or more.
+        stream: another one gives other rows of the same seed, such as those of another split; 0 or more.
+
+    Returns:
+        inputs (num, points) and targets (num, times, points), float32, computed in float64.
+
+    Cost: 1,000 rows of 1024 points and 4 times in 0.2 s on one core.
+    """
+    modes, amplitudes, phases = np.empty((3, num, NUM_SINES))
+    for row in range(num):
+        generator = _row_generator(0, seed, stream, row)
+        modes[row] = generator.integers(1, LARGEST_MODE + 1, NUM_SINES)
+        amplitudes[row] = generator.random(NUM_SINES)
+        phases[row] = generator.random(NUM_SINES) * 2 * np.pi
+    x = np.arange(points) / points
+    fields = np.empty((num, times + 1, points), dtype=np.float32)
+    for k, moved in enumerate(beta * (np.arange(times + 1) / times)):
+        waves = np.sin(2 * np.pi * modes[..., None] * (x - moved) + phases[..., None])
+        fields[:, k] = np.einsum("ns,nsx->nx", amplitudes, waves)
+    return fields[:, 0].copy(), fields[:, 1:].copy()
 
 
 def make_darcy(num: int, *, resolution: int = 64, seed: int, stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -24,21 +63,19 @@ def make_darcy(num: int, *, resolution: int = 64, seed: int, stream: int = 0) ->
     Args:
         num: rows. Row i is a function of (seed, stream, i) alone, so that more rows begin with the same ones; another
             resolution shows the same field.
-        resolution: r, cells along each side.
-        seed: from 0 to 2^32 - 1.
-        stream: another one gives other rows of the same seed, such as those of another split.
+        resolution: r, cells along each side, 2 or more.
+        seed: 0 or more.
+        stream: another one gives other rows of the same seed, such as those of another split; 0 or more.
 
     Returns:
         coefficients and solutions, each (num, resolution, resolution), float32; solved in float64, see `solve_darcy`.
-
-    Raises:
-        ArgumentError: no rows, less than 2 cells along a side, or a seed or stream outside of its range.
     """
-    check_counts("make_darcy", num=num, resolution=resolution)
-    shape = (num, resolution, resolution)
-    coefficients, solutions = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
+    coefficients = np.empty((num, resolution, resolution), dtype=np.float32)
+    solutions = np.empty_like(coefficients)
+    cosines, spread = _basis(resolution)
     for row in range(num):
-        field = _draw_field(row_generator("darcy2d", seed, stream, row), resolution)
+        drawn = _row_generator(1, seed, stream, row).standard_normal(spread.shape)
+        field = cosines @ (drawn * spread) @ cosines.T  # at the centres of cells, up to a factor
         coefficients[row] = np.where(field >= 0, HIGH, LOW)
         solutions[row] = solve_darcy(coefficients[row])
     return coefficients, solutions
@@ -52,20 +89,15 @@ def solve_darcy(coefficients: np.ndarray, source: float = 1.0) -> np.ndarray:
     rounding.
 
     Args:
-        coefficients: (resolution, resolution), positive, at the centres of cells.
+        coefficients: (resolution, resolution), positive, at the centres of 2 x 2 cells or more.
 
     Returns:
         (resolution, resolution), float64, at the same places.
-
-    Raises:
-        ArgumentError: no square, or less than 2 x 2 cells.
 
     Cost: on one core, 0.9 ms at 32 x 32, 8 ms at 64 x 64; it grows with the fourth power of the resolution.
     """
     a = np.asarray(coefficients, dtype=np.float64)
     resolution = len(a)
-    if a.shape != (resolution, resolution) or resolution < 2:
-        raise ArgumentError(f"Coefficients of shape {a.shape}: must be those of a square of at least 2 x 2 cells.")
     across_x = 2 * a[:-1] * a[1:] / (a[:-1] + a[1:])
     across_y = 2 * a[:, :-1] * a[:, 1:] / (a[:, :-1] + a[:, 1:])
     diagonal = np.zeros_like(a)
@@ -82,12 +114,6 @@ def solve_darcy(coefficients: np.ndarray, source: float = 1.0) -> np.ndarray:
     band[0] = diagonal.reshape(-1)
     right = np.full(resolution**2, source / resolution**2)
     return solveh_banded(band, right, overwrite_ab=True, lower=True, check_finite=False).reshape(a.shape)
-
-
-def _draw_field(generator: np.random.Generator, resolution: int) -> np.ndarray:
-    """The Gaussian random field at the centres of cells, (resolution, resolution), up to a factor."""
-    cosines, spread = _basis(resolution)
-    return cosines @ (generator.standard_normal(spread.shape) * spread) @ cosines.T
 
 
 @lru_cache(maxsize=4)
