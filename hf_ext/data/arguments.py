@@ -7,12 +7,12 @@ from typing import Literal, Optional
 
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
-from .clusters import CLUSTER_IDENTITY, check_identity
+from .clusters import CLUSTER_IDENTITY, SMALLEST_IDENTITY, check_cluster_identity
 from .filters import parse_filter
-from .leaks import LEAK_IDENTITY
 from .missing_chains import check_columns
+from .near_copies import MIN_IDENTITY
 from .proteins import ResiduePolicy
-from .similarity import MIN_IDENTITY
+from .split_report import LEAK_IDENTITY
 from .splits import SPLIT_CLUSTER, check_rule, check_sizes
 
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
@@ -102,8 +102,8 @@ class DataArguments:
     cluster_identity: Optional[float] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, stand on one "
-            f"side; left out: {CLUSTER_IDENTITY:g}."
+            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, or by MMseqs2 "
+            f"(the extra `clustering`) from {SMALLEST_IDENTITY:g}, stand on one side; left out: {CLUSTER_IDENTITY:g}."
         },
     )
     cluster_file: Optional[str] = field(  # noqa: UP045
@@ -192,9 +192,13 @@ class DataArguments:
         if kind == "cluster" and self.streaming:
             raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
         if self.cluster_identity is not None:
-            check_identity("cluster_identity", self.cluster_identity)
+            check_cluster_identity(self.cluster_identity)
         for identity in self.leak_identity:
-            check_identity("leak_identity", identity)
+            if not MIN_IDENTITY <= identity <= 1:
+                raise ArgumentError(
+                    f"leak_identity={identity:g}: use {MIN_IDENTITY:g} to 1, the share of identical residues; below, a "
+                    "search that misses nothing is too slow."
+                )
 
     def _check_reserved(self) -> None:
         kept = {
