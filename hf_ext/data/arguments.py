@@ -7,10 +7,10 @@ from typing import Literal, Optional
 
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
-from .clusters import CLUSTER_IDENTITY, check_identity
+from .clusters import CLUSTER_IDENTITY, check_cluster_identity
 from .missing_chains import check_columns
+from .near_copies import MIN_IDENTITY
 from .proteins import ResiduePolicy
-from .similarity import MIN_IDENTITY
 from .splits import SPLIT_CLUSTER, check_rule, check_sizes
 
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
@@ -101,8 +101,8 @@ class DataArguments:
     cluster_identity: Optional[float] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, stand on one "
-            f"side; left out: {CLUSTER_IDENTITY:g}."
+            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, or by MMseqs2 "
+            f"(the extra `clustering`) from {SMALLEST_IDENTITY:g}, stand on one side; left out: {CLUSTER_IDENTITY:g}."
         },
     )
     cluster_file: Optional[str] = field(  # noqa: UP045
@@ -145,7 +145,7 @@ class DataArguments:
         check_sizes(self.split_sizes)
         check_columns(self.missing_chains, self.sequence_columns)
         if self.cluster_identity is not None:
-            check_identity("cluster_identity", self.cluster_identity)
+            check_cluster_identity(self.cluster_identity)
         kind, split_group = check_rule(self.split or "random")
         read = [*self.sequence_columns, self.group_column, self.interval_by, self.id_column, self.split_column]
         taken = next((column for column in (*read, split_group) if column in RESERVED), None)

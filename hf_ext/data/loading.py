@@ -28,11 +28,10 @@ from .clusters import CLUSTER_IDENTITY
 from .columns import column_values
 from .drawing import draw_rows
 from .formats import text_array
-from .leaks import leak_report
 from .proteins import format_located
 from .reading import SOURCE_ROW, Part, read_parts
-from .repeats import describe_repeats, is_much_noise, repeat_report
 from .rows import REJECTED_FILE, Located, RowRules, StreamRows, count_rules, refuse_or_drop
+from .split_report import describe_repeats, is_much_noise, leak_report, repeat_report
 from .splits import SPLITS, check_sizes, split_by_column, split_rows, split_stream, unknown_splits, with_validation
 
 logger = logging.getLogger(__name__)
@@ -97,8 +96,8 @@ def load_data(
         DataError: see `reading.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
             What is wrong with single rows and with the values of the split column is one error.
 
-    Cost: 131,072 rows with three sequence columns (56 MB) in about 7 s, of which 4 s are the leak report; about 1 GB of
-    memory at the peak. Streams read only the first record here.
+    Cost: 131,072 rows with three sequence columns (56 MB) in about 6 s, of which 1 to 3 s are the leak report; about
+    1 GB of memory at the peak. Streams read only the first record here.
     """
     if args.interval_by and not needs_labels:
         raise ArgumentError(f"interval_by={args.interval_by!r} is for scores of labels, which this task does not have.")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..data.antibodies import AntibodyPair
-from ..data.nearest_identity import nearest_identities
+from ..data.near_copies import nearest_identities
 from ..evaluation._arrays import FloatArray
 from .judging.discriminator import Discriminator
 from .judging.motifs import find_cdr3, find_motif_problems

@@ -11,16 +11,16 @@ from .markdown import code
 def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
     """Sentences for the highest and the other identities, of rows and of each column; `leaks` as `leak_report` gives.
 
-    Only what was found is told, and what was not searched to the end; where there is neither, the list is empty.
+    Only what was found is told; where there is nothing, the list is empty.
     """
     if not leaks or not leaks.get("row"):
         return []
     compared, columns = leaks.get("compared", "test"), leaks.get("columns", {})
     if len(columns) < 2:
-        lines = [_sentence(leaks["row"], compared, "sequence", "")]
+        lines = [_sentence(leaks["row"], compared, "")]
     else:
-        lines = [_sentence(leaks["row"], compared, "row", " in every sequence")]
-        lines += [_sentence(leak, compared, "sequence", f" in {code(name)}") for name, leak in columns.items()]
+        lines = [_sentence(leaks["row"], compared, " in every column")]
+        lines += [_sentence(leak, compared, f" in {code(name)}") for name, leak in columns.items()]
     return [line for line in lines if line]
 
 
@@ -40,18 +40,18 @@ def describe_repeated(leaks: Mapping[str, Any] | None) -> str:
 
 
 def count_near(near: Mapping[str, Any], num_checked: int) -> str:
-    """As "1,234 of 2,000", with "at least" where the search was cut short."""
-    return f"{'at least ' * bool(near['is_lower_bound'])}{near['num_rows']:,} of {num_checked:,}"
+    """As "1,234 of 2,000"."""
+    return f"{near['num_rows']:,} of {num_checked:,}"
 
 
-def _sentence(leak: Mapping[str, Any], compared: str, what: str, where: str) -> str:
-    told = [near for near in leak.get("near") or [] if near["num_rows"] or near["is_lower_bound"]]
+def _sentence(leak: Mapping[str, Any], compared: str, where: str) -> str:
+    told = [near for near in leak.get("near") or [] if near["num_rows"]]
     if not told:
         return ""
     num_checked, num_rows = leak["num_checked"], leak["num_test_rows"]
     of = f" (of {num_rows:,})" if num_checked < num_rows else ""
-    identity = f"a training {what} at >= {100 * told[0]['identity']:.3g}% identity{where}"
+    identity = f"a training sequence at >= {100 * told[0]['identity']:.3g}% identity{where}"
     if told[0]["num_rows"] == num_checked:
         return f"Every one of {num_checked:,} checked {compared} rows{of} has {identity}."
     others = "".join(f"; {count_near(near, num_checked)} at >= {100 * near['identity']:.3g}%" for near in told[1:])
-    return f"{count_near(told[0], num_checked).capitalize()} checked {compared} rows{of} have {identity}{others}."
+    return f"{count_near(told[0], num_checked)} checked {compared} rows{of} have {identity}{others}."

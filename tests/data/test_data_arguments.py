@@ -54,7 +54,7 @@ def test_defaults_name_one_sequence_column_and_a_fixed_split_seed():
         ({"split": "cluster", "cluster_column": "light"}, "one of sequence"),
         ({"split": "cluster", "streaming": True}, "drop --streaming"),
         ({"cluster_identity": 0.8}, "cluster_identity only acts with --split cluster"),
-        ({"split": "cluster", "cluster_identity": 0.3}, "MMseqs2"),
+        ({"split": "cluster", "cluster_identity": 0.1}, "with MMseqs2 0.2 to 0.7"),
         ({"split": "cluster", "cluster_identity": 90.0}, "use 0.7 to 1"),
         ({"split": "cluster", "cluster_file": "x.tsv"}, "say with --id_column"),
         ({"split": "cluster", "cluster_file": "x", "id_column": "a", "cluster_identity": 0.9}, "finished clusters"),

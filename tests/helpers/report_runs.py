@@ -42,8 +42,8 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         "num_test_sequences_in_train": 39,
         "num_checked": 1,
         "near": [
-            {"identity": 0.9, "num_rows": 0, "is_lower_bound": False},
-            {"identity": 0.7, "num_rows": 1, "is_lower_bound": True},
+            {"identity": 0.9, "num_rows": 0},
+            {"identity": 0.7, "num_rows": 1},
         ],
     }
     comparison = {"improvement": 0.011, "low": 0.002, "high": 0.02, "metric": "spearman"}

@@ -42,8 +42,8 @@ LEAK = {
     "num_test_sequences": 90,
     "num_checked": 100,
     "near": [
-        {"identity": 0.9, "num_rows": 30, "is_lower_bound": False},
-        {"identity": 0.7, "num_rows": 60, "is_lower_bound": True},
+        {"identity": 0.9, "num_rows": 30},
+        {"identity": 0.7, "num_rows": 60},
     ],
 }
 RECORD: dict[str, Any] = {
@@ -304,7 +304,7 @@ def test_limitations_tell_leaks_lengths_and_range(card: ModelCard) -> None:
     found = section(card, "Limitations")
     assert "5 of 120 test rows repeat the sequences of a training row" in found
     assert (
-        "30 of 100 checked test rows (of 120) have a training row at >= 90% identity in every sequence; at least 60 of "
+        "30 of 100 checked test rows (of 120) have a training sequence at >= 90% identity in every column; 60 of "
         "100 at >= 70%." in found
     )
     assert "30 of 100 checked test rows (of 120) have a training sequence at >= 90% identity in `heavy`;" in found

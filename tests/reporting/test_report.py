@@ -208,7 +208,7 @@ def test_the_report_says_what_was_trained_on_what_and_how_to_repeat_it(tmp_path)
         "Rejected, the label is missing: 10.",
         "Column heavy: lower case in 12 rows.",
         "Split by: random, seed 42. split rows share train 2,400 80 %",
-        "heavy 299 of 300 39 of 40 0 of 1 at least 1 of 1",
+        "heavy 299 of 300 39 of 40 0 of 1 1 of 1",
         "packing applied identical half of a batch is padding; ratio 2.200",
         "1 not asked for",
         "accelerate launch recipes/max_speed.py --output_dir .../first --seed 7",

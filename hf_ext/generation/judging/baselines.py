@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.kmer_overlap import KmerOverlap
+from ...data.near_copies import kmer_cosines
 from ...errors import DataError
 from ...evaluation._arrays import FloatArray
 from .rows import AntibodyRows
@@ -68,15 +68,13 @@ def find_nearest_antigens(antigens: Sequence[str], known: Sequence[str]) -> Near
     references, distinct = list(dict.fromkeys(known)), list(dict.fromkeys(antigens))
     if not references:
         raise DataError("There are no training antigens to look for similar ones among.")
-    overlap = KmerOverlap(distinct, references)
     found: dict[str, tuple[str, float]] = {}
     for start in range(0, len(distinct), QUERIES_PER_BLOCK):
-        block = slice(start, start + QUERIES_PER_BLOCK)
-        cosine = overlap.cosine(block)
+        block = distinct[start : start + QUERIES_PER_BLOCK]
+        cosine = kmer_cosines(block, references)
         nearest = np.argmax(cosine, axis=1)
         found.update(
-            (one, (references[place], float(row[place])))
-            for one, place, row in zip(distinct[block], nearest.tolist(), cosine)
+            (one, (references[place], float(row[place]))) for one, place, row in zip(block, nearest.tolist(), cosine)
         )
     return NearestAntigens(tuple(found[one][0] for one in antigens), np.array([found[one][1] for one in antigens]))
 

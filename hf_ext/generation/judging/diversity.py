@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.nearest_identity import pair_identities
+from ...data.near_copies import pair_identities
 from ...evaluation.scores import Score
 from .motifs import find_cdr3
 from .rows import AntibodyRows

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.nearest_identity import nearest_identities
+from ...data.near_copies import nearest_identities
 from ...evaluation.scores import Score
 from .motifs import find_cdr3
 from .rows import AntibodyRows

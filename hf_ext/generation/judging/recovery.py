@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.nearest_identity import pair_identities
+from ...data.near_copies import pair_identities
 from ...evaluation._arrays import FloatArray
 from ...evaluation.scores import Score
 from .motifs import find_cdr3

@@ -122,7 +122,7 @@ def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
         "distinct sequences seen",
         *(f"checked rows at >= {100 * identity:.3g}% identity to training" for identity in identities),
     ]
-    meaning = "Identity: 1 - edit distance / length of the longer sequence; of rows, that of their least alike column."
+    meaning = "Identity: 1 - edit distance / length of the longer sequence; a row is near where all columns are."
     return [Table(headers, rows, f"What of {compared} is in training, too. {meaning if identities else ''}".strip())]
 
 

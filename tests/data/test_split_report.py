@@ -1,10 +1,13 @@
+"""What of test stands in training, and repeats with other labels, counted by hand."""
+
+import math
 import random
 
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_ext.data.leaks import leak_report
+from hf_ext.data.split_report import describe_repeats, is_much_noise, leak_report, repeat_report
 
 
 def random_sequences(num, length=100, seed=0):
@@ -29,8 +32,8 @@ def splits(train, test, name="test"):
 
 def near(at_90, at_70):
     return [
-        {"identity": 0.9, "num_rows": at_90, "is_lower_bound": False},
-        {"identity": 0.7, "num_rows": at_70, "is_lower_bound": False},
+        {"identity": 0.9, "num_rows": at_90},
+        {"identity": 0.7, "num_rows": at_70},
     ]
 
 
@@ -66,7 +69,7 @@ def test_leak_numbers_equal_those_counted_by_hand():
         "num_test_rows_in_train": 2,  # (A, B) twice
         "num_test_sequences_in_train": 1,
         "num_checked": 6,
-        "near": near(3, 4),  # both (A, B) and (near A, B); and (far A, C). Not (B, C): no training row has B with C
+        "near": near(4, 5),  # of (B, C) too each sequence is there, though no training row has B with C
     }
 
 
@@ -104,17 +107,6 @@ def test_sample_of_test_rows_is_seeded_and_reported():
     assert sampled == leak_report(data, ["s"], max_checked=20, seed=4)["row"]
 
 
-def test_a_search_that_would_take_too_long_is_a_lower_bound():
-    sequences = random_sequences(60)
-    data = DatasetDict(
-        train=Dataset.from_dict({"s": [NEAR_A, *sequences]}), test=Dataset.from_dict({"s": [A, C, "W" * 9]})
-    )
-    cut = leak_report(data, ["s"], identities=[0.7], max_work=0)["row"]["near"]
-    whole = leak_report(data, ["s"], identities=[0.7])["row"]["near"]
-    assert cut == [{"identity": 0.7, "num_rows": 2, "is_lower_bound": True}]  # A and C stand in train
-    assert whole == [{"identity": 0.7, "num_rows": 2, "is_lower_bound": False}]
-
-
 def test_validation_stands_in_for_a_missing_test_and_nothing_for_both():
     assert leak_report(splits([(A, B)], [(A, C)], "validation"), ["heavy"])["compared"] == "validation"
     assert leak_report(DatasetDict(train=Dataset.from_dict({"s": [A]})), ["s"]) == {}
@@ -126,3 +118,78 @@ def test_rows_of_train_are_named_by_their_row_in_the_file_and_five_at_most():
         data[name] = part.add_column("source_row", [10 * i for i in range(len(part))])
     assert leak_report(data, ["heavy", "light"])["repeated"] == [[0, 10], [10, 10], [20, 10], [30, 10], [40, 10]]
     assert leak_report(splits([(A, B)], [(D, C)]), ["heavy", "light"])["repeated"] == []
+
+
+def labelled(train, test, **columns):
+    """Rows of (heavy, light, label)."""
+    parts = {"train": train, "test": test}
+    return DatasetDict(
+        {
+            name: Dataset.from_dict({**dict(zip(("heavy", "light", "label"), map(list, zip(*rows)))), **columns})
+            for name, rows in parts.items()
+        }
+    )
+
+
+ROWS = [("A", "C", 6.0), ("A", "D", 8.0), ("A", "C", 7.0), ("K", "C", 5.0)], [("K", "C", 5.0), ("W", "W", 9.0)]
+
+
+def test_noise_and_ceiling_by_hand():
+    report = repeat_report(labelled(*ROWS), ["heavy", "light"])
+    # (A, C) has 6 and 7, (K, C) twice 5: squares of 0.5 with 2 degrees of freedom; labels 6 8 7 5 5 9 vary by 20 / 9.
+    noise = math.sqrt(0.5 / 2)
+    share = 0.25 / (20 / 9)
+    assert {key: value for key, value in report.items() if key != "rows"} == pytest.approx(
+        {
+            "num_all": 6,
+            "num_rows": 4,
+            "num_groups": 2,
+            "num_disagreeing": 1,
+            "noise": noise,
+            "share": share,
+            "max_pearson": math.sqrt(1 - share),
+            "max_spearman": 6 / math.pi * math.asin(math.sqrt(1 - share) / 2),
+        }
+    )
+    assert report["rows"] == [[{"split": "train", "row": 1, "label": 6.0}, {"split": "train", "row": 3, "label": 7.0}]]
+    assert "1 of 2 sequences that occur more than once (4 rows)" in describe_repeats(report)
+    assert "train row 1 6, train row 3 7" in describe_repeats(report)
+
+
+def test_one_column_alone_repeats_more():
+    assert repeat_report(labelled(*ROWS), ["heavy"])["num_rows"] == 5
+
+
+def test_repeats_that_agree_say_nothing():
+    report = repeat_report(labelled([("A", "C", 6.0), ("A", "C", 6.0)], [("A", "C", 6.0)]), ["heavy", "light"])
+    assert (report["num_rows"], report["num_disagreeing"]) == (3, 0)
+    assert describe_repeats(report) == ""
+    assert not is_much_noise(report)
+
+
+def test_bounds_are_no_measurements_that_could_disagree():
+    data = labelled([("A", "C", 6.0), ("A", "C", 7.0)], [("K", "C", 5.0), ("K", "K", 8.0)], bound=[-1, 0])
+    assert repeat_report(data, ["heavy", "light"])["num_rows"] == 0
+    data = labelled([("A", "C", 6.0), ("A", "C", 7.0)], [("K", "C", 5.0), ("K", "K", 8.0)], bound=[0, 0])
+    assert repeat_report(data, ["heavy", "light"])["num_rows"] == 2
+
+
+def test_the_ceiling_is_what_a_perfect_model_reaches():
+    rng = np.random.default_rng(0)
+    truth = np.repeat(rng.normal(7, 1, 1000), 2)
+    labels = truth + rng.normal(0, 0.5, 2000)
+    rows = [(f"{'A' * (index // 2 + 1)}", "C", float(label)) for index, label in enumerate(labels)]
+    report = repeat_report(labelled(rows[:1800], rows[1800:]), ["heavy", "light"])
+    ranks = [np.argsort(np.argsort(values)) for values in (truth + 1e-9 * rng.random(2000), labels)]
+    assert report["noise"] == pytest.approx(np.sqrt(np.mean((labels - truth) ** 2)), rel=0.05)
+    assert report["max_pearson"] == pytest.approx(np.corrcoef(truth, labels)[0, 1], abs=0.02)
+    assert report["max_spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=0.02)
+    assert is_much_noise(report)  # a fifth of the variance, in every row
+
+
+def test_few_repeats_do_not_put_the_whole_set_in_doubt():
+    rows = [("A" * (index + 1), "C", float(index % 7)) for index in range(100)]
+    report = repeat_report(labelled([*rows, ("A", "C", 6.0)], [("K", "C", 5.0)]), ["heavy", "light"])
+    assert report["share"] > 0.5
+    assert not is_much_noise(report)
+    assert describe_repeats(report)
