@@ -18,7 +18,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import DataError
-from .proteins import RARE, STANDARD, UNKNOWN, shorten
+from .proteins import RARE, STANDARD, UNKNOWN
+from .row_errors import shorten
 from .tokenization import ResidueTokenizer
 
 PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"

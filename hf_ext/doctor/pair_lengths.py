@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.drawing import draw_rows
+from ..data.splits import draw_rows
 from ..models.generation.flops import GeneratorFlops
 
 SPECIAL_TOKENS = 2  # about an antigen; and <sep> and <eos> of a pair

@@ -9,8 +9,8 @@ import pytest
 from datasets import Dataset, IterableDatasetDict, Value
 
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.cleaning import RowSchema, StreamRows
 from hf_ext.data.loading import load_data, load_sequences
-from hf_ext.data.rows import RowRules, StreamRows
 from hf_ext.errors import ArgumentError, DataError
 
 BASE = "MKTVLACDEFGHIK"
@@ -279,7 +279,7 @@ def test_stream_of_a_folder_uses_its_files(tmp_path):
 
 
 def test_stream_rules_can_be_sent_to_workers():
-    rules = RowRules.from_arguments(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
+    rules = RowSchema.from_arguments(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
     copy = pickle.loads(pickle.dumps(StreamRows(rules, "a.csv", "error", None)))
     batch = {"sequence": [BASE, BASE], "label": [1, 2], "lab": ["x", "y"], "source_row": [2, 3]}
     assert copy(batch) == {

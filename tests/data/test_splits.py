@@ -8,10 +8,24 @@ import numpy as np
 import pytest
 from datasets import Dataset, IterableDataset
 
-from hf_ext.data.splits import check_rule, check_sizes, split_by_column, split_rows, split_stream
+from hf_ext.data import splits as splitting
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.splits import check_rule, check_sizes
 from hf_ext.errors import ArgumentError, DataError
 
 SIZES = (0.6, 0.2, 0.2)
+
+
+def split_rows(data, rule=None, sizes=(0.8, 0.1, 0.1), seed=42, divide=splitting.split_rows, **given):
+    return divide(data, DataArguments(split=rule, split_sizes=[*sizes], split_seed=seed, **given))
+
+
+def split_by_column(data, column, **given):
+    return split_rows(data, split_column=column, **given)
+
+
+def split_stream(data, **given):
+    return split_rows(data, divide=splitting.split_stream, streaming=True, **given)
 
 
 def random_sequences(num, length=40, seed=0):

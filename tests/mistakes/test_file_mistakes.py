@@ -155,7 +155,7 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path):
         "row 40, column 'sequence', value 'MetAlaGlySer': the sequence reads as three-letter codes",
         "row 41, column 'pKd', value '-999': the label reads as a missing value",
         "row 42, column 'pKd', value '7,3': the label is not a number",
-        "row 43, column 'antibody', value '': the group is missing",
+        "row 43, column 'antibody', value ' ': the group is missing",
         "split column 'split' holds",
         "'hold-out' (1 rows)",
     ):
