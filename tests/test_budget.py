@@ -12,11 +12,11 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1738, 15),
-    "affinity": (3637, 39),
+    "affinity": (3636, 39),
     "arguments": (571, 8),
     "checkpoints": (1795, 12),
     "comparing": (1530, 19),
-    "data": (4347, 47),
+    "data": (4301, 47),
     "doctor": (2390, 26),
     "embeddings": (457, 7),
     "evaluation": (2578, 25),

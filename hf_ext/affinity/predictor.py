@@ -315,16 +315,15 @@ def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) ->
         DataError: some are refused, with row, column and reason.
     """
     rows = range(1, 1 + max(map(len, columns.values())))
-    if_missing = remedy_if_missing([*columns], is_trained=True)
-    cleaned = clean_chains(columns, ResiduePolicy(), rows, missing_chains=missing_chains, if_missing=if_missing)
-    errors = sorted((error for one in cleaned.values() for error in one.errors), key=lambda error: error.row)
+    if_missing = remedy_if_missing([*columns], needs_labels=False, needs_splits=False)
+    cleaned, errors, _ = clean_chains(columns, ResiduePolicy(), rows, missing_chains, if_missing)
     if errors:
-        refused = format_errors((_WHERE, error) for error in errors)
+        refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(
             f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of "
             "recipes/predict.py."
         )
-    return {name: one.sequences.to_pylist() for name, one in cleaned.items()}
+    return {name: column.to_pylist() for name, column in cleaned.items()}
 
 
 def find_device() -> torch.device:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,15 +19,14 @@ from .row_errors import is_missing, shorten
 
 MAX_FILTER_CHARACTERS = 2000
 
-_OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.In: lambda cell, values: cell in values,
-    ast.NotIn: lambda cell, values: cell not in values,
+# A cell and the values beside the sign, which are several after `in` alone.
+_OPERATORS: dict[type[ast.cmpop], Callable[[Any, list[Any]], bool]] = {
+    ast.Lt: lambda cell, values: cell < values[0],
+    ast.LtE: lambda cell, values: cell <= values[0],
+    ast.Gt: lambda cell, values: cell > values[0],
+    ast.GtE: lambda cell, values: cell >= values[0],
+    **dict.fromkeys((ast.Eq, ast.In), lambda cell, values: cell in values),
+    **dict.fromkeys((ast.NotEq, ast.NotIn), lambda cell, values: cell not in values),
 }
 _SHAPE = (
     "Write COLUMN OP VALUE, where OP is one of < <= > >= == != and VALUE a number or quoted text, or COLUMN in ['a', "
@@ -97,37 +95,36 @@ def _check(node: ast.expr, text: str) -> None:
     if not (isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and len(node.ops) == 1):
         shown = shorten(ast.get_source_segment(text, node))
         raise ArgumentError(f"filter {shorten(text)!r}: {shown!r} is not a comparison. {_SHAPE}")
-    given = node.comparators[0]
-    try:
-        values = ast.literal_eval(given)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        values = None
-    is_list = isinstance(values, list | tuple)
-    kinds = {type(value) for value in (values if is_list else [values])}
-    is_in = isinstance(node.ops[0], ast.In | ast.NotIn)
-    if (
-        is_list != is_in
-        or type(node.ops[0]) not in _OPERATORS
-        or not (kinds == {str} or (kinds and kinds <= {int, float}))
-    ):
+    compare, given = type(node.ops[0]), node.comparators[0]
+    values = _values(given)
+    kinds, is_list = {type(value) for value in values}, isinstance(given, ast.List | ast.Tuple)
+    is_known = compare in _OPERATORS and is_list == (compare in (ast.In, ast.NotIn))
+    if not is_known or kinds not in ({str}, {float}) or (kinds == {float} and not np.isfinite(values).all()):
         shown = shorten(ast.get_source_segment(text, given))
-        hint = f"{shown!r} is neither a number nor quoted text such as 'S309'"
-        raise ArgumentError(f"filter {shorten(text)!r}: {hint}{', nor a list of them' * is_in}. {_SHAPE}")
-    if kinds == {str} and not isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn):
+        why = f"{shown!r} is neither a number nor quoted text such as 'S309', nor, after 'in', a list of either"
+        raise ArgumentError(f"filter {shorten(text)!r}: {why}. {_SHAPE}")
+    if kinds == {str} and compare in (ast.Lt, ast.LtE, ast.Gt, ast.GtE):
         raise ArgumentError(f"filter {text!r}: text has no order; leave out the quotes to compare numbers.")
-    if kinds != {str} and not all(abs(value) < 1e300 for value in (values if is_list else [values])):
-        raise ArgumentError(f"filter {shorten(text)!r}: a number is too large.")
+
+
+def _values(node: ast.expr) -> list[Any]:
+    """What a column is compared with, numbers as float; None for what is no literal."""
+    try:
+        given = ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return [None]
+    values = given if isinstance(given, list | tuple) else [given]
+    return [float(str(value)) if type(value) is int else value for value in values]
 
 
 def _evaluate(node: Any, table: pa.Table, rows: np.ndarray, path: str) -> np.ndarray:
     if isinstance(node, ast.BoolOp):
         join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
         return join.reduce([_evaluate(part, table, rows, path) for part in node.values])
-    name, compare, values = node.left.id, _OPERATORS[type(node.ops[0])], ast.literal_eval(node.comparators[0])
+    name, compare, values = node.left.id, _OPERATORS[type(node.ops[0])], _values(node.comparators[0])
     found = distinct(table[name])
     cells = found.cells.to_pylist()
-    first = values[0] if isinstance(values, list | tuple) else values
-    if isinstance(first, str):
+    if isinstance(values[0], str):
         read: list[Any] = ["" if cell is None else str(cell) for cell in cells]
     else:
         read = [_as_number(cell) for cell in cells]

@@ -30,7 +30,7 @@ from .columns import as_dataset, as_text, column_values
 from .exchanged_chains import find_exchanged
 from .leaks import leak_report
 from .repeats import describe_repeats, is_much_noise, repeat_report
-from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse_or_drop
+from .row_errors import REJECTED_FILE, check_rejected, count_rules, format_errors, refuse, write_rejected
 from .sources import SOURCE_ROW, Part, read_parts
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream, unknown_splits
 
@@ -101,7 +101,7 @@ def load_data(
         raise ArgumentError(
             f"missing_chains={args.missing_chains}: only affinity models and generators do without a chain; drop it."
         )
-    schema = RowSchema.from_arguments(args, needs_labels)
+    schema = RowSchema(args, needs_labels)
     rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
     parts, report = _open(args, schema, table), _new_report(args)
     if _are_streams(parts):
@@ -150,7 +150,7 @@ def load_sequences(
     is fine here, `rejected_name` is that of the file in `output_dir`, `keeps_columns` asks for `as_read`, which
     takes the memory of the whole source, and `needs_labels` for `label`, `bound` and the column of `interval_by`.
     """
-    schema = RowSchema.from_arguments(args, needs_labels, needs_splits=False)
+    schema = RowSchema(args, needs_labels, needs_splits=False)
     rejected = Path(output_dir) / rejected_name if output_dir is not None else None
     keeps_columns = keeps_columns and not args.streaming
     parts, report = _open(args, schema, table, keeps_columns), _new_report(args)
@@ -203,7 +203,13 @@ def _clean(
     if odd_splits and located and args.bad_rows == "error":  # alone, `split_by_column` refuses them
         raise DataError(f"{format_errors(located)}\n{unknown_splits(str(args.split_column), odd_splits)}")
     table = pa.concat_tables([_add_split(rows.table, part) for part, rows in zip(parts, cleaned)])
-    rejected_file = refuse_or_drop(located, args.bad_rows, rejected, len(table))
+    if located and args.bad_rows == "error":
+        refuse(located)
+    if located and len(table) == 0:
+        raise DataError(f"--bad_rows drop would leave no row.\n{format_errors(located)}")
+    rejected_file = check_rejected(rejected, args.bad_rows) if located else None
+    if rejected_file is not None:
+        write_rejected(rejected_file, located)
     num_read = sum(rows.num_read for rows in cleaned)
     if len(table) == 0:
         raise DataError(f"filter {args.filter!r} leaves none of {num_read} rows of {parts[0].path}.")
@@ -224,9 +230,7 @@ def _clean(
     if located:
         logger.warning("%d rows left out, listed in %s", report["rows_rejected"], rejected_file)
     for part, rows in zip(parts, cleaned):
-        report["warnings"] += find_exchanged(
-            rows.table.select(schema.sequence_columns), rows.table[SOURCE_ROW], part.path
-        )
+        report["warnings"] += find_exchanged(rows.table, args.sequence_columns, part.path)
     if "bound" in table.column_names and not any(chunk.to_numpy().any() for chunk in table["bound"].chunks):
         table = table.drop_columns(["bound"])
     as_read = [_take_as_read(part.data, rows.table[SOURCE_ROW]) for part, rows in zip(parts, cleaned) if keeps_columns]
@@ -280,8 +284,8 @@ def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
 
 
 def _map_stream(args: DataArguments, schema: RowSchema, part: Part, rejected: Path | None) -> IterableDataset:
-    types = {name: Value("string") for name in schema.sequence_columns}
-    if schema.label_column is not None:
+    types = {name: Value("string") for name in args.sequence_columns}
+    if schema.needs_labels:
         types |= {"label": Value("float64"), "bound": Value("int8")}
     types |= {name: Value("string") for name in schema.text_columns}
     types[SOURCE_ROW] = Value("int64")

@@ -13,11 +13,15 @@ NAME_COLUMN = "Fill it in, leave the row out, or name the column in --missing_ch
 NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows that lack this chain, do without it."
 
 
-def remedy_if_missing(columns: Sequence[str], is_trained: bool) -> str:
-    """What to do about an empty cell in one of these sequence columns, for a model that is trained, or will be."""
-    if len(columns) < 2:
+def remedy_if_missing(columns: Sequence[str], needs_labels: bool, needs_splits: bool) -> str:
+    """What to do about an empty cell in one of these sequence columns.
+
+    A masked language model (splits without labels) does without no chain; a model that is trained already (no splits)
+    has learned to do so, or has not.
+    """
+    if len(columns) < 2 or (needs_splits and not needs_labels):
         return LEAVE_OUT
-    return NOT_LEARNED if is_trained else NAME_COLUMN
+    return NAME_COLUMN if needs_splits else NOT_LEARNED
 
 
 def check_columns(missing_chains: Sequence[str], sequence_columns: Sequence[str]) -> None:

@@ -77,62 +77,70 @@ class Judged(NamedTuple):
     changes: tuple[str, ...] = ()
 
 
-class CleanedColumn(NamedTuple):
-    """`sequences`, text (n,); an error for each refused row; and how many rows each kind of `changes` is in."""
-
-    sequences: pa.ChunkedArray
-    errors: list[RowError]
-    changes: dict[str, int]
-
-
-def clean_sequences(
-    values: pa.ChunkedArray | Sequence[Any],
-    column: str,
+def clean_chains(
+    columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
     policy: ResiduePolicy,
     rows: Sequence[int] | np.ndarray,
-    *,
-    may_be_missing: bool = False,
+    missing_chains: Collection[str] = (),
     if_missing: str = LEAVE_OUT,
-) -> CleanedColumn:
-    """Applies the residue rules to one column; every change is counted and every refusal names its row.
+) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:
+    """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
     ("whitespace_stripped"), lower case ("upper_cased"), gaps ("gaps_removed"), one trailing `*` ("stop_codon_trimmed").
     Counted only: "longer_than_max_residues" where the policy leaves long sequences to the tokenizer. Refused: missing
-    cells, missing-value markers, truth values, non-text, non-ASCII, DNA, RNA, any other character, too long; and words,
-    which are far shorter than the other sequences of the column.
+    cells, missing-value markers, truth values, non-text, non-ASCII, DNA, RNA, three-letter codes, any other character,
+    too long; words, which are far shorter than the other sequences of the column; and rows without any sequence.
 
     Args:
-        values: n cells, one per row; None and NaN are missing.
-        column: the name used in errors.
+        columns: name -> n cells, one per row; None and NaN are missing.
         policy: see `ResiduePolicy`.
-        rows: (n,) the row of each value in its file.
-        may_be_missing: missing cells (`is_missing`) are then "" and counted ("missing"), not refused.
-        if_missing: the remedy told for an empty cell.
+        rows: (n,) the number of each row in its file.
+        missing_chains: columns whose missing cells (`is_missing`) are "" and counted ("missing"), not refused.
+        if_missing: the remedy told for an empty cell of the others.
+
+    Returns:
+        The columns as text; an error for each refused cell; and column -> kind of change -> rows.
 
     Cost: each distinct cell is judged once; 0.1 s for 100,000 distinct ones of 120 residues.
     """
-    found = distinct(values)
-    is_plain = _are_plain(found.cells, policy.max_residues)
-    others = np.flatnonzero(~is_plain)
-    cells = found.cells.take(pa.array(others)).to_pylist()
-    judged = {
-        one: Judged(changes=("missing",))
-        if may_be_missing and is_missing(cell)
-        else judge_sequence(cell, policy, if_missing)
-        for one, cell in zip(others.tolist(), cells)
-    }
-    sequences = pa.array([one.sequence for one in judged.values()], pa.large_string())
-    if is_plain.any():
-        sequences = pc.replace_with_mask(found.cells, pa.array(~is_plain), sequences)
-    refused = {one: (verdict.rule, verdict.remedy) for one, verdict in judged.items() if verdict.rule}
-    refused |= _find_words(sequences)
-    num_rows = np.bincount(found.number, minlength=len(found.cells))
-    changes: Counter[str] = Counter()
-    for one, verdict in judged.items():
-        changes.update(dict.fromkeys(verdict.changes, int(num_rows[one])))
-    errors = find_rows(refused, found, column, rows)
-    return CleanedColumn(found.spread(sequences, pa.string()), errors, dict(changes))
+    cleaned: dict[str, pa.ChunkedArray] = {}
+    errors: list[RowError] = []
+    changes: dict[str, dict[str, int]] = {}
+    for name, values in columns.items():
+        found = distinct(values)
+        cells, judged = _judge_column(found.cells, policy, name in missing_chains, if_missing)
+        refused = {one: (verdict.rule, verdict.remedy) for one, verdict in judged.items() if verdict.rule}
+        errors += find_rows(refused | _find_words(cells), found, name, rows)
+        num_rows = np.bincount(found.number, minlength=len(cells))
+        counts: Counter[str] = Counter()
+        for one, verdict in judged.items():
+            counts.update(dict.fromkeys(verdict.changes, int(num_rows[one])))
+        changes |= {name: dict(counts)} if counts else {}
+        cleaned[name] = found.spread(cells, pa.string())
+    if missing_chains:
+        lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
+        named, first = {error.row for error in errors}, next(iter(cleaned))
+        rule, remedy = f"{' and '.join(cleaned)} are all missing", "Fill in one of them, or leave the row out."
+        bare = [int(rows[i]) for i in np.flatnonzero(~np.any(lengths, axis=0))]
+        errors += [RowError(row, first, "", rule, remedy) for row in bare if row not in named]
+    return cleaned, errors, changes
+
+
+def _judge_column(
+    cells: pa.Array, policy: ResiduePolicy, may_be_missing: bool, if_missing: str
+) -> tuple[pa.Array, dict[int, Judged]]:
+    """Distinct cells as sequences, and what was found of those that are not plain residues."""
+    is_plain = _are_plain(cells, policy.max_residues)
+    judged = {}
+    for one in np.flatnonzero(~is_plain).tolist():
+        cell = cells[one].as_py()
+        is_allowed = may_be_missing and is_missing(cell)
+        judged[one] = Judged(changes=("missing",)) if is_allowed else judge_sequence(cell, policy, if_missing)
+    sequences = pa.array([verdict.sequence for verdict in judged.values()], pa.large_string())
+    if not is_plain.any():
+        return sequences, judged
+    return pc.replace_with_mask(cells, pa.array(~is_plain), sequences), judged
 
 
 def _are_plain(cells: pa.Array, max_residues: int | None) -> np.ndarray:
@@ -163,7 +171,7 @@ def _find_words(sequences: pa.Array) -> dict[int, tuple[str, str]]:
 
 
 def judge_sequence(cell: object, policy: ResiduePolicy, if_missing: str = LEAVE_OUT) -> Judged:
-    """A single cell by the rules of `clean_sequences` that need no other one."""
+    """A single cell by the rules of `clean_chains` that need no other one."""
     if not isinstance(cell, str):
         if is_missing(cell):
             return Judged(rule="the sequence is missing", remedy=if_missing)
@@ -231,31 +239,3 @@ def _explain(letter: str, position: int, length: int, policy: ResiduePolicy) -> 
         f"{letter!r} {where} is not a residue",
         f"Use {STANDARD}, {UNKNOWN} or {' '.join(RARE)}; one chain per column.",
     )
-
-
-def clean_chains(
-    columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
-    policy: ResiduePolicy,
-    rows: Sequence[int] | np.ndarray,
-    *,
-    missing_chains: Collection[str] = (),
-    if_missing: str = LEAVE_OUT,
-) -> dict[str, CleanedColumn]:
-    """`clean_sequences` of every sequence column; a row without any sequence is an error of the first.
-
-    Args and cost as of `clean_sequences`, `missing_chains` the columns that rows may lack.
-    """
-    cleaned = {
-        name: clean_sequences(values, name, policy, rows, may_be_missing=name in missing_chains, if_missing=if_missing)
-        for name, values in columns.items()
-    }
-    if missing_chains:
-        is_bare = np.logical_and.reduce(
-            [pc.equal(pc.binary_length(one.sequences), 0).to_numpy() for one in cleaned.values()]
-        )
-        named = {error.row for one in cleaned.values() for error in one.errors}
-        rule, remedy = f"{' and '.join(cleaned)} are all missing", "Fill in one of them, or leave the row out."
-        first = next(iter(cleaned))
-        bare = [int(rows[i]) for i in np.flatnonzero(is_bare)]
-        cleaned[first].errors.extend(RowError(row, first, "", rule, remedy) for row in bare if row not in named)
-    return cleaned

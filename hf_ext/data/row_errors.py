@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -68,34 +68,28 @@ def find_rows(
     return [RowError(int(rows[i]), column, shown[one], *refused[one]) for i, one in zip(found, values.number[found])]
 
 
-def format_errors(located: Iterable[Located]) -> str:
+def format_errors(located: Sequence[Located]) -> str:
     """Returns the error text: a count, then each error with file, row, column, value, rule and remedy.
 
-    Up to 20 are all listed. Of more, each kind (a rule in a column of a file) has its first ones listed, at least 3,
-    and the others counted, so that one look at the text is enough to mend the file.
+    Up to 20 are all listed, kind by kind. Of more, each kind (a rule in a column of a file) has its first ones listed,
+    at least 3, and the others counted, so that one look at the text is enough to mend the file.
     """
-    pairs = list(located)
-    kinds: dict[tuple[str, str, str], list[RowError]] = {}
-    for path, error in pairs:
-        kinds.setdefault((path, error.column, _rule_kind(error.rule)), []).append(error)
-    is_short = len(pairs) <= MAX_LISTED
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for path, error in located:
+        kind = (path, error.column, _rule_kind(error.rule))
+        place = f"  {path}, row {error.row}, column {error.column!r}, value '{error.value}'"
+        kinds.setdefault(kind, []).append(f"{place}: {error.rule}. {error.remedy}")
+    num, is_short = len(located), len(located) <= MAX_LISTED
     several = f", of {len(kinds)} kinds" if len(kinds) > 1 and not is_short else ""
-    lines = [f"{len(pairs)} value{'s' if len(pairs) != 1 else ''} cannot be used{several}:"]
-    if is_short:
-        return "\n".join([*lines, *(_format(path, error) for path, error in pairs)])
-    shown = max(MIN_LISTED, MAX_LISTED // len(kinds))
-    for (path, column, kind), errors in [*kinds.items()][:MAX_LISTED]:
-        lines += [_format(path, error) for error in errors[:shown]]
-        if len(errors) > shown:
-            of = f" in column {column!r}: {kind}" if several else ""
-            lines.append(f"  ... and {len(errors) - shown:,} more{of}")
+    lines = [f"{num} value{'s' if num != 1 else ''} cannot be used{several}:"]
+    shown = MAX_LISTED if is_short else max(MIN_LISTED, MAX_LISTED // len(kinds))
+    for (_, column, rule), texts in [*kinds.items()][:MAX_LISTED]:
+        lines += texts[:shown]
+        if len(texts) > shown:
+            lines.append(f"  ... and {len(texts) - shown:,} more" + f" in column {column!r}: {rule}" * bool(several))
     if len(kinds) > MAX_LISTED:
         lines.append(f"  ... and {len(kinds) - MAX_LISTED} more kinds")
     return "\n".join(lines)
-
-
-def _format(path: str, error: RowError) -> str:
-    return f"  {path}, row {error.row}, column {error.column!r}, value '{error.value}': {error.rule}. {error.remedy}"
 
 
 def count_rules(errors: Iterable[RowError]) -> dict[str, int]:
@@ -108,32 +102,23 @@ def _rule_kind(rule: str) -> str:
     return " ".join(words)
 
 
-def refuse_or_drop(located: Sequence[Located], bad_rows: str, rejected: Path | None, num_left: int) -> Path | None:
-    """Raises for refused rows, or lists them in the file `rejected` and returns it (None where there are no errors).
+def refuse(located: Sequence[Located]) -> NoReturn:
+    """Raises DataError with all refused rows and what to do."""
+    raise DataError(f"{format_errors(located)}\nMend these rows, or leave them out with --bad_rows drop.")
 
-    Raises:
-        DataError: `bad_rows` is "error" (nothing is written), or dropping leaves no row.
-        ArgumentError: "drop" without an output folder.
-        OSError: the folder cannot be written.
-    """
-    if not located:
-        return None
-    if bad_rows == "error":
-        raise DataError(f"{format_errors(located)}\nMend these rows, or leave them out with --bad_rows drop.")
-    if num_left == 0:
-        raise DataError(f"--bad_rows drop would leave no row.\n{format_errors(located)}")
-    path = check_rejected(rejected)
+
+def check_rejected(rejected: Path | None, bad_rows: str) -> Path | None:
+    """The file that lists the rows which `bad_rows` "drop" leaves out, else None; ArgumentError without its folder."""
+    if bad_rows == "drop" and rejected is None:
+        raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
+    return rejected if bad_rows == "drop" else None
+
+
+def write_rejected(path: Path, located: Sequence[Located]) -> None:
+    """Lists refused values in a CSV that takes the place of an older one; OSError where it cannot be written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # every process of a run writes the same
     append_rejected(draft, located)
     os.replace(draft, path)
-    return path
-
-
-def check_rejected(rejected: Path | None) -> Path:
-    """The file that lists dropped rows; ArgumentError without a folder for it."""
-    if rejected is None:
-        raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
-    return rejected
 
 
 def append_rejected(path: Path, located: Sequence[Located]) -> None:

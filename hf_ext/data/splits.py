@@ -162,6 +162,16 @@ def _split_by_column(
     return _divide(data.remove_columns(column), side, None, report)
 
 
+def count_odd(column: pa.ChunkedArray) -> Counter[str]:
+    """How many rows have each value of a split column, a text, that names no split."""
+    found = distinct(column)
+    counts: Counter[str] = Counter()
+    for value, num in zip(found.cells.to_pylist(), np.bincount(found.number).tolist()):
+        if canonical_split(value) is None:
+            counts[value or ""] += num
+    return counts
+
+
 def unknown_splits(column: str, counts: Counter[str]) -> str:
     """Returns the sentence that a split column holds other values, with how many rows have each."""
     listed = ", ".join(f"{value!r} ({num} rows)" for value, num in counts.most_common(20))

@@ -261,9 +261,7 @@ def test_filter_keeps_the_rows_worked_out_by_hand(tmp_path, text, rows):
     ],
 )
 def test_anything_but_comparisons_with_values_is_refused(text):
-    with pytest.raises(
-        ArgumentError, match=r"^filter .*(Write COLUMN OP VALUE|leave out the quotes|too large|at most)"
-    ):
+    with pytest.raises(ArgumentError, match=r"^filter .*(Write COLUMN OP VALUE|leave out the quotes|at most)"):
         DataArguments(filter=text)
 
 

@@ -279,7 +279,7 @@ def test_stream_of_a_folder_uses_its_files(tmp_path):
 
 
 def test_stream_rules_can_be_sent_to_workers():
-    rules = RowSchema.from_arguments(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
+    rules = RowSchema(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
     copy = pickle.loads(pickle.dumps(StreamRows(rules, "a.csv", "error", None)))
     batch = {"sequence": [BASE, BASE], "label": [1, 2], "lab": ["x", "y"], "source_row": [2, 3]}
     assert copy(batch) == {
