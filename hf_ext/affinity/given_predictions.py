@@ -112,7 +112,7 @@ def _check_sequences(path: Path, records: Sequence[Record], rows: Any, name: str
 
 def _check_labels(path: Path, records: Sequence[Record], rows: Any, name: str) -> None:
     lines = [line for line, _ in records]
-    there = parse_labels([record.get(name) for _, record in records], name, lines).labels.astype(np.float32)
+    there = parse_labels([record.get(name) for _, record in records], name, np.array(lines)).labels.astype(np.float32)
     here = np.asarray(rows["label"][:], np.float32)  # in which a run writes them
     _refuse(path, [line for line, is_other in zip(lines, there != here) if is_other], name)
 

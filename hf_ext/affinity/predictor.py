@@ -314,7 +314,7 @@ def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) ->
     Raises:
         DataError: some are refused, with row, column and reason.
     """
-    rows = range(1, 1 + max(map(len, columns.values())))
+    rows = np.arange(1, 1 + max(map(len, columns.values())))
     if_missing = remedy_if_missing([*columns], needs_labels=False, needs_splits=False)
     cleaned, errors, _ = clean_chains(columns, ResiduePolicy(), rows, missing_chains, if_missing)
     if errors:

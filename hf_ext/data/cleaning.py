@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,25 +18,20 @@ from .labels import name_label_kind, parse_labels
 from .missing_chains import remedy_if_missing
 from .names import missing_columns
 from .proteins import clean_chains
-from .row_errors import RowError, append_rejected, check_rejected, find_rows, refuse
+from .row_errors import NO_SPLIT, RowError, append_rejected, check_rejected, find_rows, refuse
 from .sources import SOURCE_ROW
-from .splits import count_odd
+from .splits import canonical_split
 
 
 @dataclass(frozen=True)
 class CleanRows:
-    """The accepted rows as a `table`, and what was done to get there.
-
-    `changes` counts rows by column and kind; `odd_splits` counts, over all rows, the values of the split column that
-    name no split.
-    """
+    """The accepted rows as a `table`, and what was done to get there: `changes` counts rows by column and kind."""
 
     table: pa.Table
     num_read: int
     num_filtered: int
     errors: list[RowError]
     changes: dict[str, dict[str, int]]
-    odd_splits: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -64,9 +58,14 @@ class RowSchema:
         return [name for name in dict.fromkeys(names) if name and name not in args.sequence_columns]
 
     @property
+    def split_column(self) -> str | None:
+        """The column that says train, validation or test, where rows are split."""
+        return self.args.split_column if self.needs_splits else None
+
+    @property
     def text_columns(self) -> list[str]:
         """Columns that are kept as text: groups, id and split."""
-        names = (*self.groups, self.args.id_column, self.args.split_column if self.needs_splits else None)
+        names = (*self.groups, self.args.id_column, self.split_column)
         return [name for name in dict.fromkeys(names) if name and name not in self.args.sequence_columns]
 
     @property
@@ -111,8 +110,7 @@ class RowSchema:
         result = pa.table(columns)
         if errors:
             result = result.filter(pa.array(~np.isin(rows, [error.row for error in errors])))
-        odd_splits = count_odd(columns[args.split_column]) if self.needs_splits and args.split_column else Counter()
-        return CleanRows(result, num_read, num_read - len(rows), errors, changes, odd_splits)
+        return CleanRows(result, num_read, num_read - len(rows), errors, changes)
 
     def _add_labels(self, columns: dict[str, Any], table: pa.Table, rows: np.ndarray, path: str) -> list[RowError]:
         name, mark_column = self.args.label_column, self.args.censor_column
@@ -125,13 +123,16 @@ class RowSchema:
 
     def _check_text(self, column: pa.ChunkedArray, name: str, rows: np.ndarray) -> list[RowError]:
         """Names are one line each: in a CSV, a line end is mostly what stray quotes made of several rows."""
-        found, is_group = distinct(column), name in self.groups
+        found, is_group, is_split = distinct(column), name in self.groups, name == self.split_column
         refused = {}
         for one, text in enumerate(found.cells.to_pylist()):
             if text and ("\n" in text or "\r" in text):
                 refused[one] = ("a line end inside the text", "Write it on one line; look for stray quotes, too.")
             elif is_group and not (text and text.strip()):
                 refused[one] = ("the group is missing", "Name the group, or leave the row out.")
+            elif is_split and canonical_split(text) is None:
+                remedy = "Use train, valid (or validation, val, dev) or test, or leave such rows out with --filter."
+                refused[one] = (NO_SPLIT, remedy)
         return find_rows(refused, found, name, rows)
 
 
@@ -152,8 +153,7 @@ class StreamRows:
         cleaned = self.schema.clean(pa.table({name: as_array(values) for name, values in batch.items()}), self.path)
         new = [(self.path, error) for error in cleaned.errors if (error.row, error.column) not in self.seen]
         self.seen.update((error.row, error.column) for _, error in new)
-        if new and self.rejected is None:
-            refuse(new)
-        if new:
+        refuse(new, self.bad_rows)
+        if new and self.rejected is not None:
             append_rejected(self.rejected, new)
         return cleaned.table.to_pydict()

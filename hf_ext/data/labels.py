@@ -43,7 +43,7 @@ class ParsedLabels(NamedTuple):
 def parse_labels(
     values: pa.ChunkedArray | Sequence[Any],
     column: str,
-    rows: Sequence[int] | np.ndarray,
+    rows: np.ndarray,
     *,
     marks: pa.ChunkedArray | Sequence[Any] | None = None,
     mark_column: str = "",
@@ -128,7 +128,7 @@ def judge_label(cell: object) -> tuple[float, int, str, str]:
 
 
 def _merge_marks(
-    marks: Distinct, sides: np.ndarray, is_label: np.ndarray, column: str, rows: Sequence[int] | np.ndarray
+    marks: Distinct, sides: np.ndarray, is_label: np.ndarray, column: str, rows: np.ndarray
 ) -> tuple[np.ndarray, list[RowError]]:
     """The sides by label and mark together, and errors of marks that are none, or say otherwise than the label."""
     cells = marks.cells.to_pylist()
@@ -149,7 +149,7 @@ def _merge_marks(
 
 
 def find_placeholders(
-    labels: np.ndarray, bounds: np.ndarray, values: Distinct, column: str, rows: Sequence[int] | np.ndarray
+    labels: np.ndarray, bounds: np.ndarray, values: Distinct, column: str, rows: np.ndarray
 ) -> list[RowError]:
     """Refuses nines (-999, 9999, ...) that stand far outside of all other labels; a bound (`<=999`) is none.
 

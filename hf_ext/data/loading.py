@@ -32,7 +32,7 @@ from .leaks import leak_report
 from .repeats import describe_repeats, is_much_noise, repeat_report
 from .row_errors import REJECTED_FILE, check_rejected, count_rules, format_errors, refuse, write_rejected
 from .sources import SOURCE_ROW, Part, read_parts
-from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream, unknown_splits
+from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def load_data(
     Raises:
         ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter) or the task.
         DataError: see `sources.read_parts`, `RowSchema`, `split_rows`; also all labels of train equal, or a single row.
-            What is wrong with single rows and with the values of the split column is one error.
+            All rows that cannot be used are one error.
 
     Cost: 131,072 rows with three sequence columns (56 MB): reading, 1 s of CPU for the rest, and the leak report; about
     1 GB of memory at the peak. Streams read only the first record here.
@@ -199,12 +199,12 @@ def _clean(
     """The accepted rows of all parts, the others refused or dropped at once, and all their columns; fills `report`."""
     cleaned = [_clean_part(schema, part) for part in parts]
     located = [(part.path, error) for part, rows in zip(parts, cleaned) for error in rows.errors]
-    odd_splits = sum((rows.odd_splits for rows in cleaned), Counter[str]())
-    if odd_splits and located and args.bad_rows == "error":  # alone, `split_by_column` refuses them
-        raise DataError(f"{format_errors(located)}\n{unknown_splits(str(args.split_column), odd_splits)}")
-    table = pa.concat_tables([_add_split(rows.table, part) for part, rows in zip(parts, cleaned)])
-    if located and args.bad_rows == "error":
-        refuse(located)
+    tables = [rows.table for rows in cleaned]
+    if len(parts) > 1:
+        splits = [pa.array([part.split] * len(one), pa.string()) for part, one in zip(parts, tables)]
+        tables = [one.append_column(SPLIT_FILE, split) for one, split in zip(tables, splits)]
+    table = pa.concat_tables(tables)
+    refuse(located, args.bad_rows)
     if located and len(table) == 0:
         raise DataError(f"--bad_rows drop would leave no row.\n{format_errors(located)}")
     rejected_file = check_rejected(rejected, args.bad_rows) if located else None
@@ -241,12 +241,6 @@ def _clean(
 def _clean_part(schema: RowSchema, part: Part) -> CleanRows:
     schema.check_columns(part.data.column_names, part.path)
     return schema.clean(part.data.select_columns([*schema.needed, SOURCE_ROW]).with_format("arrow")[:], part.path)
-
-
-def _add_split(table: pa.Table, part: Part) -> pa.Table:
-    if part.split is None:
-        return table
-    return table.append_column(SPLIT_FILE, pa.array([part.split] * len(table), pa.string()))
 
 
 def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:

@@ -80,7 +80,7 @@ class Judged(NamedTuple):
 def clean_chains(
     columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
     policy: ResiduePolicy,
-    rows: Sequence[int] | np.ndarray,
+    rows: np.ndarray,
     missing_chains: Collection[str] = (),
     if_missing: str = LEAVE_OUT,
 ) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
 # Each spells a short peptide, but in a table it is what another program wrote for "no value".
 MISSING_MARKERS = ("NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE")
+NO_SPLIT = "names no split"
 MAX_LISTED = 20
 MIN_LISTED = 3  # of each kind
 
@@ -51,7 +52,7 @@ def is_missing(value: object) -> bool:
 
 
 def find_rows(
-    refused: Mapping[int, tuple[str, str]], values: Distinct, column: str, rows: Sequence[int] | np.ndarray
+    refused: Mapping[int, tuple[str, str]], values: Distinct, column: str, rows: np.ndarray
 ) -> list[RowError]:
     """An error for each row that has one of the refused cells.
 
@@ -102,9 +103,16 @@ def _rule_kind(rule: str) -> str:
     return " ".join(words)
 
 
-def refuse(located: Sequence[Located]) -> NoReturn:
-    """Raises DataError with all refused rows and what to do."""
-    raise DataError(f"{format_errors(located)}\nMend these rows, or leave them out with --bad_rows drop.")
+def refuse(located: Sequence[Located], bad_rows: str) -> None:
+    """Raises DataError with all refused rows where `bad_rows` is "error"; else with those that name no split, if any.
+
+    Which rows are tested is not for `drop` to change.
+    """
+    kept = [one for one in located if one[1].rule == NO_SPLIT]
+    shown = located if bad_rows == "error" else kept
+    if shown:
+        hint = "\nMend these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
+        raise DataError(format_errors(shown) + hint)
 
 
 def check_rejected(rejected: Path | None, bad_rows: str) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,6 @@ SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which r
 VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose the best model
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
 _TAKEN = "--split_sizes leaves no rows for validation, by which the best model is chosen; a tenth of train"
-_ALLOWED = "allowed are train, valid (or validation, val, dev) and test."
 
 
 def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
@@ -88,15 +86,15 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
     Raises:
         ArgumentError: a malformed rule or sizes.
         DataError: fewer rows, groups or clusters than splits, one cluster larger than the train share, or see
-            `clusters`; of a column, values that are no split (listed with their counts), or none that is train.
+            `clusters`; no row of a split column says train.
 
     Cost: random and group take milliseconds; see `clusters.cluster_numbers` for cluster.
     """
     shares, seed = find_shares(args, needs_validation), args.split_seed
     if SPLIT_FILE in data.column_names:
         if not (args.split or args.split_column):
-            splits, report = _split_by_column(data, SPLIT_FILE, shares, seed)
-            return splits, report | {"rule": "files"}
+            by_file, facts = _split_by_column(data, SPLIT_FILE, shares, seed)
+            return by_file, facts | {"rule": "files"}
         data = data.remove_columns(SPLIT_FILE)
     if args.split_column:
         return _split_by_column(data, args.split_column, shares, seed)
@@ -138,18 +136,12 @@ def _split_by_column(
     data: Dataset, column: str, shares: Sequence[float], seed: int
 ) -> tuple[DatasetDict, dict[str, Any]]:
     found = distinct(data.with_format("arrow")[:][column])
-    names = [str(value) if value is not None else "" for value in found.cells.to_pylist()]
-    counts: Counter[str] = Counter()
-    for name, num in zip(names, np.bincount(found.number).tolist()):
-        counts[name] += num
-    canonical = [canonical_split(name) for name in names]
-    if None in canonical:
-        raise DataError(unknown_splits(column, counts))
-    side = np.array([SPLITS.index(str(name)) for name in canonical], np.int64)[found.number]
+    names = found.cells.to_pylist()
+    side = np.array([SPLITS.index(str(canonical_split(name))) for name in names], np.int64)[found.number]
     report: dict[str, Any] = {"rule": f"column:{column}", "seed": seed, "notes": []}
     train = np.flatnonzero(side == 0)
     if not len(train):
-        raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(counts))}.")
+        raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(names))}.")
     if not (side == 1).any() and shares[1] > 0:
         share = shares[1] / (shares[0] + shares[1])
         part = _random_sides(len(train), (1 - share, share, 0.0), seed)
@@ -162,24 +154,6 @@ def _split_by_column(
     return _divide(data.remove_columns(column), side, None, report)
 
 
-def count_odd(column: pa.ChunkedArray) -> Counter[str]:
-    """How many rows have each value of a split column, a text, that names no split."""
-    found = distinct(column)
-    counts: Counter[str] = Counter()
-    for value, num in zip(found.cells.to_pylist(), np.bincount(found.number).tolist()):
-        if canonical_split(value) is None:
-            counts[value or ""] += num
-    return counts
-
-
-def unknown_splits(column: str, counts: Counter[str]) -> str:
-    """Returns the sentence that a split column holds other values, with how many rows have each."""
-    listed = ", ".join(f"{value!r} ({num} rows)" for value, num in counts.most_common(20))
-    return (
-        f"split column {column!r} holds {listed}; {_ALLOWED} Rename the values, or leave such rows out with --filter."
-    )
-
-
 def split_stream(
     data: IterableDataset, args: Any, needs_validation: bool = False
 ) -> tuple[IterableDatasetDict, dict[str, Any]]:
@@ -188,9 +162,6 @@ def split_stream(
     "random" hashes the row's sequences, so identical rows stay together; "group:COLUMN" hashes the group. Sizes are
     met on average only. Each split reads the whole stream and keeps its rows. No validation is carved out of a split
     column. Arguments as of `split_rows`; clusters need all rows at once, and `DataArguments` refuses them.
-
-    Raises:
-        DataError: while iterating, a split column's value that is not train, valid or test (row named).
     """
     shares, column, rule = find_shares(args, needs_validation), args.split_column, args.split or "random"
     report: dict[str, Any] = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
@@ -219,26 +190,19 @@ class _StreamSide:
     by_name: bool
 
     def __call__(self, batch: Mapping[str, Sequence[object]]) -> list[bool]:
-        rows = enumerate(zip(*(batch[key] for key in self.keys)))
         find = self._named if self.by_name else self._hashed
-        return [find(cells, batch, index) == self.number for index, cells in rows]
+        return [find(cells) == self.number for cells in zip(*(batch[key] for key in self.keys))]
 
-    def _hashed(self, cells: Sequence[object], batch: Mapping[str, Sequence[object]], index: int) -> int:
+    def _named(self, cells: Sequence[object]) -> int:
+        return SPLITS.index(str(canonical_split(cells[0])))
+
+    def _hashed(self, cells: Sequence[object]) -> int:
         text = "\t".join(map(str, cells))
         digest = hashlib.blake2b(f"{self.seed}\t{text}".encode(), digest_size=8).digest()
         position = int.from_bytes(digest, "big") / 2**64
         if position < self.shares[0]:
             return 0
         return 1 if self.shares[2] == 0 or position < self.shares[0] + self.shares[1] else 2
-
-    def _named(self, cells: Sequence[object], batch: Mapping[str, Sequence[object]], index: int) -> int:
-        name = canonical_split(cells[0])
-        if name is None:
-            raise DataError(
-                f"row {batch['source_row'][index]}, column {self.keys[0]!r}, value {cells[0]!r}: {_ALLOWED} Rename the "
-                "value, or leave such rows out with --filter."
-            )
-        return SPLITS.index(name)
 
 
 def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:

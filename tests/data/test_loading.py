@@ -200,8 +200,24 @@ def test_folder_files_are_the_splits_and_faults_name_their_file(tmp_path):
     assert data.report["sizes"] == {"train": 9, "validation": 1, "test": 10}
     assert "became it" in data.report["split"]["notes"][0]
     assert load(str(tmp_path), split="random").report["sizes"] == {"train": 16, "validation": 2, "test": 2}
+    (tmp_path / "alone").mkdir()
+    write_csv(tmp_path / "alone" / "train.csv", good_rows())
+    alone = load(str(tmp_path / "alone"))
+    assert alone.report["sizes"] == {"train": 16, "validation": 2, "test": 2}  # one file says nothing of splits
+    assert alone.splits["train"].column_names == ["sequence", "label", "source_row"]
     path = write_csv(tmp_path / "test.csv", [("MK7VL", 1)])
     assert f"{path}, row 2, column 'sequence'" in fault(str(tmp_path))
+
+
+@pytest.mark.parametrize("bad_rows", ["error", "drop"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_row_that_names_no_split_is_refused_and_never_dropped(tmp_path, streaming, bad_rows):
+    rows = [(sequence(i), i, "train" if i else "holdout") for i in range(20)]
+    path = write_csv(tmp_path / "a.csv", rows, ("sequence", "label", "part"))
+    options = {"split_column": "part", "bad_rows": bad_rows, "streaming": streaming, "output_dir": tmp_path}
+    with pytest.raises(DataError, match=r"row 2, column 'part', value 'holdout': names no split\. Use train, valid"):
+        all_rows(load(path, **options).splits)
+    assert len(all_rows(load(path, filter="part != 'holdout'", **options).splits)) == 19
 
 
 def test_labels_can_be_left_out(tmp_path):
