@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..data.columns import column_names, read_columns
-from ..data.drawing import draw_rows
+from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
 from ..evaluation.baselines import RidgeBaseline, predict_group_means

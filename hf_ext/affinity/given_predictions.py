@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..data.formats import iter_tables
 from ..data.labels import parse_labels
 from ..data.numbers import parse_number
-from ..data.proteins import ResiduePolicy, clean_sequences
+from ..data.proteins import ResiduePolicy, judge_sequence
 from ..data.reading import SOURCE_ROW
 from ..errors import DataError
 from ..files import read_cell
@@ -105,15 +105,14 @@ def _by_order(path: Path, records: Sequence[Record], rows: Any) -> list[Record]:
 
 
 def _check_sequences(path: Path, records: Sequence[Record], rows: Any, name: str, policy: ResiduePolicy) -> None:
-    cells = [_text(record.get(name)) for _, record in records]
-    cleaned = clean_sequences(cells, name, policy, [line for line, _ in records], may_be_missing=True).sequences
+    cleaned = [judge_sequence(_text(record.get(name)), policy).sequence for _, record in records]
     own = [sequence or "" for sequence in rows[name][:]]
     _refuse(path, [line for (line, _), there, here in zip(records, cleaned, own) if there != here], name)
 
 
 def _check_labels(path: Path, records: Sequence[Record], rows: Any, name: str) -> None:
     lines = [line for line, _ in records]
-    there = parse_labels([record.get(name) for _, record in records], name, lines).labels.astype(np.float32)
+    there = parse_labels([record.get(name) for _, record in records], name, np.array(lines)).labels.astype(np.float32)
     here = np.asarray(rows["label"][:], np.float32)  # in which a run writes them
     _refuse(path, [line for line, is_other in zip(lines, there != here) if is_other], name)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..data.arguments import DataArguments
-from ..data.columns import column_names, read_columns
+from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..data.splits import SPLIT_CLUSTER
 from ..errors import ArgumentError
 from ..evaluation.resampling import ResamplingUnits
@@ -33,7 +32,7 @@ def find_units(args: DataArguments, splits: Any, name: str = "test", min_units: 
     Cost: one pass over the columns.
     """
     rows = splits[name]
-    if args.interval_by == "rows" or not all(hasattr(split, "__len__") for split in (splits["train"], rows)):
+    if args.interval_by == "rows" or not all(map(has_numbered_rows, (splits["train"], rows))):
         return None
     if args.interval_by:
         units = _units(rows, args.interval_by)
@@ -61,7 +60,7 @@ def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[A
         splits: train and validation, map-style; streams have None.
     """
     train, rows = splits["train"], splits["validation"]
-    if args.interval_by == "rows" or not all(hasattr(split, "__len__") for split in (train, rows)):
+    if args.interval_by == "rows" or not all(map(has_numbered_rows, (train, rows))):
         return None
     columns = [args.interval_by] if args.interval_by else _held_out_columns(args, train, rows)
     found = [(_units(rows, name), name) for name in columns if name in column_names(train)]
@@ -76,7 +75,7 @@ def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[A
 def find_lone_value(args: DataArguments, splits: Any) -> str | None:
     """The column that was held out and has one value in all test rows, as messages name it; None: there is none."""
     train, rows = splits["train"], splits["test"]
-    if args.interval_by or not all(hasattr(split, "__len__") for split in (train, rows)):
+    if args.interval_by or not all(map(has_numbered_rows, (train, rows))):
         return None
     found = [_units(rows, column) for column in _held_out_columns(args, train, rows)]
     several = [units for units in found if units.num_units > 1 and not units.are_rows]
@@ -97,11 +96,8 @@ def describe_units(units: ResamplingUnits | None) -> list[str]:
 
 
 def _units(rows: Any, column: str) -> ResamplingUnits:
-    return ResamplingUnits.of(_spoken(column), [value for (value,) in read_columns(rows, [column])])
-
-
-def _spoken(column: str) -> str:
-    return "cluster" if column == SPLIT_CLUSTER else column
+    name = "cluster" if column == SPLIT_CLUSTER else column
+    return ResamplingUnits.of(name, [value for (value,) in read_columns(rows, [column])])
 
 
 def _held_out_columns(args: DataArguments, train: Any, rows: Any) -> list[str]:
@@ -112,9 +108,5 @@ def _held_out_columns(args: DataArguments, train: Any, rows: Any) -> list[str]:
     if SPLIT_CLUSTER in names:
         return [SPLIT_CLUSTER]
     asked = [*([args.group_column] if args.group_column else []), *args.sequence_columns]
-    return [column for column in asked if column in names and _is_held_out(train, rows, column)]
-
-
-def _is_held_out(train: Any, rows: Any, column: str) -> bool:
-    known: Sequence[Any] = read_columns(train, [column])
-    return not set(known) & set(read_columns(rows, [column]))
+    known = {column: set(read_columns(train, [column])) for column in asked if column in names}
+    return [column for column in known if not known[column] & set(read_columns(rows, [column]))]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..checkpoints.run_lock import make_folder
 from ..data.reading import SOURCE_ROW, local_files, peek_columns
-from ..data.rows import REJECTED_FILE, REJECTED_HEADER
+from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
 from ..data.text_files import irregular_kind
 from ..errors import ArgumentError, DataError
 from ..files import try_replacing

@@ -14,8 +14,9 @@ import torch
 
 from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
 from ..data.collators import INPUTS_NAME, SequenceCollator
-from ..data.missing_chains import find_bare_rows, remedy_if_missing
-from ..data.proteins import ResiduePolicy, clean_sequences, format_located
+from ..data.missing_chains import remedy_if_missing
+from ..data.proteins import ResiduePolicy, clean_chains
+from ..data.row_errors import format_errors
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, DataError
@@ -313,23 +314,16 @@ def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) ->
     Raises:
         DataError: some are refused, with row, column and reason.
     """
-    policy, rows = ResiduePolicy(), range(1, 1 + max(map(len, columns.values())))
-    if_missing = remedy_if_missing([*columns], is_trained=True)
-    cleaned = {
-        name: clean_sequences(values, name, policy, rows, may_be_missing=name in missing_chains, if_missing=if_missing)
-        for name, values in columns.items()
-    }
-    problems = [problem for column in cleaned.values() for problem in column.problems]
-    if missing_chains:
-        problems += find_bare_rows({name: column.sequences for name, column in cleaned.items()}, problems, rows)
-    problems.sort(key=lambda problem: problem.row)
-    if problems:
-        refused = format_located((_WHERE, problem) for problem in problems)
+    rows = np.arange(1, 1 + max(map(len, columns.values())))
+    if_missing = remedy_if_missing([*columns], needs_labels=False, needs_splits=False)
+    cleaned, errors, _ = clean_chains(columns, ResiduePolicy(), rows, missing_chains, if_missing)
+    if errors:
+        refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(
             f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of "
             "recipes/predict.py."
         )
-    return {name: column.sequences for name, column in cleaned.items()}
+    return {name: column.to_pylist() for name, column in cleaned.items()}
 
 
 def find_device() -> torch.device:

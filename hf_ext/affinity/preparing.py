@@ -18,6 +18,7 @@ from .arguments import AffinityArguments
 from .building import check_splits
 from .results import audit_labels
 
+ENERGIES = (-80.0, -4.0)  # between them is the median of log10 Kd in M, and of energies in kcal/mol or kJ/mol
 EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
 
 
@@ -103,9 +104,18 @@ def _ignored_bounds(args: AffinityArguments, data_args: DataArguments, splits: M
 
 
 def settle_threshold(args: Any, explicit: Container[str], labels: np.ndarray, report: dict[str, Any]) -> None:
-    """Says where `--binder_threshold` divides no labels into hits and others; the default is left out then."""
+    """Says where `--binder_threshold` divides no labels into hits and others, the default is left out then; or where it
+    takes the weakest for hits, as of energies."""
     threshold = args.binder_threshold
-    if threshold is None or labels.min() < threshold <= labels.max():
+    if threshold is None:
+        return
+    if labels.min() < threshold <= labels.max():
+        if labels.max() < 0 and ENERGIES[0] <= float(np.median(labels)) <= ENERGIES[1]:
+            report["notes"].append(
+                f"all labels are negative ({labels.min():.3g} to {labels.max():.3g}), as log10 of a Kd or binding "
+                f"energies, of which the lowest bind best: --binder_threshold {threshold:g} takes what is at or above "
+                "it for hits, the weakest. Give labels that rise with binding: -log10 (pKd), energies times -1."
+            )
         return
     side = "below" if labels.max() < threshold else "at or above"
     fact = f"all {len(labels):,} labels ({labels.min():.3g} to {labels.max():.3g}) are {side}"

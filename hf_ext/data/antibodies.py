@@ -23,7 +23,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ..errors import DataError
 from .columns import factorize, read_columns
-from .proteins import RARE, STANDARD, UNKNOWN, shorten
+from .proteins import RARE, STANDARD, UNKNOWN
+from .row_errors import shorten
 from .tokenization import ResidueTokenizer
 from .varlen_layout import IGNORED, LayoutMaker
 

@@ -7,7 +7,7 @@ from typing import Literal, Optional
 
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
-from .clusters import CLUSTER_IDENTITY, check_cluster_identity
+from .clusters import CLUSTER_IDENTITY, SMALLEST_IDENTITY, check_cluster_identity
 from .missing_chains import check_columns
 from .near_copies import MIN_IDENTITY
 from .proteins import ResiduePolicy

@@ -1,182 +1,146 @@
-"""Row filters a user types (`pKd > 7 and antibody == 'S309'`), read word by word: nothing in them is ever executed."""
+"""Row filters a user types (`pKd > 7 and antibody == 'S309'`): Python's grammar is read, nothing of it is executed."""
 
 from __future__ import annotations
 
 import ast
 import math
-import operator
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..errors import ArgumentError, DataError
-from .names import missing_columns
-from .numbers import NUMBER, parse_number
-from .proteins import is_missing, shorten
+from .columns import distinct
+from .numbers import parse_number
+from .row_errors import is_missing, shorten
 
 MAX_FILTER_CHARACTERS = 2000
 
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
+# A cell and the values beside the sign, which are several after `in` alone.
+_OPERATORS: dict[type[ast.cmpop], Callable[[Any, list[Any]], bool]] = {
+    ast.Lt: lambda cell, values: cell < values[0],
+    ast.LtE: lambda cell, values: cell <= values[0],
+    ast.Gt: lambda cell, values: cell > values[0],
+    ast.GtE: lambda cell, values: cell >= values[0],
+    **dict.fromkeys((ast.Eq, ast.In), lambda cell, values: cell in values),
+    **dict.fromkeys((ast.NotEq, ast.NotIn), lambda cell, values: cell not in values),
 }
-_WORD = re.compile(
-    rf"""(?P<operator>[<>=!]=|[<>])
-      | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-      | (?P<number>{NUMBER}(?![\w.]))
-      | (?P<name>[^\W\d]\w*)
-      | (?P<unclosed>['"].*)
-      | (?P<other>\w[\w.]*|\S)""",
-    re.VERBOSE,
-)
 _SHAPE = (
-    "Write COLUMN OP VALUE, where OP is one of < <= > >= == != and VALUE a number or quoted text, and join several by "
-    "'and'. For anything else ('or', 'not', 'in', sums, two columns) filter the file beforehand, or make a run for "
-    "each part."
+    "Write COLUMN OP VALUE, where OP is one of < <= > >= == != and VALUE a number or quoted text, or COLUMN in ['a', "
+    "'b'], and join several by 'and', 'or' and brackets. For anything else (sums, two columns) filter the file "
+    "beforehand."
 )
-Columns = Mapping[str, Sequence[object]]
-
-
-class Condition(NamedTuple):
-    """`column operator value`; a value that is text is compared with text."""
-
-    column: str
-    operator: str
-    value: float | str
 
 
 @dataclass(frozen=True)
 class Predicate:
-    """A checked filter. Calling it with one row (a mapping) gives a bool; `mask` answers for many rows at once."""
+    """A checked filter; `mask` answers for all rows of a table."""
 
     text: str
-    conditions: tuple[Condition, ...]
+    tree: ast.expr
 
     @property
     def names(self) -> tuple[str, ...]:
         """Columns that are compared, each once."""
-        return tuple(dict.fromkeys(condition.column for condition in self.conditions))
+        return tuple(dict.fromkeys(node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)))
 
-    def mask(self, columns: Columns, *, rows: Sequence[int] | None = None, path: str = "the data") -> np.ndarray:
-        """Returns bool [n], True where the row stays.
+    def mask(self, table: pa.Table, rows: np.ndarray, path: str = "the data") -> np.ndarray:
+        """Returns bool (n,), True where the row stays.
 
-        A column compared with a number is read as numbers; its missing cells match nothing but `!=`. A column compared
-        with text is compared as text, a missing cell as ''.
+        A column compared with a number is read as numbers; its missing cells match nothing but `!=` and `not in`. A
+        column compared with text is compared as text, a missing cell as ''.
 
         Args:
-            columns: name -> [n] cells, at least `names`.
-            rows: [n] 1-based file rows, for messages.
+            table: n rows with at least `names`.
+            rows: (n,) the row of each in its file, for messages.
             path: the file, for messages.
 
         Raises:
             DataError: a column compared with a number holds text in some row (file, row, column and value are named).
         """
-        kept = np.ones(len(next(iter(columns.values()))), dtype=bool)
-        for name, op, value in self.conditions:
-            cells = columns[name]
-            read = _as_text(cells) if isinstance(value, str) else _as_numbers(cells, name, rows, path)
-            kept &= np.asarray(_OPERATORS[op](read, value), dtype=bool)
-        return kept
-
-    def __call__(self, row: Mapping[str, object]) -> bool:
-        return bool(self.mask({name: [row[name]] for name in self.names})[0])
+        return _evaluate(self.tree, table, rows, path)
 
 
-def parse_filter(text: str, columns: Iterable[str] | None = None) -> Predicate:
+def parse_filter(text: str) -> Predicate:
     """Returns the checked form of a filter; nothing in it is ever executed.
 
     Args:
-        text: `COLUMN OP VALUE`, several joined by `and`; at most 2,000 characters.
-        columns: the names that exist, or None to leave that check to the table.
+        text: `COLUMN OP VALUE` and `COLUMN in [VALUES]`, joined by `and`, `or` and brackets; at most 2,000 characters.
 
     Raises:
-        ArgumentError: another form (what is wrong is named, and what to do instead), or an unknown column (nearest
-            name given).
+        ArgumentError: another form; what is wrong is named, and what to do instead.
     """
     if len(text) > MAX_FILTER_CHARACTERS:
         raise ArgumentError(f"filter has {len(text)} characters; at most {MAX_FILTER_CHARACTERS} are allowed.")
-    parts: list[list[re.Match[str]]] = [[]]
-    for word in _WORD.finditer(text):
-        if word[0] == "and":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    predicate = Predicate(text, tuple(_read_condition(part, text) for part in parts))
-    if columns is not None:
-        check_names(predicate.names, list(columns), f"filter {text!r}")
-    return predicate
-
-
-def check_names(names: Iterable[str], columns: Sequence[str], where: str) -> None:
-    """Raises ArgumentError for the first of `names` that is not in `columns`, with the nearest one."""
-    for name in names:
-        if name not in columns:
-            raise ArgumentError(f"{where}: {missing_columns([name], list(columns))}")
-
-
-def _read_condition(words: Sequence[re.Match[str]], text: str) -> Condition:
-    for word in words:
-        if word.lastgroup == "unclosed":
-            raise ArgumentError(f"filter {text!r}: the quote before {word[0][1:]!r} is not closed.")
-        if word.lastgroup == "other" or word[0] in ("or", "not", "in", "is"):
-            raise ArgumentError(f"filter {text!r}: {word[0]!r} is not allowed. {_SHAPE}")
-    kinds = [word.lastgroup for word in words]
-    if kinds[:2] != ["name", "operator"] or len(words) != 3 or kinds[2] == "operator":
-        part = " ".join(word[0] for word in words) or "nothing"
-        raise ArgumentError(f"filter {text!r}: {part!r} is not a comparison. {_SHAPE}")
-    column, op, value = (word[0] for word in words)
-    if kinds[2] == "name":
-        quoted = f"neither a number nor quoted text such as '{value}'"
-        raise ArgumentError(f"filter {text!r}: {value!r} is {quoted}. {_SHAPE}")
-    if kinds[2] == "text" and op not in ("==", "!="):
-        raise ArgumentError(f"filter {text!r}: text has no order; leave out the quotes to compare numbers.")
-    return Condition(column, op, _read_value(value, text))
-
-
-def _read_value(word: str, text: str) -> float | str:
-    if word[0] not in "'\"":
-        if not math.isfinite(float(word)):
-            raise ArgumentError(f"filter {shorten(text)!r}: a number is too large.")
-        return float(word)
     try:
-        return str(ast.literal_eval(word))  # for its escapes; a literal, as the pattern of words has it
-    except (ValueError, SyntaxError) as error:
-        reason = getattr(error, "msg", error)  # the text of a SyntaxError also names a line
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of 1and, and of escapes that are none
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError, Warning) as error:
+        reason = getattr(error, "msg", None) or "it is nested too deeply, or holds what is no text"
         raise ArgumentError(f"filter {shorten(text)!r} cannot be read: {reason}. {_SHAPE}") from error
+    _check(tree, text.strip())
+    return Predicate(text, tree)
 
 
-def _as_text(cells: Sequence[object]) -> np.ndarray:
-    return np.array(["" if cell is None else str(cell) for cell in cells], dtype=object)
+def _check(node: ast.expr, text: str) -> None:
+    """ArgumentError for anything but comparisons of a column with values, and what joins them."""
+    if isinstance(node, ast.BoolOp):
+        for part in node.values:
+            _check(part, text)
+        return
+    if not (isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and len(node.ops) == 1):
+        shown = shorten(ast.get_source_segment(text, node))
+        raise ArgumentError(f"filter {shorten(text)!r}: {shown!r} is not a comparison. {_SHAPE}")
+    compare, given = type(node.ops[0]), node.comparators[0]
+    values = _values(given)
+    kinds, is_list = {type(value) for value in values}, isinstance(given, ast.List | ast.Tuple)
+    is_known = compare in _OPERATORS and is_list == (compare in (ast.In, ast.NotIn))
+    if not is_known or kinds not in ({str}, {float}) or (kinds == {float} and not np.isfinite(values).all()):
+        shown = shorten(ast.get_source_segment(text, given))
+        why = f"{shown!r} is neither a number nor quoted text such as 'S309', nor, after 'in', a list of either"
+        raise ArgumentError(f"filter {shorten(text)!r}: {why}. {_SHAPE}")
+    if kinds == {str} and compare in (ast.Lt, ast.LtE, ast.Gt, ast.GtE):
+        raise ArgumentError(f"filter {text!r}: text has no order; leave out the quotes to compare numbers.")
 
 
-def _as_numbers(cells: Sequence[object], name: str, rows: Sequence[int] | None, path: str) -> np.ndarray:
-    numbers = np.empty(len(cells), dtype=np.float64)
-    for index, cell in enumerate(cells):
-        try:
-            numbers[index] = math.nan if cell is None or cell == "" else _number(cell)
-        except (TypeError, ValueError, OverflowError) as error:
-            if not is_missing(cell):
-                where = f", row {rows[index]}" if rows is not None else ""
-                raise DataError(
-                    f"{path}{where}, column {name!r}, value '{shorten(cell)}': the filter compares this column with "
-                    f"a number, but this is not one. Mend the value, or compare with quoted text."
-                ) from error
-            numbers[index] = math.nan
-    return numbers
+def _values(node: ast.expr) -> list[Any]:
+    """What a column is compared with, numbers as float; None for what is no literal."""
+    try:
+        given = ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return [None]
+    values = given if isinstance(given, list | tuple) else [given]
+    return [float(str(value)) if type(value) is int else value for value in values]
 
 
-def _number(value: object) -> float:
-    """The number in a cell; raises TypeError, ValueError or OverflowError where there is none."""
-    if not isinstance(value, str):
-        return float(value)  # type: ignore[arg-type]
-    number = parse_number(value.strip())
-    if number is None:
-        raise ValueError("not a number")
-    return number
+def _evaluate(node: Any, table: pa.Table, rows: np.ndarray, path: str) -> np.ndarray:
+    if isinstance(node, ast.BoolOp):
+        join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+        return join.reduce([_evaluate(part, table, rows, path) for part in node.values])
+    name, compare, values = node.left.id, _OPERATORS[type(node.ops[0])], _values(node.comparators[0])
+    found = distinct(table[name])
+    cells = found.cells.to_pylist()
+    if isinstance(values[0], str):
+        read: list[Any] = ["" if cell is None else str(cell) for cell in cells]
+    else:
+        read = [_as_number(cell) for cell in cells]
+        if None in read:
+            row = int(np.argmax(np.isin(found.number, [i for i, number in enumerate(read) if number is None])))
+            raise DataError(
+                f"{path}, row {rows[row]}, column {name!r}, value '{shorten(cells[found.number[row]])}': the filter "
+                "compares this column with a number, but this is not one. Mend the value, or compare with quoted text."
+            )
+    return np.array([compare(cell, values) for cell in read], bool)[found.number]
+
+
+def _as_number(cell: object) -> float | None:
+    """The number in a cell, NaN in one that is missing; None where there is something else."""
+    if is_missing(cell):
+        return math.nan
+    if isinstance(cell, str):
+        return parse_number(cell.strip())
+    return float(cell) if isinstance(cell, int | float) else None

@@ -1,148 +1,180 @@
-"""Labels: numbers, and numbers that are only known as a bound (`<=7`, `>10.5`)."""
+"""Labels: numbers, and numbers that are only known as a bound (`<=7`, `>10.5`); what stands for no value is refused."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from .columns import Distinct, distinct
 from .numbers import NUMBER, parse_number
-from .proteins import Problem, is_missing, shorten
+from .row_errors import RowError, find_rows, is_missing, shorten
 
 MAX_ABS_LABEL = 1e30  # squared error of larger ones overflows float32
-
-# Of stripped text, and linear: white space can be matched in one place only.
-_LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch
-_NOT_FINITE = re.compile(r"(?:(?:<=|>=|<|>|=)\s*)?[+-]?(?:inf|infinity)", re.IGNORECASE).fullmatch
-_SIGN = {"<": -1, "<=": -1, ">": 1, ">=": 1, "=": 0}
+UNSAID = 2  # by a cell: neither that its label is a bound nor that it is none
+SIGNS = {"<": -1, "<=": -1, ">": 1, ">=": 1, "=": 0}
 # 1 marks a label the assay could not go below, so the true value is at or below it.
-_FLAG = {"": None, "0": 0, "0.0": 0, "false": 0, "1": -1, "1.0": -1, "true": -1, **_SIGN}
+MARKS = {"": UNSAID, "0": 0, "0.0": 0, "false": 0, "1": -1, "1.0": -1, "true": -1, **SIGNS}
+
+# Numbers that other programs write where nothing was measured.
+NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 99.99, 999.9, 999.99, 9999.9, 9999.99)
+MIN_OTHERS = 3  # distinct labels, which say where measurements lie
+FAR = 10.0  # ranges of the other labels between them and a placeholder
+MAX_RATIO = 100.0  # of positive labels: where they spread further, such as Kd in nM, 999 may be measured
+
+_PLAIN = r"^-?[0-9]{1,15}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?$"  # which Arrow reads as Python does
+_LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch  # of stripped text, and linear
+_INFINITE = re.compile(r"(?:(?:<=|>=|<|>|=)\s*)?[+-]?(?:inf|infinity)", re.IGNORECASE).fullmatch
 
 
-@dataclass(frozen=True)
-class ParsedLabels:
-    """`labels` float64 [n] (NaN where refused); `bounds` int8 [n]: -1 true value <= label, 0 exact, +1 >= label."""
+class ParsedLabels(NamedTuple):
+    """`labels` float64 (n,), NaN where refused; `bounds` int8 (n,): -1 true value <= label, 0 exact, +1 >= label."""
 
     labels: np.ndarray
     bounds: np.ndarray
-    problems: list[Problem]
-
-
-@dataclass(frozen=True)
-class _Label:
-    value: float
-    bound: int | None = None  # None: the cell itself says nothing
-    rule: str = ""
-    remedy: str = ""
+    errors: list[RowError]
 
 
 def parse_labels(
-    values: Sequence[object],
+    values: pa.ChunkedArray | Sequence[Any],
     column: str,
-    rows: Sequence[int],
+    rows: np.ndarray,
     *,
-    censor_values: Sequence[object] | None = None,
-    censor_column: str = "",
+    marks: pa.ChunkedArray | Sequence[Any] | None = None,
+    mark_column: str = "",
 ) -> ParsedLabels:
     """Turns cells into finite numbers and bounds; refuses what would poison a loss, naming the row.
 
     Args:
-        values: [n] cells; numbers, or text such as `7.3`, `<=7`, `>10.5`.
-        column: the label column's name, used in problems.
-        rows: [n] 1-based file rows.
-        censor_values: [n] cells of the censor column, or None: `<`, `<=`, `>`, `>=`, `=`, empty, or 0/1, where 1 says
-            that the true value is at or below the label.
-        censor_column: its name.
+        values: n cells; numbers, or text such as `7.3`, `<=7`, `>10.5`.
+        column: the label column's name, used in errors.
+        rows: (n,) the row of each value in its file.
+        marks: n cells of the censor column, or None: `<`, `<=`, `>`, `>=`, `=`, empty, or 0/1, where 1 says that the
+            true value is at or below the label.
+        mark_column: its name.
 
     Returns:
         `ParsedLabels`. Refused per row: missing, other text (digits of other scripts and 1_000 too), NaN, infinite,
-        beyond +-1e30, too near to 0 for float64 (1e-400), an unknown censor value, and a censor value that contradicts
-        the label's own sign.
+        beyond +-1e30, too near to 0 for float64 (1e-400), a missing value written as nines (`find_placeholders`), an
+        unknown mark, and a mark that contradicts the label's own sign.
 
-    Cost: each distinct text is parsed once; 0.4 s for 100,000 distinct ones.
+    Cost: each distinct cell is parsed once; 0.05 s for 100,000 distinct ones.
     """
-    known: dict[object, _Label] = {}
-    problems: list[Problem] = []
-    labels = np.full(len(values), math.nan, dtype=np.float64)
-    bounds = np.zeros(len(values), dtype=np.int8)
-    for index, value in enumerate(values):
-        if isinstance(value, str):
-            label = known.get(value)
-            if label is None:
-                label = known[value] = _parse_text(value)
+    found = distinct(values)
+    numbers = _plain_numbers(found.cells)
+    sides = np.full(len(numbers), UNSAID, np.int8)
+    refused = {}
+    for one in np.flatnonzero(~(np.abs(numbers) <= MAX_ABS_LABEL)).tolist():
+        numbers[one], sides[one], rule, remedy = judge_label(found.cells[one].as_py())
+        if rule:
+            numbers[one] = math.nan
+            refused[one] = (rule, remedy)
+    labels, bounds = numbers[found.number], sides[found.number]
+    errors = find_rows(refused, found, column, rows)
+    if marks is not None:
+        bounds, of_marks = _merge_marks(distinct(marks), bounds, np.isfinite(labels), mark_column, rows)
+        errors += of_marks
+    bounds[bounds == UNSAID] = 0
+    return ParsedLabels(labels, bounds, errors + find_placeholders(labels, bounds, found, column, rows))
+
+
+def _plain_numbers(cells: pa.Array) -> np.ndarray:
+    """float64 (n,) of cells that are numbers beyond doubt; NaN where Python must look."""
+    numbers = np.full(len(cells), np.nan)
+    if pa.types.is_large_string(cells.type):
+        is_plain = pc.match_substring_regex(cells, _PLAIN).fill_null(False)
+        numbers[is_plain.to_numpy(zero_copy_only=False)] = cells.filter(is_plain).cast(pa.float64())
+    elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type):
+        numbers[:] = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def judge_label(cell: object) -> tuple[float, int, str, str]:
+    """Number, side (-1, 0, 1 or `UNSAID`) of a single cell, and the rule and remedy that refuse it, or ""."""
+    side = UNSAID
+    if not isinstance(cell, str):
+        if cell is None:
+            return math.nan, side, "the label is missing", "Fill it in, or leave the row out."
+        if isinstance(cell, bool) or not isinstance(cell, int | float):
+            return math.nan, side, f"the label is {type(cell).__name__}, not a number", "Store a number."
+        value: float | None = float(cell)
+    else:
+        text = cell.strip()
+        if text.lower() in ("nan", "+nan", "-nan"):
+            value = math.nan
+        elif is_missing(text):
+            return math.nan, side, "the label is missing", "Fill it in, or leave the row out."
+        elif _INFINITE(text):
+            value = math.inf
+        elif match := _LABEL(text.replace("\u2264", "<=").replace("\u2265", ">=")):
+            value, side = parse_number(match[2]), SIGNS.get(match[1], UNSAID)
         else:
-            label = _parse_number(value)
-        if label.rule:
-            problems.append(Problem(rows[index], column, shorten(value), label.rule, label.remedy))
-            continue
-        bound, flag = label.bound, None
-        if censor_values is not None:
-            key = "" if is_missing(censor_values[index]) else str(censor_values[index]).strip().lower()
-            flag = _FLAG.get(key)
-            rule = _censor_rule(key, flag, bound)
-            if rule:
-                remedy = "Use <, <=, >, >=, = or empty, or 0/1 where 1 means true value <= label."
-                problems.append(Problem(rows[index], censor_column, shorten(censor_values[index]), rule, remedy))
-                continue
-        labels[index] = label.value
-        bounds[index] = bound if bound is not None else (flag or 0)
-    return ParsedLabels(labels, bounds, problems)
+            remedy = "Write a number such as 7.3 (digits 0 to 9, decimal point), or a bound such as <=7."
+            return math.nan, side, "the label is not a number", remedy
+    if value is None:
+        return math.nan, side, "the label is too near to 0 to be stored", "Write 0, or change the unit."
+    if math.isnan(value):
+        return value, side, "the label is NaN", "One NaN makes every weight NaN; leave the row out."
+    if math.isinf(value):
+        return value, side, "the label is infinite", "Write a finite number, or a bound such as >10."
+    if abs(value) > MAX_ABS_LABEL:
+        return value, side, "the label is larger than 1e30", "Change the unit, or use a logarithm."
+    return value, side, "", ""
 
 
-def name_label_kind(values: Sequence[object]) -> str:
+def _merge_marks(
+    marks: Distinct, sides: np.ndarray, is_label: np.ndarray, column: str, rows: np.ndarray
+) -> tuple[np.ndarray, list[RowError]]:
+    """The sides by label and mark together, and errors of marks that are none, or say otherwise than the label."""
+    cells = marks.cells.to_pylist()
+    known = [MARKS.get("" if is_missing(cell) else str(cell).strip().lower()) for cell in cells]
+    given = np.array([UNSAID if one is None else one for one in known], np.int8)[marks.number]
+    is_unknown = np.array([one is None for one in known], bool)[marks.number] & is_label
+    contradicts = (given != UNSAID) & (sides != UNSAID) & (given != sides) & is_label
+    remedy = "Use <, <=, >, >=, = or empty, or 0/1 where 1 means true value <= label."
+    errors = [
+        RowError(int(rows[row]), column, shorten(cells[marks.number[row]]), rule, remedy)
+        for is_wrong, rule in (
+            (is_unknown, "not a censoring mark"),
+            (contradicts, "the censoring mark contradicts the sign written in the label"),
+        )
+        for row in np.flatnonzero(is_wrong)
+    ]
+    return np.where(sides == UNSAID, given, sides), errors
+
+
+def find_placeholders(
+    labels: np.ndarray, bounds: np.ndarray, values: Distinct, column: str, rows: np.ndarray
+) -> list[RowError]:
+    """Refuses nines (-999, 9999, ...) that stand far outside of all other labels; a bound (`<=999`) is none.
+
+    Certain cases only: a negative one among labels of which none is negative, or one that is ten times the range of the
+    other labels away from them; a positive one not where labels spread over two decades, as concentrations do.
+    """
+    is_nines = np.isin(np.abs(labels), NINES) & (bounds == 0)
+    others = np.unique(labels[np.isfinite(labels) & ~is_nines]) if is_nines.any() else labels[:0]
+    if len(others) < MIN_OTHERS:
+        return []
+    low, high = float(others[0]), float(others[-1])
+    is_outside = (labels < low) | (labels > high)
+    may_be_measured = (labels > 0) & (low > 0) & (high > MAX_RATIO * low)
+    is_far = (np.maximum(labels - high, low - labels) > FAR * (high - low)) & ~may_be_measured
+    rule = f"the label reads as a missing value, all others lie between {low:g} and {high:g}"
+    remedy = "Leave the row out (empty is not 0), or write the limit that was measured, such as <=5."
+    found = np.flatnonzero(is_nines & is_outside & (is_far | ((labels < 0) & (low >= 0))))
+    texts = [str(values.cells[values.number[i]].as_py()).strip() for i in found]
+    return [RowError(int(rows[i]), column, text, rule, remedy) for i, text in zip(found, texts)]
+
+
+def name_label_kind(values: pa.ChunkedArray | Sequence[Any]) -> str:
     """What labels are that are no numbers, with two of them; empty where they seem to be meant as numbers."""
-    texts = list(dict.fromkeys(str(value) for value in values if not is_missing(value)))
+    texts = [str(cell) for cell in distinct(values).cells.to_pylist() if not is_missing(cell)]
     shown = " and ".join(shorten(text) for text in texts[:2])
     if any(re.search(r"[;|\[]|[A-Za-z],", text) for text in texts):
         return f"{shown} look like several labels in one cell"
     return "" if not texts or any(map(str.isdigit, "".join(texts))) else f"{shown} look like names of classes"
-
-
-def _censor_rule(key: str, flag: int | None, bound: int | None) -> str:
-    if key not in _FLAG:
-        return "not a censoring mark"
-    if flag is not None and bound is not None and flag != bound:
-        return "the censoring mark contradicts the sign written in the label"
-    return ""
-
-
-def _parse_number(value: object) -> _Label:
-    if value is None:
-        return _Label(math.nan, rule="the label is missing", remedy="Fill it in, or leave the row out.")
-    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
-        return _Label(math.nan, rule=f"the label is {type(value).__name__}, not a number", remedy="Store a number.")
-    try:
-        return _check_range(float(value), None)
-    except OverflowError:  # an integer of more than 308 digits
-        return _check_range(math.inf, None)
-
-
-def _parse_text(text: str) -> _Label:
-    text = text.strip()
-    if text.lower() in ("nan", "+nan", "-nan"):
-        return _check_range(math.nan, None)
-    if is_missing(text):
-        return _Label(math.nan, rule="the label is missing", remedy="Fill it in, or leave the row out.")
-    if _NOT_FINITE(text):
-        return _check_range(math.inf, None)
-    match = _LABEL(text.replace("\u2264", "<=").replace("\u2265", ">="))
-    if match is None:
-        remedy = "Write a number such as 7.3 (digits 0 to 9, decimal point), or a bound such as <=7."
-        return _Label(math.nan, rule="the label is not a number", remedy=remedy)
-    value = parse_number(match.group(2))
-    if value is None:
-        return _Label(math.nan, rule="the label is too near to 0 to be stored", remedy="Write 0, or change the unit.")
-    return _check_range(value, _SIGN.get(match.group(1)) if match.group(1) else None)
-
-
-def _check_range(value: float, bound: int | None) -> _Label:
-    if math.isnan(value):
-        return _Label(value, rule="the label is NaN", remedy="One NaN makes every weight NaN; leave the row out.")
-    if math.isinf(value):
-        return _Label(value, rule="the label is infinite", remedy="Write a finite number, or a bound such as >10.")
-    if abs(value) > MAX_ABS_LABEL:
-        return _Label(value, rule="the label is larger than 1e30", remedy="Change the unit, or use a logarithm.")
-    return _Label(value, bound)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import (
     Dataset,
     DatasetDict,
@@ -24,21 +25,15 @@ from datasets import (
 
 from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
-from .clusters import CLUSTER_IDENTITY
-from .columns import column_values
-from .drawing import draw_rows
-from .formats import text_array
-from .proteins import format_located
+from .cleaning import CleanRows, RowSchema, StreamRows
+from .columns import as_dataset, as_text, column_values
+from .exchanged_chains import find_exchanged
 from .reading import SOURCE_ROW, Part, read_parts
-from .rows import REJECTED_FILE, Located, RowRules, StreamRows, count_rules, refuse_or_drop
+from .row_errors import REJECTED_FILE, check_rejected, count_rules, format_errors, refuse, write_rejected
 from .split_report import describe_repeats, is_much_noise, leak_report, repeat_report
-from .splits import SPLITS, check_sizes, split_by_column, split_rows, split_stream, unknown_splits, with_validation
+from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 
 logger = logging.getLogger(__name__)
-
-_PART_SPLIT = "_part_split"  # never leaves this module
-_TAKEN = "--split_sizes leaves no rows for validation, by which the best model is chosen; a tenth of train"
-CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
 
 
 @dataclass
@@ -93,37 +88,40 @@ def load_data(
 
     Raises:
         ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter) or the task.
-        DataError: see `reading.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
-            What is wrong with single rows and with the values of the split column is one error.
+        DataError: see `reading.read_parts`, `RowSchema`, `split_rows`; also all labels of train equal, or a single row.
+            All rows that cannot be used are one error.
 
-    Cost: 131,072 rows with three sequence columns (56 MB) in about 6 s, of which 1 to 3 s are the leak report; about
+    Cost: 131,072 rows with three sequence columns (56 MB): reading, 1 s of CPU for the rest, and the leak report; about
     1 GB of memory at the peak. Streams read only the first record here.
     """
     if args.interval_by and not needs_labels:
         raise ArgumentError(f"interval_by={args.interval_by!r} is for scores of labels, which this task does not have.")
-    may_lack_chains = needs_labels if may_lack_chains is None else may_lack_chains
-    if args.missing_chains and not may_lack_chains:
+    if args.missing_chains and not (needs_labels if may_lack_chains is None else may_lack_chains):
         raise ArgumentError(
             f"missing_chains={args.missing_chains}: only affinity models and generators do without a chain; drop it."
         )
-    rules = RowRules.from_arguments(args, needs_labels)
+    schema = RowSchema(args, needs_labels)
     rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
-    parts = _open(args, rules, table)
-    report: dict[str, Any] = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
-    report |= {"notes": [], "warnings": []}
-    sizes = with_validation(args.split_sizes) if needs_validation else check_sizes(args.split_sizes)
-    if any(isinstance(part.data, IterableDataset) for part in parts):
-        return _load_stream(args, rules, parts, rejected, report, sizes)
-    data = _prepare(args, rules, parts, rejected, report)
+    parts, report = _open(args, schema, table), _new_report(args)
+    if _are_streams(parts):
+        streams = [_map_stream(args, schema, part, rejected) for part in parts]
+        splits, report["split"] = _split_streams(args, parts, streams, needs_validation)
+        if args.max_train_samples is not None:
+            splits["train"] = splits["train"].take(args.max_train_samples)
+            report["train_subset"] = {"num_rows": args.max_train_samples, "note": "the first rows of the stream"}
+        return LoadedData(splits, report | {"leaks": {}})
+    data, _ = _clean(args, schema, parts, rejected, report)
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
-    splits, report["split"] = _split(args, data, len(parts) > 1, sizes)
+    splits, report["split"] = split_rows(data, args, needs_validation)
     if needs_labels:
         report["labels"] = check_labels(splits["train"], args.label_column, parts[0].path)
-    if args.max_train_samples is not None and args.max_train_samples < len(splits["train"]):
-        chosen = draw_rows(len(splits["train"]), seed, args.max_train_samples)
-        report["train_subset"] = {"num_rows": len(chosen), "of": len(splits["train"]), "seed": seed}
-        splits["train"] = splits["train"].select(chosen)
+    num_train = len(splits["train"])
+    if args.max_train_samples is not None and args.max_train_samples < num_train:
+        chosen = np.zeros(num_train, bool)
+        chosen[draw_rows(num_train, seed, args.max_train_samples)] = True
+        report["train_subset"] = {"num_rows": args.max_train_samples, "of": num_train, "seed": seed}
+        splits["train"] = keep_rows(splits["train"], chosen)
         if needs_labels:
             check_labels(splits["train"], args.label_column, f"--max_train_samples {args.max_train_samples}")
     if needs_labels:
@@ -151,21 +149,29 @@ def load_sequences(
     is fine here, `rejected_name` is that of the file in `output_dir`, `keeps_columns` asks for `as_read`, which
     takes the memory of the whole source, and `needs_labels` for `label`, `bound` and the column of `interval_by`.
     """
-    rules = RowRules.from_arguments(args, needs_labels, needs_splits=False)
+    schema = RowSchema(args, needs_labels, needs_splits=False)
     rejected = Path(output_dir) / rejected_name if output_dir is not None else None
     keeps_columns = keeps_columns and not args.streaming
-    parts = _open(args, rules, table, keeps_columns)
-    report: dict[str, Any] = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
-    if any(isinstance(part.data, IterableDataset) for part in parts):
-        streams = [_map_stream(args, rules, part, rejected) for part in parts]
-        return LoadedSequences(streams[0] if len(streams) == 1 else concatenate_datasets(streams), report)
-    as_read: list[pa.Table] = []
-    prepared = _prepare(args, rules, parts, rejected, report, as_read if keeps_columns else None)
-    whole = Dataset(pa.concat_tables(as_read, promote_options="default")) if keeps_columns else None
-    return LoadedSequences(prepared, report, whole)
+    parts, report = _open(args, schema, table, keeps_columns), _new_report(args)
+    if _are_streams(parts):
+        streams = [_map_stream(args, schema, part, rejected) for part in parts]
+        return LoadedSequences(concatenate_datasets(streams), report)
+    data, as_read = _clean(args, schema, parts, rejected, report, keeps_columns)
+    for warning in report["warnings"]:
+        logger.warning("%s", warning)
+    return LoadedSequences(data, report, as_read)
 
 
-def _open(args: DataArguments, rules: RowRules, table: Dataset | None, all_columns: bool = False) -> list[Part]:
+def _new_report(args: DataArguments) -> dict[str, Any]:
+    source = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
+    return {**source, "notes": [], "warnings": []}
+
+
+def _are_streams(parts: Sequence[Part]) -> bool:
+    return any(isinstance(part.data, IterableDataset) for part in parts)
+
+
+def _open(args: DataArguments, schema: RowSchema, table: Dataset | None, all_columns: bool = False) -> list[Part]:
     if table is not None:
         if SOURCE_ROW not in table.column_names:
             table = table.add_column(SOURCE_ROW, pa.array(range(1, len(table) + 1), type=pa.int64()))
@@ -174,7 +180,7 @@ def _open(args: DataArguments, rules: RowRules, table: Dataset | None, all_colum
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
     return read_parts(
         args.dataset_name,
-        rules.needed,
+        schema.needed,
         reads_all=all_columns,
         config_name=args.dataset_config_name,
         revision=args.dataset_revision,
@@ -182,113 +188,66 @@ def _open(args: DataArguments, rules: RowRules, table: Dataset | None, all_colum
     )
 
 
-def _prepare(
+def _clean(
     args: DataArguments,
-    rules: RowRules,
+    schema: RowSchema,
     parts: Sequence[Part],
     rejected: Path | None,
     report: dict[str, Any],
-    as_read: list[pa.Table] | None = None,
-) -> Dataset:
-    """Applies the row rules to every part, refuses or drops once for all of them, and fills report and `as_read`."""
-    located: list[Located] = []
-    tables: list[pa.Table] = []
-    counts: Counter[str] = Counter()
+    keeps_columns: bool = False,
+) -> tuple[Dataset, Dataset | None]:
+    """The accepted rows of all parts, the others refused or dropped at once, and all their columns; fills `report`."""
+    cleaned = [_clean_part(schema, part) for part in parts]
+    located = [(part.path, error) for part, rows in zip(parts, cleaned) for error in rows.errors]
+    tables = [rows.table for rows in cleaned]
+    if len(parts) > 1:
+        splits = [pa.array([part.split] * len(one), pa.string()) for part, one in zip(parts, tables)]
+        tables = [one.append_column(SPLIT_FILE, split) for one, split in zip(tables, splits)]
+    table = pa.concat_tables(tables)
+    refuse(located, args.bad_rows)
+    if located and len(table) == 0:
+        raise DataError(f"--bad_rows drop would leave no row.\n{format_errors(located)}")
+    rejected_file = check_rejected(rejected, args.bad_rows) if located else None
+    if rejected_file is not None:
+        write_rejected(rejected_file, located)
+    num_read = sum(rows.num_read for rows in cleaned)
+    if len(table) == 0:
+        raise DataError(f"filter {args.filter!r} leaves none of {num_read} rows of {parts[0].path}.")
     changes: dict[str, Counter[str]] = {}
-    odd_splits: Counter[str] = Counter()
-    for part in parts:
-        source = part.data.select_columns([n for n in part.data.column_names if n in (*rules.needed, SOURCE_ROW)])
-        arrow = source.with_format("arrow")[:]
-        prepared = rules.apply({name: arrow.column(name).to_pylist() for name in arrow.column_names}, part.path)
-        located += [(part.path, problem) for problem in prepared.problems]
-        counts.update(read=prepared.num_read, filtered=prepared.num_filtered, rejected=prepared.num_rejected)
-        for column, kinds in prepared.changes.items():
+    for rows in cleaned:
+        for column, kinds in rows.changes.items():
             changes.setdefault(column, Counter()).update(kinds)
-        odd_splits.update(prepared.odd_splits)
-        tables.append(_to_table(prepared.columns, part.split))
-        if as_read is not None:
-            as_read.append(_take_as_read(part.data, prepared.columns[SOURCE_ROW]))
-    num_left = sum(len(one) for one in tables)
-    if odd_splits and located and args.bad_rows == "error":  # alone, `split_by_column` refuses them
-        located_text = format_located(located)
-        raise DataError(f"{located_text}\n{unknown_splits(str(args.split_column), odd_splits)}")
-    rejected_file = refuse_or_drop(located, args.bad_rows, rejected, num_left)
-    if num_left == 0:
-        raise DataError(f"filter {args.filter!r} leaves none of {counts['read']} rows of {parts[0].path}.")
     report |= {
-        "rows_read": counts["read"],
-        "rows_filtered_out": counts["filtered"],
-        "rows_rejected": counts["rejected"],
-        "rejected_by_rule": count_rules(problem for _, problem in located),
+        "rows_read": num_read,
+        "rows_filtered_out": sum(rows.num_filtered for rows in cleaned),
+        "rows_rejected": len({(path, error.row) for path, error in located}),
+        "rejected_by_rule": count_rules(error for _, error in located),
         "rejected_file": str(rejected_file) if rejected_file else None,
         "changes": {column: dict(kinds) for column, kinds in changes.items()},
     }
-    _announce(report)
-    table = pa.concat_tables(tables)
-    if "bound" in table.column_names and not any(chunk.to_numpy().any() for chunk in table.column("bound").chunks):
-        table = table.drop_columns(["bound"])
-    return Dataset(table)
-
-
-def _take_as_read(data: Dataset, source_rows: Sequence[int]) -> pa.Table:
-    """All columns of these rows of a part, as text; numbers as Python writes them."""
-    position = {row: i for i, row in enumerate(column_values(data, SOURCE_ROW))}
-    taken = data.select([position[row] for row in source_rows])
-    names = [name for name in taken.column_names if name != SOURCE_ROW]
-    return pa.table({name: _to_text(column_values(taken, name)) for name in names})
-
-
-def _to_text(values: Sequence[Any]) -> pa.ChunkedArray:
-    chunks = [text_array(values[i : i + CHUNK_ROWS]) for i in range(0, len(values), CHUNK_ROWS)]
-    return pa.chunked_array(chunks, type=pa.string())
-
-
-def _announce(report: dict[str, Any]) -> None:
     for column, kinds in report["changes"].items():
-        listed = ", ".join(f"{kind} in {num} rows" for kind, num in kinds.items())
-        logger.warning("column %r: %s", column, listed)
-    if report["rows_rejected"]:
-        logger.warning("%d rows left out, listed in %s", report["rows_rejected"], report["rejected_file"])
+        logger.warning("column %r: %s", column, ", ".join(f"{kind} in {num} rows" for kind, num in kinds.items()))
+    if located:
+        logger.warning("%d rows left out, listed in %s", report["rows_rejected"], rejected_file)
+    for part, rows in zip(parts, cleaned):
+        report["warnings"] += find_exchanged(rows.table, args.sequence_columns, part.path)
+    if "bound" in table.column_names and not any(chunk.to_numpy().any() for chunk in table["bound"].chunks):
+        table = table.drop_columns(["bound"])
+    as_read = [_take_as_read(part.data, rows.table[SOURCE_ROW]) for part, rows in zip(parts, cleaned) if keeps_columns]
+    whole = as_dataset(pa.concat_tables(as_read, promote_options="default")) if keeps_columns else None
+    return as_dataset(table), whole
 
 
-def _to_table(columns: dict[str, Sequence[Any]], split: str | None) -> pa.Table:
-    arrays = {name: _to_array(name, values) for name, values in columns.items()}
-    if split is not None:
-        arrays[_PART_SPLIT] = text_array([split] * len(columns[SOURCE_ROW]))
-    return pa.table(arrays)
+def _clean_part(schema: RowSchema, part: Part) -> CleanRows:
+    schema.check_columns(part.data.column_names, part.path)
+    return schema.clean(part.data.select_columns([*schema.needed, SOURCE_ROW]).with_format("arrow")[:], part.path)
 
 
-def _to_array(name: str, values: Sequence[Any]) -> pa.ChunkedArray:
-    kind = {"label": pa.float64(), "bound": pa.int8(), SOURCE_ROW: pa.int64()}.get(name, pa.string())
-    chunks = [pa.array(values[i : i + CHUNK_ROWS], type=kind) for i in range(0, len(values), CHUNK_ROWS)]
-    return pa.chunked_array(chunks, type=kind)
-
-
-def _split(
-    args: DataArguments, data: Dataset, has_parts: bool, sizes: Sequence[float]
-) -> tuple[DatasetDict, dict[str, Any]]:
-    if has_parts and not (args.split or args.split_column):
-        splits, report = split_by_column(data, _PART_SPLIT, sizes=sizes, seed=args.split_seed)
-        return splits, report | {"rule": "files"}
-    if has_parts:
-        data = data.remove_columns(_PART_SPLIT)
-    if args.split_column:
-        return split_by_column(data, args.split_column, sizes=sizes, seed=args.split_seed)
-    splits, report = split_rows(
-        data,
-        rule=args.split or "random",
-        sizes=sizes,
-        seed=args.split_seed,
-        sequence_columns=args.sequence_columns,
-        cluster_column=args.cluster_column,
-        cluster_identity=CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity,
-        cluster_file=args.cluster_file,
-        id_column=args.id_column,
-    )
-    if tuple(sizes) != check_sizes(args.split_sizes):
-        num = len(splits["validation"])
-        report["notes"].append(f"{_TAKEN}: {num:,} rows ({sizes[1]:.0%} of all, seed {args.split_seed}) became it")
-    return splits, report
+def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:
+    """All columns of these rows of a part, as text; numbers as Python writes them."""
+    table = data.with_format("arrow")[:]
+    table = table.filter(pc.is_in(table[SOURCE_ROW], source_rows.combine_chunks()))
+    return pa.table({name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW})
 
 
 def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
@@ -300,7 +259,7 @@ def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
     Raises:
         DataError: fewer than two rows, or labels that are all equal.
     """
-    labels = np.array(column_values(train, "label"), dtype=np.float64)
+    labels = np.array(column_values(train, "label"), np.float64)
     if len(labels) < 2:
         raise DataError(
             f"{where}: there is {len(labels)} training row, from which nothing can be learned. Check the file, the "
@@ -318,42 +277,20 @@ def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
     return report
 
 
-def _map_stream(args: DataArguments, rules: RowRules, part: Part, rejected: Path | None) -> IterableDataset:
-    types = {name: Value("string") for name in rules.sequence_columns}
-    if rules.label_column is not None:
+def _map_stream(args: DataArguments, schema: RowSchema, part: Part, rejected: Path | None) -> IterableDataset:
+    types = {name: Value("string") for name in args.sequence_columns}
+    if schema.needs_labels:
         types |= {"label": Value("float64"), "bound": Value("int8")}
-    types |= {name: Value("string") for name in rules.text_columns}
+    types |= {name: Value("string") for name in schema.text_columns}
     types[SOURCE_ROW] = Value("int64")
-    function = StreamRows(rules, part.path, args.bad_rows, rejected)
-    return part.data.map(function, batched=True, remove_columns=[*rules.needed, SOURCE_ROW], features=Features(types))
+    function = StreamRows(schema, part.path, args.bad_rows, rejected)
+    return part.data.map(function, batched=True, remove_columns=[*schema.needed, SOURCE_ROW], features=Features(types))
 
 
-def _load_stream(
-    args: DataArguments,
-    rules: RowRules,
-    parts: Sequence[Part],
-    rejected: Path | None,
-    report: dict[str, Any],
-    sizes: tuple[float, float, float],
-) -> LoadedData:
-    streams = {part.split: _map_stream(args, rules, part, rejected) for part in parts}
-    if None not in streams and not (args.split or args.split_column):
-        splits = IterableDatasetDict({name: streams[name] for name in SPLITS if name in streams})
-        report["split"] = {"rule": "files", "notes": []}
-    else:
-        data = next(iter(streams.values())) if len(streams) == 1 else concatenate_datasets(list(streams.values()))
-        splits, report["split"] = split_stream(
-            data,
-            rule=args.split or "random",
-            split_column=args.split_column,
-            sizes=sizes,
-            seed=args.split_seed,
-            sequence_columns=args.sequence_columns,
-        )
-        if sizes != check_sizes(args.split_sizes) and not args.split_column:
-            report["split"]["notes"].append(f"{_TAKEN} ({sizes[1]:.0%} of all, seed {args.split_seed}) becomes it")
-    if args.max_train_samples is not None:
-        splits["train"] = splits["train"].take(args.max_train_samples)
-        report["train_subset"] = {"num_rows": args.max_train_samples, "note": "the first rows of the stream"}
-    report["leaks"] = {}
-    return LoadedData(splits, report)
+def _split_streams(
+    args: DataArguments, parts: Sequence[Part], streams: Sequence[IterableDataset], needs_validation: bool
+) -> tuple[IterableDatasetDict, dict[str, Any]]:
+    if None not in [part.split for part in parts] and not (args.split or args.split_column):
+        splits = {str(part.split): stream for part, stream in zip(parts, streams)}
+        return IterableDatasetDict(splits), {"rule": "files", "notes": []}
+    return split_stream(concatenate_datasets([*streams]), args, needs_validation)

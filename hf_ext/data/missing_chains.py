@@ -7,17 +7,21 @@ from typing import Any
 
 from ..errors import ArgumentError, DataError
 from .columns import column_values
-from .proteins import LEAVE_OUT, Problem
+from .proteins import LEAVE_OUT
 
 NAME_COLUMN = "Fill it in, leave the row out, or name the column in --missing_chains if rows may lack this chain."
 NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows that lack this chain, do without it."
 
 
-def remedy_if_missing(columns: Sequence[str], is_trained: bool) -> str:
-    """What to do about an empty cell in one of these sequence columns, for a model that is trained, or will be."""
-    if len(columns) < 2:
+def remedy_if_missing(columns: Sequence[str], needs_labels: bool, needs_splits: bool) -> str:
+    """What to do about an empty cell in one of these sequence columns.
+
+    A masked language model (splits without labels) does without no chain; a model that is trained already (no splits)
+    has learned to do so, or has not.
+    """
+    if len(columns) < 2 or (needs_splits and not needs_labels):
         return LEAVE_OUT
-    return NOT_LEARNED if is_trained else NAME_COLUMN
+    return NAME_COLUMN if needs_splits else NOT_LEARNED
 
 
 def check_columns(missing_chains: Sequence[str], sequence_columns: Sequence[str]) -> None:
@@ -31,27 +35,6 @@ def check_columns(missing_chains: Sequence[str], sequence_columns: Sequence[str]
             f"missing_chains={[*missing_chains]}: {sequence_columns[0]!r} is the only sequence column, and a row "
             "without any sequence cannot be used. Leave it out."
         )
-
-
-def find_bare_rows(
-    sequences: Mapping[str, Sequence[str]], problems: Sequence[Problem], rows: Sequence[int]
-) -> list[Problem]:
-    """A problem for each row that has no sequence at all.
-
-    Args:
-        sequences: of each sequence column, cleaned: "" where there is none, (n,).
-        problems: of these cells; their rows are not named again.
-        rows: (n,) numbers of the rows in their file.
-    """
-    named = {problem.row for problem in problems}
-    remedy = "Fill in one of them, or leave the row out."
-    rule = f"{' and '.join(sequences)} are all missing"
-    cells = zip(rows, zip(*sequences.values()))
-    return [
-        Problem(row, next(iter(sequences)), "", rule, remedy)
-        for row, parts in cells
-        if not any(parts) and row not in named
-    ]
 
 
 def count_missing(splits: Mapping[str, Any], columns: Sequence[str]) -> dict[str, dict[str, int]]:

@@ -1,15 +1,20 @@
-"""One rule set for residues: what is accepted, what is changed (and counted), what is refused (with row and remedy)."""
+"""One rule set for residues: what is accepted, what is changed (and counted), what is refused (with a remedy)."""
 
 from __future__ import annotations
 
 import re
+import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from ..errors import ArgumentError
-from .other_alphabets import find_other_alphabet
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .columns import distinct
+from .row_errors import RowError, find_rows, is_missing, shorten
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"
@@ -18,15 +23,32 @@ GAPS = "-."
 STOP = "*"
 # ESM-2's tokens, in the order of their ids.
 ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
-# Each spells a short peptide, but in a table it is what another program wrote for "no value".
-MISSING_MARKERS = frozenset({"NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE"})
-TRUTH_VALUES = frozenset({"TRUE", "FALSE"})  # these spell peptides, too
+TRUTH_VALUES = ("TRUE", "FALSE")  # these spell peptides, too
 LEAVE_OUT = "Fill it in, or leave the row out."
-MAX_LISTED = 20
-MIN_LISTED = 3  # of each kind
 
-_ALL_RESIDUES = re.compile(f"[{STANDARD}{UNKNOWN}{RARE}]+").fullmatch
-_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]")
+# A, C, G, T and N are 26 % of the residues in Swiss-Prot, so 24 of them in a row are one protein in 10^14 by chance;
+# repeats of few letters (poly-A, silk's GA) lack one of A, C, G and T. Shorter genes would be of seven residues.
+MIN_NUCLEOTIDES = 24
+_NUCLEOTIDES = f"[ACGTUN]{{{MIN_NUCLEOTIDES},}}"
+# The 20 codes are 1 in 400 of all words of three residues: four in a row are one 12-mer in 10^10.
+_CODE = "ALA|ARG|ASN|ASP|CYS|GLN|GLU|GLY|HIS|ILE|LEU|LYS|MET|PHE|PRO|SER|THR|TRP|TYR|VAL"
+_CODES = f"(?:(?:{_CODE})[ -]?){{4,}}"
+_ARE_CODES = re.compile(_CODES).fullmatch
+_SEPARATORS = re.compile(r"[\s.,;:_-]+")
+_PLAIN = f"^[{STANDARD}{UNKNOWN}{RARE}]{{6,}}$"  # longer than every marker and truth value
+_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]").search
+
+# What is no residue -> what it is called, and the remedy.
+_CHARACTERS = (
+    (STOP, "stop codon LETTER", "Remove it, or pass --stop_codon trim for one at the end."),
+    (GAPS, "gap LETTER", "Remove it, or pass --gaps remove."),
+    (string.digits, "digit LETTER", "Remove numbering from the sequence."),
+    (string.whitespace, "white space inside the sequence,", "Join the parts; put each chain in a column of its own."),
+)
+
+# Words (WT, unknown) are residues too. They are told by their column: of fewer letters than WORD and than a quarter of
+# the median, and no fewer of them than of cells that are up to twice as long, of which a column of peptides has many.
+WORD, MIN_MEDIAN, MIN_OTHERS = 10, 20, 3
 
 
 @dataclass(frozen=True)
@@ -38,9 +60,6 @@ class ResiduePolicy:
         gaps: "refuse" or "remove" the alignment characters `-` and `.`.
         max_residues: longest accepted sequence in residues, at least 1; None for no limit.
         too_long: "error" refuses longer sequences here; "truncate" and "window" only count them, the tokenizer acts.
-
-    Raises:
-        ArgumentError: a value outside these.
     """
 
     stop_codon: Literal["refuse", "trim"] = "refuse"
@@ -48,228 +67,175 @@ class ResiduePolicy:
     max_residues: int | None = None
     too_long: Literal["error", "truncate", "window"] = "error"
 
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("stop_codon", ("refuse", "trim")),
-            ("gaps", ("refuse", "remove")),
-            ("too_long", ("error", "truncate", "window")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}.")
-        if self.max_residues is not None and self.max_residues < 1:
-            raise ArgumentError(f"max_residues={self.max_residues}: use at least 1, or leave it out for no limit.")
 
+class Judged(NamedTuple):
+    """A cell as the `sequence` it is read as and the `changes` made for it; or the `rule` that refuses it."""
 
-@dataclass(frozen=True)
-class Problem:
-    """One refused value. `row` is the 1-based line of the file as an editor shows it (a CSV's header is line 1)."""
-
-    row: int
-    column: str
-    value: str
-    rule: str
-    remedy: str
-
-
-@dataclass
-class CleanedColumn:
-    """Outcome of `clean_sequences`: `sequences` is aligned with the input ("" where refused); `changes` counts rows."""
-
-    sequences: list[str]
-    problems: list[Problem] = field(default_factory=list)
-    changes: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    sequence: str
+    sequence: str = ""
     rule: str = ""
     remedy: str = ""
     changes: tuple[str, ...] = ()
 
 
-_MISSING = _Verdict("", changes=("missing",))
-
-
-def shorten(value: object, limit: int = 40) -> str:
-    """Returns `value` as printable ASCII text of at most `limit` characters, the cut shown as `...`."""
-    text = "" if value is None else str(value)
-    text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def is_missing(value: object) -> bool:
-    """Says whether a cell holds nothing: None, NaN, blanks only, or a marker such as `NA` (any case)."""
-    if value is None or (isinstance(value, float) and value != value):
-        return True
-    return isinstance(value, str) and (not value.strip() or value.strip().upper() in MISSING_MARKERS)
-
-
-def clean_sequences(
-    values: Sequence[object],
-    column: str,
+def clean_chains(
+    columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
     policy: ResiduePolicy,
-    rows: Sequence[int],
-    *,
-    may_be_missing: bool = False,
+    rows: np.ndarray,
+    missing_chains: Collection[str] = (),
     if_missing: str = LEAVE_OUT,
-) -> CleanedColumn:
-    """Applies the residue rules to one column; every change is counted and every refusal names its row.
+) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:
+    """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
     ("whitespace_stripped"), lower case ("upper_cased"), gaps ("gaps_removed"), one trailing `*` ("stop_codon_trimmed").
-    Counted only: "longer_than_max_residues" where the policy leaves long sequences to the tokenizer.
+    Counted only: "longer_than_max_residues" where the policy leaves long sequences to the tokenizer. Refused: missing
+    cells, missing-value markers, truth values, non-text, non-ASCII, DNA, RNA, three-letter codes, any other character,
+    too long; words, which are far shorter than the other sequences of the column; and rows without any sequence.
 
     Args:
-        values: one cell per row; None and NaN are missing.
-        column: the name used in problems.
+        columns: name -> n cells, one per row; None and NaN are missing.
         policy: see `ResiduePolicy`.
-        rows: the 1-based file row of each value, same length as `values`.
-        may_be_missing: missing cells (`is_missing`) are then "" and counted ("missing"), not refused.
-        if_missing: the remedy told for an empty cell.
+        rows: (n,) the number of each row in its file.
+        missing_chains: columns whose missing cells (`is_missing`) are "" and counted ("missing"), not refused.
+        if_missing: the remedy told for an empty cell of the others.
 
     Returns:
-        `CleanedColumn`; problems are in row order. Refused: missing or empty cells, missing-value markers, truth
-        values, non-text, non-ASCII, DNA, RNA, three-letter codes (`other_alphabets`), digits, white space inside, `*`,
-        gaps, any other character, too long.
+        The columns as text; an error for each refused cell; and column -> kind of change -> rows.
 
-    Raises:
-        ValueError: `values` and `rows` differ in length.
-
-    Cost: each distinct string is examined once; 0.01 s for 100,000 repeated, 0.3 s for distinct ones.
+    Cost: each distinct cell is judged once; 0.1 s for 100,000 distinct ones of 120 residues.
     """
-    if len(values) != len(rows):
-        raise ValueError(f"{len(values)} values but {len(rows)} rows")
-    known: dict[str, _Verdict] = {}
-    counts: Counter[_Verdict] = Counter()
-    result = CleanedColumn([])
-    for row, value in zip(rows, values):
-        if isinstance(value, str):
-            verdict = known.get(value)
-            if verdict is None:
-                is_allowed = may_be_missing and is_missing(value)
-                verdict = known[value] = _MISSING if is_allowed else _judge(value, policy, if_missing)
-        else:
-            verdict = _MISSING if may_be_missing and is_missing(value) else _judge_other(value, if_missing)
-        result.sequences.append(verdict.sequence)
-        if verdict.changes:
-            counts[verdict] += 1
-        if verdict.rule:
-            result.problems.append(Problem(row, column, shorten(value), verdict.rule, verdict.remedy))
-    changes: Counter[str] = Counter()
-    for verdict, num in counts.items():
-        changes.update(dict.fromkeys(verdict.changes, num))
-    result.changes = dict(changes)
-    return result
+    cleaned: dict[str, pa.ChunkedArray] = {}
+    errors: list[RowError] = []
+    changes: dict[str, dict[str, int]] = {}
+    for name, values in columns.items():
+        found = distinct(values)
+        cells, judged = _judge_column(found.cells, policy, name in missing_chains, if_missing)
+        refused = {one: (verdict.rule, verdict.remedy) for one, verdict in judged.items() if verdict.rule}
+        errors += find_rows(refused | _find_words(cells), found, name, rows)
+        num_rows = np.bincount(found.number, minlength=len(cells))
+        counts: Counter[str] = Counter()
+        for one, verdict in judged.items():
+            counts.update(dict.fromkeys(verdict.changes, int(num_rows[one])))
+        changes |= {name: dict(counts)} if counts else {}
+        cleaned[name] = found.spread(cells, pa.string())
+    if missing_chains:
+        lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
+        named, first = {error.row for error in errors}, next(iter(cleaned))
+        rule, remedy = f"{' and '.join(cleaned)} are all missing", "Fill in one of them, or leave the row out."
+        bare = [int(rows[i]) for i in np.flatnonzero(~np.any(lengths, axis=0))]
+        errors += [RowError(row, first, "", rule, remedy) for row in bare if row not in named]
+    return cleaned, errors, changes
 
 
-def format_located(located: Iterable[tuple[str, Problem]]) -> str:
-    """Returns the error text: a count, then problems with file, row, column, value, rule and remedy.
-
-    Up to 20 are all listed. Of more, each kind (a rule in a column of a file) has its first ones listed, at least 3,
-    and the others counted, so that one look at the text is enough to mend the file.
-
-    Args:
-        located: (path, problem) pairs.
-    """
-    pairs = list(located)
-    kinds: dict[tuple[str, str, str], list[Problem]] = {}
-    for path, problem in pairs:
-        kinds.setdefault((path, problem.column, rule_kind(problem.rule)), []).append(problem)
-    is_short = len(pairs) <= MAX_LISTED
-    several = f", of {len(kinds)} kinds" if len(kinds) > 1 and not is_short else ""
-    lines = [f"{len(pairs)} value{'s' if len(pairs) != 1 else ''} cannot be used{several}:"]
-    if is_short:
-        return "\n".join([*lines, *(_format_problem(path, problem) for path, problem in pairs)])
-    shown = max(MIN_LISTED, MAX_LISTED // len(kinds))
-    for (path, column, kind), problems in [*kinds.items()][:MAX_LISTED]:
-        lines += [_format_problem(path, problem) for problem in problems[:shown]]
-        if len(problems) > shown:
-            of = f" in column {column!r}: {kind}" if several else ""
-            lines.append(f"  ... and {len(problems) - shown:,} more{of}")
-    if len(kinds) > MAX_LISTED:
-        lines.append(f"  ... and {len(kinds) - MAX_LISTED} more kinds")
-    return "\n".join(lines)
+def _judge_column(
+    cells: pa.Array, policy: ResiduePolicy, may_be_missing: bool, if_missing: str
+) -> tuple[pa.Array, dict[int, Judged]]:
+    """Distinct cells as sequences, and what was found of those that are not plain residues."""
+    is_plain = _are_plain(cells, policy.max_residues)
+    judged = {}
+    for one in np.flatnonzero(~is_plain).tolist():
+        cell = cells[one].as_py()
+        is_allowed = may_be_missing and is_missing(cell)
+        judged[one] = Judged(changes=("missing",)) if is_allowed else judge_sequence(cell, policy, if_missing)
+    sequences = pa.array([verdict.sequence for verdict in judged.values()], pa.large_string())
+    if not is_plain.any():
+        return sequences, judged
+    return pc.replace_with_mask(cells, pa.array(~is_plain), sequences), judged
 
 
-def rule_kind(rule: str) -> str:
-    """Returns a problem's rule with numbers and quoted characters replaced by `...`: the same for problems alike."""
-    words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in rule.split()]
-    return " ".join(words)
-
-
-def _format_problem(path: str, problem: Problem) -> str:
-    return (
-        f"  {path}, row {problem.row}, column {problem.column!r}, value '{problem.value}': "
-        f"{problem.rule}. {problem.remedy}"
+def _are_plain(cells: pa.Array, max_residues: int | None) -> np.ndarray:
+    """(n,) whether a cell is residues and nothing else can be wrong with it: nearly all are, so no Python looks."""
+    if not pa.types.is_large_string(cells.type):
+        return np.zeros(len(cells), bool)
+    is_plain = pc.and_not(
+        pc.match_substring_regex(cells, _PLAIN), pc.match_substring_regex(cells, f"^({_NUCLEOTIDES}|{_CODES})$")
     )
+    if max_residues is not None:
+        is_plain = pc.and_(is_plain, pc.less_equal(pc.binary_length(cells), max_residues))
+    return is_plain.fill_null(False).to_numpy(zero_copy_only=False)
 
 
-def _judge_other(value: object, if_missing: str) -> _Verdict:
-    if is_missing(value):
-        return _Verdict("", "the sequence is missing", if_missing)
-    return _Verdict("", f"a sequence must be text, not {type(value).__name__}", "Store the column as text.")
+def _find_words(sequences: pa.Array) -> dict[int, tuple[str, str]]:
+    """The distinct sequences that read as words, as {number: (rule, remedy)}."""
+    lengths = pc.binary_length(sequences).to_numpy(zero_copy_only=False)
+    median = float(np.median(lengths[lengths > 0])) if lengths.any() else 0.0
+    bound = min(WORD, median / 4)
+    is_short = (lengths > 0) & (lengths < bound)
+    num_peptides = np.count_nonzero((lengths >= bound) & (lengths < 2 * bound))
+    num_others = np.count_nonzero(lengths >= bound)
+    if median < MIN_MEDIAN or num_others < MIN_OTHERS or is_short.sum() < num_peptides:
+        return {}
+    rule = f"reads as a word: the column's sequences have {median:g} residues (median)"
+    remedy = f"{LEAVE_OUT} Peptides beside proteins need a column of their own."
+    return {int(one): (f"{sequences[one].as_py()!r} {rule}", remedy) for one in np.flatnonzero(is_short)}
 
 
-def _judge(value: str, policy: ResiduePolicy, if_missing: str) -> _Verdict:
-    is_short = policy.max_residues is None or len(value) <= policy.max_residues
-    if _ALL_RESIDUES(value) and len(value) > 5 and is_short and not find_other_alphabet(value):
-        return _Verdict(value)  # longer than every marker and truth value, so nothing else can be wrong with it
-    text = value.strip()
-    changes = ["whitespace_stripped"] if text != value else []
+def judge_sequence(cell: object, policy: ResiduePolicy, if_missing: str = LEAVE_OUT) -> Judged:
+    """A single cell by the rules of `clean_chains` that need no other one."""
+    if not isinstance(cell, str):
+        if is_missing(cell):
+            return Judged(rule="the sequence is missing", remedy=if_missing)
+        return Judged(rule=f"a sequence must be text, not {type(cell).__name__}", remedy="Store the column as text.")
+    text = cell.strip()
     if not text:
-        return _Verdict("", "the sequence is empty", if_missing)
-    if text.upper() in MISSING_MARKERS:
-        return _Verdict("", f"{shorten(text)!r} reads as a missing value", if_missing)
+        return Judged(rule="the sequence is empty", remedy=if_missing)
+    if is_missing(text):
+        return Judged(rule=f"{shorten(text)!r} reads as a missing value", remedy=if_missing)
     if text.upper() in TRUTH_VALUES:
-        return _Verdict("", f"{text!r} reads as a truth value", "Fill in the sequence, or leave the row out.")
+        return Judged(rule=f"{text!r} reads as a truth value", remedy="Fill in the sequence, or leave the row out.")
     # Before upper(): some non-ASCII letters upper-case into valid residues (the sharp s into SS).
     if not text.isascii():
-        position = next(index for index, letter in enumerate(text) if not letter.isascii())
-        code = f"U+{ord(text[position]):04X}"
-        return _Verdict("", f"non-ASCII character {code} at position {position + 1}", "Type the residue again.")
-    # Before gaps go: Ala-Gly-Ser without them would be residues.
-    if other := find_other_alphabet(text):
-        return _Verdict("", *other)
-    if not text.isupper() and text.upper() != text:
-        text = text.upper()
-        changes.append("upper_cased")
-    if policy.gaps == "remove" and any(gap in text for gap in GAPS):
-        text = text.replace("-", "").replace(".", "")
+        place = next(index for index, letter in enumerate(text) if not letter.isascii())
+        rule = f"non-ASCII character U+{ord(text[place]):04X} at position {place + 1}"
+        return Judged(rule=rule, remedy="Type the residue again.")
+    residues = text.upper()
+    if _ARE_CODES(residues):
+        rule = "the sequence reads as three-letter codes (Ala Gly Ser)"
+        return Judged(rule=rule, remedy="Write it in one-letter code: AGS.")
+    if rule := _find_nucleotides(residues):
+        return Judged(rule=rule, remedy="Translate it into amino acids first.")
+    changes = ["whitespace_stripped"] * (text != cell) + ["upper_cased"] * (residues != text)
+    if policy.gaps == "remove" and any(gap in residues for gap in GAPS):
+        residues = residues.replace("-", "").replace(".", "")
         changes.append("gaps_removed")
-    if policy.stop_codon == "trim" and text.endswith(STOP):
-        text = text[: -len(STOP)]
+    if policy.stop_codon == "trim" and residues.endswith(STOP):
+        residues = residues[: -len(STOP)]
         changes.append("stop_codon_trimmed")
-    if not text:
-        return _Verdict("", "no residues are left after removing gaps and the stop codon", "Leave the row out.")
-    return _judge_letters(text, tuple(changes), policy)
-
-
-def _judge_letters(text: str, changes: tuple[str, ...], policy: ResiduePolicy) -> _Verdict:
-    wrong = _NOT_RESIDUE.search(text)
-    if wrong:
-        return _Verdict("", *_explain(wrong.group(), wrong.start() + 1, len(text), policy))
-    if policy.max_residues is not None and len(text) > policy.max_residues:
+    if not residues:
+        return Judged(rule="no residues are left after removing gaps and the stop codon", remedy="Leave the row out.")
+    if wrong := _NOT_RESIDUE(residues):
+        rule, remedy = _explain(wrong.group(), wrong.start() + 1, len(residues), policy)
+        return Judged(rule=rule, remedy=remedy)
+    if policy.max_residues is not None and len(residues) > policy.max_residues:
         if policy.too_long == "error":
-            rule = f"{len(text)} residues are more than max_residues={policy.max_residues}"
-            return _Verdict(
-                "", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate or window."
-            )
-        changes += ("longer_than_max_residues",)
-    return _Verdict(text, changes=changes)
+            rule = f"{len(residues)} residues are more than max_residues={policy.max_residues}"
+            remedy = "Raise --max_residues, leave the row out, or choose --too_long truncate or window."
+            return Judged(rule=rule, remedy=remedy)
+        changes.append("longer_than_max_residues")
+    return Judged(residues, changes=tuple(changes))
+
+
+def _find_nucleotides(text: str) -> str:
+    """The rule that refuses DNA and RNA, each of whose four letters is there; "" for what may be a protein."""
+    letters = _SEPARATORS.sub("", text)
+    found = set(letters)
+    if len(letters) < MIN_NUCLEOTIDES or not {"A", "C", "G"} <= found <= set("ACGTUN"):
+        return ""
+    if len(found & {"T", "U"}) != 1:
+        return ""
+    kind, alphabet = ("DNA", "ACGTN") if "T" in found else ("RNA", "ACGUN")
+    return f"the sequence reads as {kind}, its {len(letters)} letters are all of {alphabet}"
 
 
 def _explain(letter: str, position: int, length: int, policy: ResiduePolicy) -> tuple[str, str]:
+    """Rule and remedy for a character that is no residue."""
     where = f"at position {position} of {length}"
-    if letter == STOP:
-        if policy.stop_codon == "trim":
-            return f"stop codon '*' {where}, not at the end", "Cut the sequence at the stop codon."
-        return f"stop codon '*' {where}", "Remove it, or pass --stop_codon trim for one at the end."
-    if letter in GAPS:
-        return f"gap {letter!r} {where}", "Remove it, or pass --gaps remove."
-    if letter.isdigit():
-        return f"digit {letter!r} {where}", "Remove numbering from the sequence."
-    if letter.isspace():
-        return f"white space inside the sequence, {where}", "Join the parts; put each chain in a column of its own."
-    remedy = f"Use {STANDARD}, {UNKNOWN} or {' '.join(RARE)}; one chain per column."
-    return f"{letter!r} {where} is not a residue", remedy
+    if letter == STOP and policy.stop_codon == "trim":
+        return f"stop codon '*' {where}, not at the end", "Cut the sequence at the stop codon."
+    for letters, name, remedy in _CHARACTERS:
+        if letter in letters:
+            return f"{name} {where}".replace("LETTER", repr(letter)), remedy
+    return (
+        f"{letter!r} {where} is not a residue",
+        f"Use {STANDARD}, {UNKNOWN} or {' '.join(RARE)}; one chain per column.",
+    )

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
 from .clusters import CLUSTER_IDENTITY, cluster_numbers, read_cluster_file, refuse_giant
-from .columns import column_values, factorize
+from .columns import as_dataset, column_values, distinct, factorize
 
 SPLITS = ("train", "validation", "test")
+SPLIT_FILE = "_split_file"  # column of rows from several files: the split that each one's file is; never a result's
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose the best model
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
+_TAKEN = "--split_sizes leaves no rows for validation, by which the best model is chosen; a tenth of train"
+
+
+def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
+    """At most `most` numbers below `num_rows`, drawn by `seed`, rising; None: all."""
+    return np.sort(np.random.default_rng(seed).permutation(num_rows)[:most])
+
+
+def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
+    """The rows of `data` where `mask` (n,) is True, copied: a selection of single rows is 20 times slower to read."""
+    return as_dataset(data.with_format("arrow")[:].filter(pa.array(mask)))
 
 
 def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
@@ -32,14 +46,10 @@ def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
     return shares[0], shares[1], shares[2]
 
 
-def with_validation(sizes: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the shares with a tenth of train's for validation, where that has none; else as they are.
-
-    Raises:
-        ArgumentError: as `check_sizes`.
-    """
-    train, validation, test = check_sizes(sizes)
-    taken = 0.0 if validation > 0 else VALIDATION_SHARE * train
+def find_shares(args: Any, needs_validation: bool) -> tuple[float, float, float]:
+    """The shares of `args.split_sizes`; where validation is needed and has none, a tenth of train's is its."""
+    train, validation, test = check_sizes(args.split_sizes)
+    taken = VALIDATION_SHARE * train if needs_validation and validation == 0 else 0.0
     return train - taken, validation + taken, test
 
 
@@ -56,97 +66,82 @@ def canonical_split(value: object) -> str | None:
     return ALIASES.get(str(value).strip().lower()) if value is not None else None
 
 
-def split_rows(
-    data: Dataset,
-    *,
-    rule: str = "random",
-    sizes: Sequence[float] = (0.8, 0.1, 0.1),
-    seed: int = 42,
-    sequence_columns: Sequence[str] = ("sequence",),
-    cluster_column: str | None = None,
-    cluster_identity: float = CLUSTER_IDENTITY,
-    cluster_file: str | None = None,
-    id_column: str | None = None,
-) -> tuple[DatasetDict, dict[str, Any]]:
+def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tuple[DatasetDict, dict[str, Any]]:
     """Divides rows into train, validation and test; the same seed gives the same split on every machine.
 
     Args:
-        data: the rows.
-        rule: "random"; "group:COLUMN" (all rows of a group on one side, sizes met as closely as whole groups allow); or
-            "cluster" (similar rows on one side, see `clusters.cluster_numbers`).
-        sizes: shares of train, validation and test, summing to 1; a share of 0 leaves that split out.
-        seed: any integer.
-        sequence_columns: the columns whose sequences "cluster" compares together.
-        cluster_column: one column to compare instead.
-        cluster_identity: no two rows at least this identical in all compared columns stand in different splits.
-        cluster_file: clusters that another program made, instead; see `clusters.read_cluster_file`.
-        id_column: names the rows as that file does.
+        data: the rows; with a column `SPLIT_FILE`, the files are the splits unless the arguments say otherwise.
+        args: `DataArguments`. `split_column`: a column that says train, valid (validation, val, dev) or test, in any
+            case. `split`: "random"; "group:COLUMN" (all rows of a group on one side, sizes met as closely as whole
+            groups allow); or "cluster" (similar rows on one side, see `clusters.cluster_numbers`, or by
+            `cluster_file`). `split_sizes` are shares of train, validation and test; a share of 0 leaves that split out.
+            `split_seed`: any integer.
+        needs_validation: a tenth of train's share becomes validation's where that has none; a note says so.
 
     Returns:
         The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" validation and test
-        have a column `split_cluster`, the number of each row's cluster.
+        have a column `split_cluster`, the number of each row's cluster. Where no file or row says validation, a seeded
+        share of train becomes it; where none says test, there is no test split; notes say so.
 
     Raises:
         ArgumentError: a malformed rule or sizes.
         DataError: fewer rows, groups or clusters than splits, one cluster larger than the train share, or see
-            `clusters`.
+            `clusters`; no row of a split column says train.
 
     Cost: random and group take milliseconds; see `clusters.cluster_numbers` for cluster.
     """
+    shares, seed = find_shares(args, needs_validation), args.split_seed
+    if SPLIT_FILE in data.column_names:
+        if not (args.split or args.split_column):
+            by_file, facts = _split_by_column(data, SPLIT_FILE, shares, seed)
+            return by_file, facts | {"rule": "files"}
+        data = data.remove_columns(SPLIT_FILE)
+    if args.split_column:
+        return _split_by_column(data, args.split_column, shares, seed)
+    rule = args.split or "random"
     kind, column = check_rule(rule)
-    shares = check_sizes(sizes)
     report: dict[str, Any] = {"rule": rule, "seed": seed, "notes": []}
     if kind == "random":
-        side = _random_sides(len(data), shares, seed)
+        splits, report = _divide(data, _random_sides(len(data), shares, seed), shares, report)
     else:
-        if kind == "cluster" and cluster_file:
-            groups = read_cluster_file(cluster_file, column_values(data, str(id_column)), str(id_column))
-            report |= {"file": cluster_file, "id_column": id_column}
-            refuse_giant(groups, shares[0])
-        elif kind == "cluster":
-            names = [cluster_column] if cluster_column else list(sequence_columns)
-            groups = cluster_numbers(data, names, cluster_identity, shares[0])
-            report |= {"identity": cluster_identity, "columns": names}
-        else:
-            groups, _ = factorize(column_values(data, column))
+        groups = factorize(column_values(data, column))[0] if column else _find_clusters(data, args, shares, report)
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
-    splits, report = _divide(data, side, shares, report)
+        splits, report = _divide(data, side, shares, report)
     if kind == "cluster":
         for number, name in enumerate(SPLITS):
             if name in splits:
                 splits[name] = splits[name].add_column(SPLIT_CLUSTER, groups[side == number].tolist())
+    if shares != check_sizes(args.split_sizes):
+        num = len(splits["validation"])
+        report["notes"].append(f"{_TAKEN}: {num:,} rows ({shares[1]:.0%} of all, seed {seed}) became it")
     return splits, report
 
 
-def split_by_column(
-    data: Dataset, column: str, *, sizes: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 42
+def _find_clusters(data: Dataset, args: Any, shares: Sequence[float], report: dict[str, Any]) -> np.ndarray:
+    """(n,) the number of each row's cluster, from the file that another program wrote, or found here."""
+    if args.cluster_file:
+        name = str(args.id_column)
+        groups = read_cluster_file(args.cluster_file, column_values(data, name), name)
+        report |= {"file": args.cluster_file, "id_column": name}
+        refuse_giant(groups, shares[0])
+        return groups
+    names = [args.cluster_column] if args.cluster_column else list(args.sequence_columns)
+    identity = CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity
+    report |= {"identity": identity, "columns": names}
+    return cluster_numbers(data, names, identity, shares[0])
+
+
+def _split_by_column(
+    data: Dataset, column: str, shares: Sequence[float], seed: int
 ) -> tuple[DatasetDict, dict[str, Any]]:
-    """Divides rows by a column that says train, valid (validation, val, dev) or test, in any case.
-
-    Where no row says validation, a seeded share sizes[1] / (sizes[0] + sizes[1]) of train becomes it and a note in the
-    report says so. Where no row says test, there is no test split, and a note says so.
-
-    Args:
-        data: the rows.
-        column: the column; it is dropped from the result.
-        sizes: see `split_rows`; only used to carve out validation.
-        seed: any integer.
-
-    Raises:
-        DataError: other values (listed with their counts), no train rows, or too few train rows to carve from.
-    """
-    shares = check_sizes(sizes)
-    values = [str(value) if value is not None else "" for value in column_values(data, column)]
-    counts = Counter(values)
-    if any(canonical_split(value) is None for value in counts):
-        raise DataError(unknown_splits(column, counts))
-    numbers = {value: SPLITS.index(ALIASES[value.strip().lower()]) for value in counts}
-    side = np.array([numbers[value] for value in values], dtype=np.int64)
+    found = distinct(data.with_format("arrow")[:][column])
+    names = found.cells.to_pylist()
+    side = np.array([SPLITS.index(str(canonical_split(name))) for name in names], np.int64)[found.number]
     report: dict[str, Any] = {"rule": f"column:{column}", "seed": seed, "notes": []}
     train = np.flatnonzero(side == 0)
     if not len(train):
-        raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(counts))}.")
+        raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(names))}.")
     if not (side == 1).any() and shares[1] > 0:
         share = shares[1] / (shares[0] + shares[1])
         part = _random_sides(len(train), (1 - share, share, 0.0), seed)
@@ -159,79 +154,55 @@ def split_by_column(
     return _divide(data.remove_columns(column), side, None, report)
 
 
-def unknown_splits(column: str, counts: Counter[str]) -> str:
-    """Returns the sentence that a split column holds other values, with how many rows have each."""
-    listed = ", ".join(f"{value!r} ({num} rows)" for value, num in counts.most_common(20))
-    return (
-        f"split column {column!r} holds {listed}; allowed are train, valid (or validation, val, dev) and test. "
-        f"Rename the values, or leave such rows out with --filter."
-    )
-
-
 def split_stream(
-    data: IterableDataset,
-    *,
-    rule: str = "random",
-    split_column: str | None = None,
-    sizes: Sequence[float] = (0.8, 0.1, 0.1),
-    seed: int = 42,
-    sequence_columns: Sequence[str] = ("sequence",),
+    data: IterableDataset, args: Any, needs_validation: bool = False
 ) -> tuple[IterableDatasetDict, dict[str, Any]]:
     """Divides a stream without reading it: each row goes by its split column, or by a seeded hash.
 
     "random" hashes the row's sequences, so identical rows stay together; "group:COLUMN" hashes the group. Sizes are
     met on average only. Each split reads the whole stream and keeps its rows. No validation is carved out of a split
-    column.
-
-    Raises:
-        ArgumentError: `cluster`, which needs all rows at once.
-        DataError: while iterating, a split column's value that is not train, valid or test (row named).
+    column. Arguments as of `split_rows`; clusters need all rows at once, and `DataArguments` refuses them.
     """
-    shares = check_sizes(sizes)
-    report: dict[str, Any] = {"rule": f"column:{split_column}" if split_column else rule, "seed": seed, "notes": []}
-    keys: tuple[str, ...] = (split_column,) if split_column else tuple(sequence_columns)
-    if not split_column:
-        kind, column = check_rule(rule)
-        if kind == "cluster":
-            raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
-        keys = (column,) if column else keys
+    shares, column, rule = find_shares(args, needs_validation), args.split_column, args.split or "random"
+    report: dict[str, Any] = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
+    keys = [column] if column else [check_rule(rule)[1]] if check_rule(rule)[1] else args.sequence_columns
+    if not column:
         report["notes"].append("a stream: rows are assigned by a seeded hash, sizes hold on average")
+        if shares != check_sizes(args.split_sizes):
+            report["notes"].append(f"{_TAKEN} ({shares[1]:.0%} of all, seed {args.split_seed}) becomes it")
     splits = IterableDatasetDict()
     for number, name in enumerate(SPLITS):
-        if split_column or shares[number] > 0:
-            keep = _StreamSide(number, keys, shares, seed, bool(split_column))
-            kept = data.filter(keep, batched=True)
-            splits[name] = kept.remove_columns(split_column) if split_column else kept
+        if column or shares[number] > 0:
+            side = _StreamSide(number, tuple(keys), shares, args.split_seed, bool(column))
+            kept = data.filter(side, batched=True)
+            splits[name] = kept.remove_columns(column) if column else kept
     return splits, report
 
 
+@dataclass(frozen=True)
 class _StreamSide:
     """Batch predicate of one split; a class so that data-loader workers can receive it."""
 
-    def __init__(self, number: int, keys: Sequence[str], shares: Sequence[float], seed: int, by_name: bool) -> None:
-        self.number, self.keys, self.seed, self.by_name = number, tuple(keys), seed, by_name
-        self.edges = (shares[0], shares[0] + shares[1] if shares[2] > 0 else 1.0)
+    number: int
+    keys: tuple[str, ...]
+    shares: tuple[float, float, float]
+    seed: int
+    by_name: bool
 
     def __call__(self, batch: Mapping[str, Sequence[object]]) -> list[bool]:
-        cells = zip(*(batch[key] for key in self.keys))
-        if self.by_name:
-            return [self.named(row[0], batch, index) == self.number for index, row in enumerate(cells)]
-        return [self.side("\t".join(map(str, row))) == self.number for row in cells]
+        find = self._named if self.by_name else self._hashed
+        return [find(cells) == self.number for cells in zip(*(batch[key] for key in self.keys))]
 
-    def side(self, text: str) -> int:
+    def _named(self, cells: Sequence[object]) -> int:
+        return SPLITS.index(str(canonical_split(cells[0])))
+
+    def _hashed(self, cells: Sequence[object]) -> int:
+        text = "\t".join(map(str, cells))
         digest = hashlib.blake2b(f"{self.seed}\t{text}".encode(), digest_size=8).digest()
         position = int.from_bytes(digest, "big") / 2**64
-        return 0 if position < self.edges[0] else 1 if position < self.edges[1] else 2
-
-    def named(self, value: object, batch: Mapping[str, Sequence[object]], index: int) -> int:
-        name = canonical_split(value)
-        if name is None:
-            row = batch["source_row"][index] if "source_row" in batch else "?"
-            raise DataError(
-                f"row {row}, column {self.keys[0]!r}, value {value!r}: allowed are train, valid (or validation, val, "
-                f"dev) and test. Rename the value, or leave such rows out with --filter."
-            )
-        return SPLITS.index(name)
+        if position < self.shares[0]:
+            return 0
+        return 1 if self.shares[2] == 0 or position < self.shares[0] + self.shares[1] else 2
 
 
 def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
@@ -277,8 +248,8 @@ def _divide(
 ) -> tuple[DatasetDict, dict[str, Any]]:
     splits = DatasetDict()
     for number, name in enumerate(SPLITS):
-        rows = np.flatnonzero(side == number)
-        if len(rows) or (shares is not None and shares[number] > 0):
-            splits[name] = data.select(rows)
+        mask = side == number
+        if mask.any() or (shares is not None and shares[number] > 0):
+            splits[name] = keep_rows(data, mask)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     return splits, report

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ..data.drawing import draw_rows
+from ..data.splits import draw_rows
 
 READERS = r"project|^keys|(cross_attention|EncDecAttention)\.[kv]\."  # of a decoder, what multiplies antigen tokens
 SPECIAL_TOKENS = 2  # about an antigen; and <sep> and <eos> of a pair

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from ..data.drawing import draw_rows
+from ..data.splits import draw_rows
 from ..errors import DataError
 from ..evaluation._arrays import FloatArray
 from .arguments import GeneratorArguments

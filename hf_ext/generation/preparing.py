@@ -12,12 +12,11 @@ from datasets import Dataset, DatasetDict
 from ..affinity.building import check_splits
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values, factorize
-from ..data.drawing import draw_rows
 from ..data.loading import check_labels, load_data
 from ..data.missing_chains import count_missing, settle_missing
 from ..data.reading import local_files, peek_columns
 from ..data.split_report import leak_report
-from ..data.splits import SPLIT_CLUSTER
+from ..data.splits import SPLIT_CLUSTER, draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
 from ..models.process_settings import replaced

@@ -9,8 +9,8 @@ import pytest
 from datasets import Dataset, IterableDatasetDict, Value
 
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.cleaning import RowSchema, StreamRows
 from hf_ext.data.loading import load_data, load_sequences
-from hf_ext.data.rows import RowRules, StreamRows
 from hf_ext.errors import ArgumentError, DataError
 
 BASE = "MKTVLACDEFGHIK"
@@ -200,8 +200,24 @@ def test_folder_files_are_the_splits_and_faults_name_their_file(tmp_path):
     assert data.report["sizes"] == {"train": 9, "validation": 1, "test": 10}
     assert "became it" in data.report["split"]["notes"][0]
     assert load(str(tmp_path), split="random").report["sizes"] == {"train": 16, "validation": 2, "test": 2}
+    (tmp_path / "alone").mkdir()
+    write_csv(tmp_path / "alone" / "train.csv", good_rows())
+    alone = load(str(tmp_path / "alone"))
+    assert alone.report["sizes"] == {"train": 16, "validation": 2, "test": 2}  # one file says nothing of splits
+    assert alone.splits["train"].column_names == ["sequence", "label", "source_row"]
     path = write_csv(tmp_path / "test.csv", [("MK7VL", 1)])
     assert f"{path}, row 2, column 'sequence'" in fault(str(tmp_path))
+
+
+@pytest.mark.parametrize("bad_rows", ["error", "drop"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_row_that_names_no_split_is_refused_and_never_dropped(tmp_path, streaming, bad_rows):
+    rows = [(sequence(i), i, "train" if i else "holdout") for i in range(20)]
+    path = write_csv(tmp_path / "a.csv", rows, ("sequence", "label", "part"))
+    options = {"split_column": "part", "bad_rows": bad_rows, "streaming": streaming, "output_dir": tmp_path}
+    with pytest.raises(DataError, match=r"row 2, column 'part', value 'holdout': names no split\. Use train, valid"):
+        all_rows(load(path, **options).splits)
+    assert len(all_rows(load(path, filter="part != 'holdout'", **options).splits)) == 19
 
 
 def test_labels_can_be_left_out(tmp_path):
@@ -279,7 +295,7 @@ def test_stream_of_a_folder_uses_its_files(tmp_path):
 
 
 def test_stream_rules_can_be_sent_to_workers():
-    rules = RowRules.from_arguments(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
+    rules = RowSchema(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
     copy = pickle.loads(pickle.dumps(StreamRows(rules, "a.csv", "error", None)))
     batch = {"sequence": [BASE, BASE], "label": [1, 2], "lab": ["x", "y"], "source_row": [2, 3]}
     assert copy(batch) == {

@@ -167,19 +167,18 @@ MANY = Case(
 
 def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path):
     text = fault(MANY, tmp_path, group_column="antibody", split_column="split")
-    assert text.startswith("34 values cannot be used, of 5 kinds:")
+    assert text.startswith("35 values cannot be used, of 6 kinds:")
     for words in (
         "row 2, column 'sequence', value '': the sequence is empty",
-        "  ... and 26 more in column 'sequence': the sequence is empty",  # 20 lines for 5 kinds are 4 each
+        "  ... and 27 more in column 'sequence': the sequence is empty",  # 20 lines for 6 kinds are 3 each
         "row 40, column 'sequence', value 'MetAlaGlySer': the sequence reads as three-letter codes",
         "row 41, column 'pKd', value '-999': the label reads as a missing value",
         "row 42, column 'pKd', value '7,3': the label is not a number",
-        "row 43, column 'antibody', value '': the group is missing",
-        "split column 'split' holds",
-        "'hold-out' (1 rows)",
+        "row 43, column 'antibody', value ' ': the group is missing",
+        "row 44, column 'split', value 'hold-out': names no split. Use train, valid",
     ):
         assert words in text, words
-    assert "row 6, column 'sequence'" not in text
+    assert "row 5, column 'sequence'" not in text
 
 
 def test_a_mended_file_of_that_kind_loads(tmp_path):
@@ -191,5 +190,5 @@ def test_a_mended_file_of_that_kind_loads(tmp_path):
 
 def test_dropping_bad_rows_never_drops_rows_of_an_unknown_split(tmp_path):
     text = fault(MANY, tmp_path, split_column="split", bad_rows="drop")
-    assert text.startswith("split column 'split' holds")
-    assert "'hold-out' (1 rows)" in text
+    assert text.startswith("1 value cannot be used:\n")
+    assert "row 44, column 'split', value 'hold-out': names no split" in text

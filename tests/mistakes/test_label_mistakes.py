@@ -108,6 +108,22 @@ MISTAKES = [
         kind="warning",
     ),
     Mistake(
+        "log10 Kd with a threshold for it",
+        labels([-value for value in PKD], "--binder_threshold -8"),
+        ("all labels are negative (-11.3 to -5.2)", "--binder_threshold -8 takes", "the weakest"),
+        labels([value - 12 for value in spread(9.0, 11.9)], "--binder_threshold -1"),  # a fitness as logarithm
+        kind="note",
+        before="silent",
+    ),
+    Mistake(
+        "binding energies with a threshold for them",
+        labels(spread(-13.5, -6.8), "--binder_threshold -11"),
+        ("binding energies, of which the lowest bind best",),
+        labels(spread(6.8, 13.5), "--binder_threshold 11"),
+        kind="note",
+        before="silent",
+    ),
+    Mistake(
         "Kd in M",
         labels(MOLAR),
         ("as concentrations in M", "-log10", "weakest binders"),

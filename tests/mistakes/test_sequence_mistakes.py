@@ -3,8 +3,6 @@
 import pytest
 from mistakes import NUM_ROWS, Case, Mistake, check_mistake, check_twin, make_sequence, parametrized
 
-from hf_ext.data.other_alphabets import find_other_alphabet
-
 DNA = "ATGGCATTCGGATCCAAGTGGCTA" * 3
 LONG = make_sequence(1, 1100)
 
@@ -47,13 +45,6 @@ MISTAKES = [
         before="silent",
     ),
     Mistake(
-        "three-letter codes with hyphens",  # was: "Remove it, or pass --gaps remove", which makes residues of them
-        cell("H-Ala-Gly-Ser-OH"),
-        said("three-letter codes"),
-        cell("MKT-ALA-GLYW", "--gaps remove"),
-        before="misleading",
-    ),
-    Mistake(
         "three-letter codes with hyphens as gaps",
         cell("ALA-GLY-SER-THR", "--gaps remove"),
         said("three-letter codes"),
@@ -86,7 +77,8 @@ MISTAKES = [
         light_chains(HALF, "--missing_chains light"),
         kind="warning",
     ),
-    Mistake("NA", cell("NA"), said("reads as a missing value"), cell("NAK")),
+    Mistake("NA", cell("NA"), said("reads as a missing value"), cell("NAKTVLA")),
+    Mistake("a word", cell("WT"), said("'WT' reads as a word", "20 residues"), cell("WTWTVLA"), before="silent"),
     Mistake("a truth value", cell("TRUE"), said("reads as a truth value"), cell("TRUEK")),
     Mistake("a number", cell("7.3"), said("digit '7' at position 1")),
     Mistake("numbering", cell("MKTVL10ACDE"), said("digit '1' at position 6", "numbering")),
@@ -130,30 +122,3 @@ def test_mistake_is_named(mistake, tmp_path, demo_encoders):
 @parametrized(MISTAKES)
 def test_its_innocent_twin_passes(mistake, tmp_path, demo_encoders):
     check_twin(mistake, tmp_path, demo_encoders[1])
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("ACGT" * 6, "DNA"),
-        ("ACGT" * 5 + "ACG", None),  # 23 letters may be a peptide
-        ("ACGN" * 5 + "ACGT", "DNA"),
-        ("ACGACG" * 5, None),  # no T: nobody says that this is a gene
-        ("ACGT" * 6 + "W", None),
-        ("ACGTACGU" * 4, None),  # both T and U
-        ("ACGT-ACGT." * 3, "DNA"),  # aligned
-        ("AlaGly", "three-letter"),
-        ("Ala", None),  # A, L, A
-        ("ALA-GLY-SER", "three-letter"),
-        ("ALA-GLY", None),  # an alignment could have that
-        ("ALAGLYSER", None),
-        ("alaglyserthr", "three-letter"),
-        ("ARGARGARGARG", None),  # an RGG-like repeat of one code
-        ("AlaGlyXyz", None),
-        ("", None),
-    ],
-)
-def test_where_certainty_begins(text, kind):
-    found = find_other_alphabet(text)
-    assert (found is None) == (kind is None)
-    assert kind is None or kind in found[0]

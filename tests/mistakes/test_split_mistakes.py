@@ -78,7 +78,7 @@ MISTAKES = [
     Mistake(
         "an unknown split",
         parts(["hold-out" if name == "test" else name for name in PARTS]),
-        ("split column 'split'", "'hold-out' (10 rows)", "train, valid (or validation, val, dev) and test"),
+        ("10 values", "row 52, column 'split', value 'hold-out': names no split. Use train, valid (or", "--filter"),
         parts([name.upper() for name in PARTS]),
     ),
     Mistake(

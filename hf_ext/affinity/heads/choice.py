@@ -12,8 +12,8 @@ from typing import Any, cast
 from transformers import set_seed
 
 from ...arguments.parser import FastArgumentParser
-from ...data.drawing import draw_rows
 from ...data.fingerprint import fingerprint
+from ...data.splits import draw_rows
 from ...distributed import do_on_main
 from ...errors import ArgumentError
 from ...models.configuration import AffinityConfig

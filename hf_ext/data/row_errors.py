@@ -1,0 +1,140 @@
+"""Rows that cannot be used: all of them in one error with file, row, column, value, rule and remedy, or in one file."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ArgumentError, DataError
+from ..files import write_cell
+from .columns import Distinct
+
+REJECTED_FILE = "rejected_rows.csv"
+REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
+# Each spells a short peptide, but in a table it is what another program wrote for "no value".
+MISSING_MARKERS = ("NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE")
+NO_SPLIT = "names no split"
+MAX_LISTED = 20
+MIN_LISTED = 3  # of each kind
+
+
+class RowError(NamedTuple):
+    """One refused value. `row` is the 1-based line of the file as an editor shows it (a CSV's header is line 1)."""
+
+    row: int
+    column: str
+    value: str
+    rule: str
+    remedy: str
+
+
+Located = tuple[str, RowError]  # (file, error)
+
+
+def shorten(value: object, limit: int = 40) -> str:
+    """Returns `value` as printable ASCII text of at most `limit` characters, the cut shown as `...`."""
+    text = "" if value is None else str(value)
+    text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def is_missing(value: object) -> bool:
+    """Says whether a cell holds nothing: None, NaN, blanks only, or a marker such as `NA` (any case)."""
+    if value is None or (isinstance(value, float) and value != value):
+        return True
+    return isinstance(value, str) and (not value.strip() or value.strip().upper() in MISSING_MARKERS)
+
+
+def find_rows(
+    refused: Mapping[int, tuple[str, str]], values: Distinct, column: str, rows: np.ndarray
+) -> list[RowError]:
+    """An error for each row that has one of the refused cells.
+
+    Args:
+        refused: number of a distinct cell -> (rule, remedy).
+        values: of the column.
+        column: its name.
+        rows: (n,) the row of each value in its file.
+    """
+    if not refused:
+        return []
+    shown = {one: shorten(values.cells[one].as_py()) for one in refused}
+    found = np.flatnonzero(np.isin(values.number, [*refused]))
+    return [RowError(int(rows[i]), column, shown[one], *refused[one]) for i, one in zip(found, values.number[found])]
+
+
+def format_errors(located: Sequence[Located]) -> str:
+    """Returns the error text: a count, then each error with file, row, column, value, rule and remedy.
+
+    Up to 20 are all listed, kind by kind. Of more, each kind (a rule in a column of a file) has its first ones listed,
+    at least 3, and the others counted, so that one look at the text is enough to mend the file.
+    """
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for path, error in located:
+        kind = (path, error.column, _rule_kind(error.rule))
+        place = f"  {path}, row {error.row}, column {error.column!r}, value '{error.value}'"
+        kinds.setdefault(kind, []).append(f"{place}: {error.rule}. {error.remedy}")
+    num, is_short = len(located), len(located) <= MAX_LISTED
+    several = f", of {len(kinds)} kinds" if len(kinds) > 1 and not is_short else ""
+    lines = [f"{num} value{'s' if num != 1 else ''} cannot be used{several}:"]
+    shown = MAX_LISTED if is_short else max(MIN_LISTED, MAX_LISTED // len(kinds))
+    for (_, column, rule), texts in [*kinds.items()][:MAX_LISTED]:
+        lines += texts[:shown]
+        if len(texts) > shown:
+            lines.append(f"  ... and {len(texts) - shown:,} more" + f" in column {column!r}: {rule}" * bool(several))
+    if len(kinds) > MAX_LISTED:
+        lines.append(f"  ... and {len(kinds) - MAX_LISTED} more kinds")
+    return "\n".join(lines)
+
+
+def count_rules(errors: Iterable[RowError]) -> dict[str, int]:
+    """Returns how many values each rule refused, numbers and quoted characters in the rule replaced by `...`."""
+    return dict(Counter(_rule_kind(error.rule) for error in errors).most_common())
+
+
+def _rule_kind(rule: str) -> str:
+    words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in rule.split()]
+    return " ".join(words)
+
+
+def refuse(located: Sequence[Located], bad_rows: str) -> None:
+    """Raises DataError with all refused rows where `bad_rows` is "error"; else with those that name no split, if any.
+
+    Which rows are tested is not for `drop` to change.
+    """
+    kept = [one for one in located if one[1].rule == NO_SPLIT]
+    shown = located if bad_rows == "error" else kept
+    if shown:
+        hint = "\nMend these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
+        raise DataError(format_errors(shown) + hint)
+
+
+def check_rejected(rejected: Path | None, bad_rows: str) -> Path | None:
+    """The file that lists the rows which `bad_rows` "drop" leaves out, else None; ArgumentError without its folder."""
+    if bad_rows == "drop" and rejected is None:
+        raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
+    return rejected if bad_rows == "drop" else None
+
+
+def write_rejected(path: Path, located: Sequence[Located]) -> None:
+    """Lists refused values in a CSV that takes the place of an older one; OSError where it cannot be written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # every process of a run writes the same
+    append_rejected(draft, located)
+    os.replace(draft, path)
+
+
+def append_rejected(path: Path, located: Sequence[Located]) -> None:
+    """Adds refused values to a CSV, which begins with `REJECTED_HEADER`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8", newline="") as handle:
+        writer = csv.writer(handle)
+        if handle.tell() == 0:
+            writer.writerow(REJECTED_HEADER)
+        rows = ([error.row, error.column, error.value, error.rule, error.remedy, file] for file, error in located)
+        writer.writerows(map(write_cell, row) for row in rows)
