@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (571, 8),
     "checkpoints": (1795, 12),
     "comparing": (1530, 19),
-    "data": (4121, 44),
+    "data": (4119, 44),
     "doctor": (2390, 26),
     "embeddings": (457, 7),
     "evaluation": (2578, 25),
