@@ -127,8 +127,8 @@ class SequenceCollator:
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):
             tokenizer = self.tokenizers[name]
             residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
-            is_cut = tokenizer.max_residues is not None and self.too_long != "error"
-            limit = tokenizer.max_residues if is_cut else int(residues.max(initial=1))
+            longest = int(residues.max(initial=1))
+            limit = longest if self.too_long == "error" else tokenizer.max_residues or longest
             tokens = np.minimum(residues, limit) + tokenizer.template.num_special
             if self.too_long == "window":
                 for row in np.flatnonzero(residues > limit):
