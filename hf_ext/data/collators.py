@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from ..errors import DataError
 from ..files import write_text
 from ..pretrained import reading
+from .columns import column_names, row_lengths
 from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
@@ -116,6 +118,24 @@ class SequenceCollator:
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
         return batch
 
+    def count_tokens(self, dataset: Any) -> np.ndarray:
+        """(rows, inputs), int64: tokens of each row, special ones included, of the inputs that `dataset` has.
+
+        A windowed row counts as full windows: batches are no larger.
+        """
+        names, counted = set(column_names(dataset)), []
+        for name in (name for name, columns in self.columns.items() if set(columns) <= names):
+            tokenizer = self.tokenizers[name]
+            residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
+            longest = int(residues.max(initial=1))
+            limit = longest if self.too_long == "error" else tokenizer.max_residues or longest
+            tokens = np.minimum(residues, limit) + tokenizer.template.num_special
+            if self.too_long == "window":
+                for row in np.flatnonzero(residues > limit):
+                    tokens[row] *= len(window_starts(int(residues[row]), limit, self.window_overlap))
+            counted.append(tokens)
+        return np.stack(counted, axis=1)
+
     def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """`ResidueTokenizer`'s tensors for one encoder input, plus `owner` and `num_rows` if windowed.
 
@@ -143,8 +163,7 @@ class SequenceCollator:
         if self.too_long == "truncate":
             return tokenizer(*_truncate(parts, limit))
         if self.too_long == "window" and len(parts) == 1:
-            overlap = min(self.window_overlap, limit // 2)
-            starts = [window_starts(len(sequence), limit, overlap) for sequence in parts[0]]
+            starts = [window_starts(len(sequence), limit, self.window_overlap) for sequence in parts[0]]
             batch = tokenizer([text[start : start + limit] for text, cut in zip(parts[0], starts) for start in cut])
             owner = [i for i, cut in enumerate(starts) for _ in cut]
             return {**batch, "owner": torch.tensor(owner), "num_rows": torch.tensor(len(starts))}
@@ -157,8 +176,9 @@ class SequenceCollator:
 def window_starts(length: int, size: int, overlap: int) -> list[int]:
     """First residues of windows of `size` that cover `length` residues; the last window ends at the end.
 
-    `overlap` is below `size`.
+    Neighbours share `overlap` residues, at most half a window.
     """
+    overlap = min(overlap, size // 2)
     starts = list(range(0, max(1, length - overlap), size - overlap))
     starts[-1] = max(0, min(starts[-1], length - size))
     return starts

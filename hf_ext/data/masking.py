@@ -19,6 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 from ..errors import ArgumentError, DataError
+from .columns import row_lengths
 from .proteins import STANDARD
 from .tokenization import ResidueTokenizer
 from .varlen_layout import IGNORED, LayoutMaker
@@ -100,11 +101,6 @@ class MaskedLMCollator:
         self.layout: LayoutMaker | None = None  # speed-ups ask for one
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live for long see it change
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that rows without one of their own are masked for."""
-        return int(self._epoch)
-
     def set_epoch(self, epoch: int) -> None:
         """Masks what is collated from now on, in worker processes too, for `epoch` (0 or more)."""
         if epoch < 0:
@@ -135,13 +131,18 @@ class MaskedLMCollator:
         batch["input_ids"] = torch.from_numpy(ids)
         return batch if self.layout is None else self.layout.add_to(batch)
 
+    def count_tokens(self, dataset: Any) -> np.ndarray:
+        """(rows, 1), int64: tokens of each row, special ones included, after the crop."""
+        (tokenizer,), residues = self.tokenizers.values(), np.array(row_lengths(dataset, self.columns), np.int64)
+        return (np.minimum(residues, self.max_residues or residues) + tokenizer.template.num_special)[:, None]
+
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """`ResidueTokenizer`'s tensors of input `name`, neither cropped nor masked."""
         return self.tokenizers[name](*parts)
 
     def _keys(self, rows: Sequence[Mapping[str, Any]], sequences: Sequence[tuple[str, ...]]) -> np.ndarray:
         """(n, 4) uint64: the seeds of a row's four streams."""
-        epoch, digests = self.epoch, []
+        epoch, digests = int(self._epoch), []
         for row, parts in zip(rows, sequences):
             identity = "|".join(parts) if self.id_column is None else str(row[self.id_column])
             text = f"{self.seed}\t{row.get(EPOCH_COLUMN, epoch)}\t{identity}"

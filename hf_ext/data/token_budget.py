@@ -15,7 +15,6 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from ..errors import ArgumentError, DataError
-from .collators import window_starts
 from .columns import column_names, read_columns
 
 REACH = 0.005  # how far a row moves among the batches of an epoch sorted by length, as a share of them
@@ -212,8 +211,8 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
     """Tokens per row and input as the collator will make them, special ones included; an upper bound for windows.
 
     Args:
-        dataset: map-style; for a `SequenceCollator` rows of text, for one that has `count_tokens` whatever that takes,
-            for others rows with `length_column` (tokens) or `input_ids`. What a collator pads to a fixed length
+        dataset: map-style; for a collator that has `count_tokens`, as ours have, whatever that takes, for others rows
+            with `length_column` (tokens) or `input_ids`. What a collator pads to a fixed length
             (`padding="max_length"`) is not known here.
 
     Returns:
@@ -227,9 +226,6 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
     if hasattr(collator, "count_tokens"):
         return collator.count_tokens(dataset)
     names = column_names(dataset)
-    if hasattr(collator, "columns"):
-        inputs = [name for name, columns in collator.columns.items() if set(columns) <= set(names)]
-        return np.stack([_input_tokens(dataset, collator, name) for name in inputs], axis=1)
     column = length_column if length_column in names else "input_ids"
     if column not in names:
         raise DataError(
@@ -239,20 +235,3 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
     lengths = [int(value) if column == length_column else len(value) for (value,) in read_columns(dataset, [column])]
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     return -(-np.array(lengths, np.int64).reshape(-1, 1) // multiple) * multiple
-
-
-def _input_tokens(dataset: Any, collator: Any, name: str) -> np.ndarray:
-    """Tokens per row of one encoder input, (rows,). A windowed row counts as full windows: batches are no larger."""
-    tokenizer, columns = collator.tokenizers[name], collator.columns[name]
-    residues = np.array([sum(map(len, row)) for row in read_columns(dataset, columns)], np.int64)
-    special = tokenizer.template.num_special
-    limit = getattr(collator, "max_residues", tokenizer.max_residues)
-    too_long = getattr(collator, "too_long", "truncate")  # a collator for masked language modelling crops
-    if limit is None or too_long == "error":
-        return residues + special
-    tokens = np.minimum(residues, limit) + special
-    if too_long == "window":
-        overlap = min(collator.window_overlap, limit // 2)
-        for row in np.flatnonzero(residues > limit):
-            tokens[row] *= len(window_starts(int(residues[row]), limit, overlap))
-    return tokens

@@ -34,7 +34,7 @@ def test_windows_start_where_worked_out_by_hand_and_cover_every_residue():
         (8, 4, 1, [0, 3, 4]),
         (10, 4, 1, [0, 3, 6]),
         (9, 4, 0, [0, 4, 5]),
-        (6, 4, 3, [0, 1, 2]),
+        (6, 4, 3, [0, 2]),  # an overlap is at most half a window
         (2, 1, 0, [0, 1]),
     ):
         assert window_starts(length, size, overlap) == starts
