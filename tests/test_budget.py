@@ -19,7 +19,7 @@ BUDGET = {
     "data": (4363, 48),
     "doctor": (2390, 26),
     "embeddings": (457, 7),
-    "evaluation": (2194, 18),
+    "evaluation": (2196, 18),
     "generation": (2991, 32),
     "hub": (368, 6),
     "masked_lm": (382, 4),
