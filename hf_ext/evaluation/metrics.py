@@ -57,11 +57,8 @@ class MetricValue(NamedTuple):
 
 def score_names(threshold: float | None = None, has_groups: bool = False) -> tuple[str, ...]:
     """Names of the metrics of a regression with such a threshold, or None, and with groups or without."""
-    return (
-        *PLAIN_METRICS,
-        *(() if threshold is None else THRESHOLD_METRICS),
-        *([GROUP_METRIC] if has_groups else []),
-    )
+    binders = () if threshold is None else THRESHOLD_METRICS
+    return (*PLAIN_METRICS, *binders, *([GROUP_METRIC] if has_groups else []))
 
 
 def value_of(metric: str, predictions: Any, references: Any, threshold: float | None = None) -> MetricValue:
@@ -203,8 +200,7 @@ class Regression(Rows):
     @cached_property
     def _from_the_top(self) -> Once:
         """Counts to rows, and binders, from the highest prediction down to the end of each tie: (resamples, ties)."""
-        _, tie, sizes = np.unique(-self.predicted, return_inverse=True, return_counts=True)
-        order, ends = np.argsort(tie, kind="stable"), np.cumsum(sizes) - 1
+        order, ends = _sort(-self.predicted)
         is_hit = (self.measured >= self.threshold).astype(np.float64)
         return Once(
             lambda counts: [
@@ -297,8 +293,9 @@ class GroupedValue:
         if not self.values:
             return MetricValue(math.nan, "no rows")
         if not self.defined:
-            reason = next(iter(self.values.values())).undefined
-            return MetricValue(math.nan, f"none of the {len(self.values):,} groups has a value (first group: {reason})")
+            first = next(iter(self.values.values())).undefined
+            reason = f"none of the {len(self.values):,} groups has a value (first group: {first})"
+            return MetricValue(math.nan, reason)
         return MetricValue(float(np.mean(self.defined)))
 
 
@@ -360,8 +357,9 @@ def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatAr
 
     The column is sorted here, once; ties share the mean of their ranks.
     """
-    _, tie, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    order, ends = np.argsort(tie, kind="stable"), np.cumsum(sizes) - 1
+    order, ends = _sort(values)
+    tie = np.empty(len(order), np.intp)
+    tie[order] = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
 
     def of(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
         up_to = np.cumsum(np.take(counts, order, axis=1), axis=1)
@@ -372,6 +370,13 @@ def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatAr
         return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
 
     return of
+
+
+def _sort(values: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Row numbers, lowest value first, and where among them each run of equal values ends."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
 
 
 def _steps(up_to: FloatArray) -> FloatArray:
