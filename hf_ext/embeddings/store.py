@@ -141,9 +141,9 @@ class EmbeddingStore:
             NotFiniteError: an embedding is NaN or infinite, with its sequence; nothing is written.
             DataError: another number of them than of sequences, or other shapes.
         """
-        are_pooled = isinstance(embeddings, torch.Tensor)
-        blocks = [embeddings] if are_pooled else [*embeddings]
-        lengths = np.ones(len(embeddings), np.int64) if are_pooled else np.array([*map(len, blocks)])
+        blocks = [embeddings] if isinstance(embeddings, torch.Tensor) else [*embeddings]
+        are_states = isinstance(embeddings, Sequence)
+        lengths = np.array([*map(len, blocks)], np.int64) if are_states else np.ones(len(embeddings), np.int64)
         widths = {tuple(block.shape[1:]) for block in blocks} | ({(self.width,)} if self._shards else set())
         if not 0 < len(sequences) == len(embeddings) or len(widths) != 1 or not lengths.all():
             raise DataError(
@@ -264,7 +264,7 @@ def name_sequences(sequences: Sequence[Any]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def refuse_not_finite(sequences: Sequence[Any], embeddings: torch.Tensor | Sequence[torch.Tensor], what: str) -> None:
+def refuse_not_finite(sequences: Any, embeddings: torch.Tensor | Sequence[torch.Tensor], what: str) -> None:
     """Raises NotFiniteError with the sequences whose `embeddings` are not finite."""
     rows = find_not_finite(embeddings)
     if rows:
