@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (571, 8),
     "checkpoints": (1795, 12),
     "comparing": (1530, 19),
-    "data": (3956, 42),
+    "data": (3958, 42),
     "doctor": (2390, 26),
     "embeddings": (457, 7),
     "evaluation": (2578, 25),
