@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
@@ -17,6 +18,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from tqdm.auto import tqdm
 
+Sequences = Sequence[str] | np.ndarray[Any, Any]  # arrays of Python strings
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 MAX_K = 5
 KMER_COLUMNS = 2**20  # 5-mers share columns: pairs may seem to share more of them, never fewer
@@ -27,7 +29,7 @@ FEW = 8  # of variants of one protein nearly any will do
 ROUNDS = (0, 1, 16, 256, np.iinfo(np.int64).max)
 
 
-def pair_identities(left: Sequence[str], right: Sequence[str], at_least: float = 0.0) -> np.ndarray:
+def pair_identities(left: Sequences, right: Sequences, at_least: float = 0.0) -> np.ndarray:
     """Returns float64 [n], the identity of `left[i]` and `right[i]`; 0 where it is below `at_least`.
 
     An empty sequence equals another empty one only.
@@ -63,10 +65,10 @@ def nearest_identities(
     for query in dict.fromkeys(queries):
         cutoff = max(0.0, at_least - 1e-6)
         best = extractOne(query, known, scorer=Levenshtein.normalized_similarity, score_cutoff=cutoff)
-        is_near = best is not None and best[1] >= at_least - 1e-9
-        found[query] = (best[1], place[best[0]]) if is_near else (np.nan, -1)
-    identity = np.array([found[one][0] for one in queries], dtype=np.float64)
-    return identity, np.array([found[one][1] for one in queries], dtype=np.int64)
+        if best is not None and best[1] >= at_least - 1e-9:
+            found[query] = (best[1], place[best[0]])
+    nearest = [found.get(one, (np.nan, -1)) for one in queries]
+    return np.array([value for value, _ in nearest]), np.array([index for _, index in nearest], dtype=np.int64)
 
 
 def has_near(queries: Sequence[str], references: Sequence[str], identity: float) -> np.ndarray:
@@ -135,7 +137,7 @@ def kmer_cosines(queries: Sequence[str], references: Sequence[str], k: int = 3) 
     return np.divide(sum(each, np.zeros_like(numbers)), numbers, out=np.zeros_like(numbers), where=numbers > 0)
 
 
-def count_kmers(sequences: Sequence[str], k: int) -> csr_matrix:
+def count_kmers(sequences: Sequences, k: int) -> csr_matrix:
     """Returns float32 [n, columns], how often each sequence holds each k-mer: of each time it does, a 1 (not summed).
 
     Up to k of 4 each k-mer of the letters A to Z has a column of its own.

@@ -81,7 +81,7 @@ def leak_report(
     repeated = ([number, first[row]] for number, row in zip(_row_numbers(test), rows) if row in first)
     return {
         "compared": compared,
-        "columns": {name: count(*each) for name, *each in zip(columns, asked, known, near)},
+        "columns": {name: count(*of_column) for name, of_column in zip(columns, zip(asked, known, near))},
         "row": count(rows, training_rows, np.all(near, axis=0)),
         "repeated": list(islice(repeated, MAX_NAMED)),
     }
