@@ -120,13 +120,13 @@ def test_a_resumed_run_reads_the_teachers_predictions_and_other_rows_or_teachers
 def test_further_rows_are_labelled_by_the_teacher_alone_and_rows_of_the_splits_are_left_out(
     arguments, splits, teacher, tmp_path
 ):
-    new = {"heavy": ["EVQLVESGG", "EVQLVESGG"], "light": ["DIQMTQ"] * 2, "antigen": ["MKTAYIAK"] * 2}
+    new = {"heavy": ["EVQLVESGG" * 5] * 2, "light": ["DIQMTQ" * 6] * 2, "antigen": ["MKTAYIAK" * 6] * 2}
     known = {name: splits["test"][name][:3] for name in COLUMNS}
     Dataset.from_dict({name: new[name] + known[name] for name in COLUMNS}).to_csv(tmp_path / "more.csv")
     result = run(tmp_path, arguments, splits, teacher, distill_rows=str(tmp_path / "more.csv"), distill_alpha=0.5)
     assert len(result.train) == 101
     assert (result.facts["num_further_rows"], result.facts["num_further_rows_left_out"]) == (1, 4)
-    assert result.train[100]["heavy"] == "EVQLVESGG"
+    assert result.train[100]["heavy"] == "EVQLVESGG" * 5
     alone = run(
         tmp_path / "other", arguments, {**splits, "test": Dataset.from_dict({**new, "label": [0.0] * 2})}, teacher
     )
