@@ -14,6 +14,8 @@ Malladi et al., arXiv:2205.10287 (with the square root, for Adam).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .base import Context, Decision, Kind, applied, off, refused
 from .trainer_fields import ByTrainer, SetsFields
 
@@ -113,8 +115,8 @@ class TokenBudget(ByTrainer):
     Source: fairseq's `--max-tokens` (Ott et al., arXiv:1904.01038).
     """
 
-    NAME = "token_budget"
-    KIND = "L"
+    NAME: ClassVar[str] = "token_budget"
+    KIND: ClassVar[Kind] = "L"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:
