@@ -18,7 +18,7 @@ BUDGET = {
     "comparing": (1530, 19),
     "data": (3549, 33),
     "doctor": (2388, 26),
-    "embeddings": (457, 6),
+    "embeddings": (453, 6),
     "evaluation": (2196, 18),
     "generation": (2986, 32),
     "hub": (368, 6),

@@ -51,8 +51,8 @@ def leak_report(
         identical (an exact copy too). A whole row counts as near where each of its sequences is, be it to sequences of
         different training rows.
 
-    Cost: 131,072 rows of three columns take 0.7 s where they are variants of one protein, 3 s of antibodies' chains, and
-    40 s where all are unlike, nearly all of it at 0.7.
+    Cost: 131,072 rows of three columns take 0.7 s where they are variants of one protein, 3 s where they are chains of
+    antibodies, and 40 s where all are unlike, nearly all of it at 0.7.
     """
     compared = "test" if "test" in splits else "validation"
     if "train" not in splits or compared not in splits or not len(splits[compared]) or not len(splits["train"]):

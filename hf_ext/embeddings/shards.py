@@ -15,13 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..errors import CacheError
 from ..files import follow_umask, sync
 
 KEY_BYTES = 16
 MAX_SHARD_BYTES = 2**29  # merging holds three times as much in memory
-SHARD_GLOB = "shard-*.safetensors"
-_OLD_LAYOUT = "has the layout of an earlier version: delete this folder, or give another --embedding_cache_dir."
+SHARD_GLOB = "rows-*.safetensors"  # another layout has another name: files of before are not looked at
 
 
 class Shard:
@@ -33,7 +31,6 @@ class Shard:
 
     Raises:
         SafetensorError: the file is no shard, or not all of one.
-        CacheError: it has the layout of an earlier version.
 
     Attributes:
         keys: (n,) of 16 bytes, sorted.
@@ -44,8 +41,6 @@ class Shard:
     def __init__(self, path: Path, is_whole: bool = False):
         self.path, self.is_whole, self.status = path, is_whole, path.stat()
         with safe_open(path, framework="pt") as file:
-            if "hashes" in file.keys():  # noqa: SIM118 - not a dictionary
-                raise CacheError(f"{path.parent} {_OLD_LAYOUT}")
             self._tensors = {name: file.get_tensor(name) for name in ("keys", "starts", "values")}
             self._promised = (file.metadata() or {}).get("sha256")
         self.keys = self._tensors["keys"].numpy().view(f"S{KEY_BYTES}").ravel()
@@ -81,7 +76,7 @@ def write_shard(folder: Path, keys: np.ndarray, lengths: np.ndarray, values: tor
         "starts": torch.from_numpy(np.concatenate([[0], ends])),
         "values": values[torch.from_numpy(rows)],
     }
-    path = folder / f"shard-{hashlib.sha256(keys.tobytes()).hexdigest()[:20]}.safetensors"
+    path = folder / f"rows-{hashlib.sha256(keys.tobytes()).hexdigest()[:20]}.safetensors"
     with writing(path) as draft:
         save_file(tensors, draft, metadata={"sha256": _content_hash(tensors)})
     return Shard(path, is_whole=True)

@@ -70,7 +70,7 @@ class EmbeddingStore:
         known_as: text by which an input is known; where long ones are cut, `partial(identify, limits=...)`.
 
     Raises:
-        CacheError: the folder cannot be made, or its shards have the layout of an earlier version.
+        CacheError: the folder cannot be made.
 
     Cost: opening reads headers, of tens of files for ten million sequences; keys stay on disk, 16 bytes each.
     """
@@ -236,9 +236,6 @@ class EmbeddingStore:
 
 def check_stores(cache_dir: str | os.PathLike[str]) -> str:
     """What the stores in a folder are worth to a run, in a sentence or two; "" where there are none. Changes nothing.
-
-    Raises:
-        CacheError: one has the layout of an earlier version.
 
     Cost: reads and hashes all of it, about 1 s per GB.
     """

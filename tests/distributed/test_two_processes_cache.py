@@ -22,7 +22,7 @@ def fill(folder: Path) -> list[dict]:
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("shard-*")}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("rows-*")}
 
 
 @pytest.fixture(scope="module")

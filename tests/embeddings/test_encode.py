@@ -131,14 +131,14 @@ def test_small_sets_are_shared_out_in_files_that_neither_processes_nor_a_kill_ch
         assert min(report.num_encoded for report in reports) > 150
         sizes.append(contents(stores[0].folder))
     assert sizes[0] == sizes[1] == sizes[2]
-    assert len(list(stores[0].folder.glob("shard-*"))) == 16  # 38 sequences each, the last fewer
+    assert len(list(stores[0].folder.glob("rows-*"))) == 16  # 38 sequences each, the last fewer
 
 
 def test_a_store_with_a_hole_is_filled_up_to_the_same_files(tmp_path):
     sequences = make_sequences(100)
     whole, _ = fill(tmp_path, sequences)
     before = contents(whole.folder)
-    shards = sorted(whole.folder.glob("shard-*"))
+    shards = sorted(whole.folder.glob("rows-*"))
     assert len(shards) == 7
     for shard in shards[1::3]:
         shard.write_bytes(shard.read_bytes()[:-5])

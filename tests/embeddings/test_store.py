@@ -78,7 +78,7 @@ def test_another_key_is_another_folder(store, tmp_path):
 
 def test_leftovers_of_writers_long_gone_go_and_what_is_being_written_stays(store, tmp_path):
     for name, age_s in {"gone": 3700, "living": 60}.items():
-        path = store.folder / f"shard-00.safetensors.tmp-{name}"
+        path = store.folder / f"rows-00.safetensors.tmp-{name}"
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age_s,) * 2)
     EmbeddingStore(tmp_path, KEY)
@@ -86,7 +86,7 @@ def test_leftovers_of_writers_long_gone_go_and_what_is_being_written_stays(store
 
 
 def test_writing_leaves_no_temporary_file(store):
-    (shard,) = [path.name for path in store.folder.glob("shard-*")]
+    (shard,) = [path.name for path in store.folder.glob("rows-*")]
     assert sorted(contents(store.folder)) == ["key.json", shard]
     assert json.loads((store.folder / "key.json").read_text()) == KEY
 
@@ -104,7 +104,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_shard_is_seen_removed_and_rebuilt_byte_for_byte(store, tmp_path, damage):
-    (shard,) = store.folder.glob("shard-*")
+    (shard,) = store.folder.glob("rows-*")
     whole = contents(store.folder)
     shard.write_bytes(damage(whole[shard.name]))
     again = EmbeddingStore(tmp_path, KEY)
@@ -119,7 +119,7 @@ def test_no_single_flipped_bit_of_a_shard_goes_unseen(tmp_path, of_tokens):
     store = EmbeddingStore(tmp_path, KEY)
     store.add(SEQUENCES, [VALUES[:2], VALUES[1:2], VALUES] if of_tokens else VALUES)
     read = EmbeddingStore.gather_states if of_tokens else EmbeddingStore.gather
-    (shard,) = store.folder.glob("shard-*")
+    (shard,) = store.folder.glob("rows-*")
     data, num_seen = shard.read_bytes(), 0
     for i in range(len(data)):
         shard.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def test_no_single_flipped_bit_of_a_shard_goes_unseen(tmp_path, of_tokens):
 
 
 def test_damage_of_one_shard_costs_no_other_and_not_what_nobody_asks_for(store, tmp_path, caplog):
-    (damaged,) = store.folder.glob("shard-*")
+    (damaged,) = store.folder.glob("rows-*")
     store.add(["YY"], torch.ones(1, 2))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     again = EmbeddingStore(tmp_path, KEY)
@@ -149,7 +149,7 @@ def test_damage_of_one_shard_costs_no_other_and_not_what_nobody_asks_for(store, 
 
 
 def test_a_damaged_file_that_another_process_has_replaced_stays(store, tmp_path):
-    (shard,) = store.folder.glob("shard-*")
+    (shard,) = store.folder.glob("rows-*")
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + b"!")
     slow, quick = EmbeddingStore(tmp_path, KEY), EmbeddingStore(tmp_path, KEY)
@@ -158,12 +158,10 @@ def test_a_damaged_file_that_another_process_has_replaced_stays(store, tmp_path)
     assert shard.exists()
 
 
-@pytest.mark.parametrize("old", [{"hashes", "embeddings"}, {"hashes", "embeddings", "lengths"}])
-def test_the_layout_of_an_earlier_version_is_refused_in_a_sentence(store, tmp_path, old):
-    save_file({name: torch.zeros(1, 2) for name in old}, store.folder / "shard-1.safetensors")
-    for use in (lambda: EmbeddingStore(tmp_path, KEY), lambda: check_stores(tmp_path)):
-        with pytest.raises(CacheError, match=r"layout of an earlier version.*delete this folder, or give another"):
-            use()
+def test_files_of_an_earlier_layout_are_not_looked_at(store, tmp_path):
+    save_file({name: torch.zeros(1, 2) for name in ("hashes", "embeddings")}, store.folder / "shard-1.safetensors")
+    assert len(EmbeddingStore(tmp_path, KEY)) == len(store)
+    assert "damaged" not in check_stores(tmp_path)
 
 
 def write_many(store, count=40, dtype=torch.float32):
@@ -181,13 +179,13 @@ def test_merging_makes_one_file_of_many_with_the_same_embeddings(tmp_path):
     early = EmbeddingStore(tmp_path, KEY)  # a run beside it
     early.add(["WW"], torch.ones(1, 2))
     store.merge()
-    assert len(list(store.folder.glob("shard-*"))) == 2
+    assert len(list(store.folder.glob("rows-*"))) == 2
     for reader in (store, early, EmbeddingStore(tmp_path, KEY)):
         assert torch.equal(reader.gather(sequences), values)
     early.refresh()
     assert torch.equal(early.gather([*sequences, "WW"]), torch.cat([values, torch.ones(1, 2)]))
     early.merge()
-    assert len(list(store.folder.glob("shard-*"))) == 2  # few files stay as they are
+    assert len(list(store.folder.glob("rows-*"))) == 2  # few files stay as they are
 
 
 def test_merged_files_are_as_large_as_they_may_be_and_keep_their_precision(tmp_path, monkeypatch):
@@ -196,10 +194,10 @@ def test_merged_files_are_as_large_as_they_may_be_and_keep_their_precision(tmp_p
     halves = ["WWW", "YYY"]
     for sequence in halves:
         store.add([sequence], torch.ones(1, 2, dtype=torch.bfloat16))
-    size = store.folder.glob("shard-*").__next__().stat().st_size
+    size = store.folder.glob("rows-*").__next__().stat().st_size
     monkeypatch.setattr("hf_ext.embeddings.shards.MAX_SHARD_BYTES", 10 * size)
     store.merge()
-    dtypes = [load_file(path)["values"].dtype for path in store.folder.glob("shard-*")]
+    dtypes = [load_file(path)["values"].dtype for path in store.folder.glob("rows-*")]
     assert sorted(map(str, dtypes)) == ["torch.bfloat16", *["torch.float32"] * 4]
     again = EmbeddingStore(tmp_path, KEY)
     assert torch.equal(again.gather([*halves, *sequences]), torch.cat([torch.ones(2, 2), values]))
@@ -222,13 +220,13 @@ def test_a_kill_while_merging_loses_nothing(tmp_path, monkeypatch):
         assert again.missing(sequences) == []
         assert torch.equal(again.gather(sequences), values)
     again.merge()
-    assert (len(again), len(list(store.folder.glob("shard-*")))) == (120, 1)
+    assert (len(again), len(list(store.folder.glob("rows-*")))) == (120, 1)
 
 
 def test_a_damaged_shard_is_never_merged(tmp_path):
     store = EmbeddingStore(tmp_path, KEY)
     sequences, values = write_many(store)
-    path = sorted(store.folder.glob("shard-*"))[5]
+    path = sorted(store.folder.glob("rows-*"))[5]
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     again = EmbeddingStore(tmp_path, KEY)
     again.merge()

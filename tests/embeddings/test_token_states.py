@@ -57,7 +57,7 @@ def test_half_precision_keeps_its_bits_on_half_the_disk(tmp_path, dtype):
     assert {states.dtype for states in again} == {torch.float32}
     assert same([states.to(dtype) for states in again], states_of(SEQUENCES, dtype))
     fill(tmp_path / "full")
-    half, full = (next((tmp_path / name).rglob("shard-*")).stat().st_size for name in ("half", "full"))
+    half, full = (next((tmp_path / name).rglob("rows-*")).stat().st_size for name in ("half", "full"))
     assert half < full
 
 
