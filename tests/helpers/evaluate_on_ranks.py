@@ -114,13 +114,16 @@ def override_loss(folder: Path, is_seen: bool = True) -> list[str]:
 
     Where the override is not seen, rows are dealt out unevenly for it.
     """
-    find = hf_ext.trainer.find_override
-    hf_ext.trainer.find_override = find if is_seen else lambda trainer, *names: None
+    find, places = hf_ext.overrides.find_override, [*sys.modules.values()]
+    asking = [module for module in places if getattr(module, "find_override", None) is find]
+    for module in asking if not is_seen else ():
+        module.find_override = lambda trainer, *names: None
     given = {"num_rows": 23, "gradient_accumulation_steps": 2, "max_steps": 5}
     try:
         ours, stock = run_both(folder, "EsmForTokenClassification", weigh, **given)
     finally:
-        hf_ext.trainer.find_override = find
+        for module in asking:
+            module.find_override = find
     assert len(ours.losses) == 5
     return ours.differences(stock)
 
