@@ -32,6 +32,7 @@ LENGTHS = {"heavy": (100, 145), "light": (90, 130)}  # residues of the domain, i
 MAX_OUTSIDE = 10  # residues beyond the domain's ends: a constant region, a second domain or a leader has more
 RESIDUES = frozenset(STANDARD)
 SHORTEST = 30  # residues; immunum takes no less
+MIN_CONFIDENCE = 0.4  # of immunum; its own 0.5 refuses hypermutated antibodies, 0.3 still all shuffled chains
 BATCH = 32  # chains that anarcii numbers at once
 
 Numbered = tuple[str, list[tuple[int, str, str]]]  # chain type; position, letter of an insertion or "", residue
@@ -156,7 +157,7 @@ def _is_numbered(domain: NumberedDomain | None, chain: str) -> bool:
 def _number_by_immunum(sequences: Sequence[str]) -> Iterator[Numbered | None]:
     from immunum import Annotator
 
-    annotator = Annotator(chains=list("HKL"), scheme="imgt")
+    annotator = Annotator(chains=list("HKL"), scheme="imgt", min_confidence=MIN_CONFIDENCE)
     for sequence in sequences:
         # `number` would call four residues of a shuffled chain a domain; `number_domains` refuses what is that short.
         found: list[Any] = [one for one in annotator.number_domains(sequence) if one.error is None]
