@@ -51,7 +51,6 @@ with quick_imports():
     from hf_ext.generation.sample_files import ADDED, find_outputs, name_antigens, write_fasta, write_table
     from hf_ext.generation.sampling import sample_pairs
     from hf_ext.models.families import limit_of_positions
-    from hf_ext.optional import import_problem
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.running import check_inputs, parse_command
@@ -134,9 +133,7 @@ def _check_generator(generator: LoadedGenerator, rows: Any, antigen_column: str,
 
 def _find_judges(args: SampleArguments) -> dict[str, Any]:
     """What `score_candidates` is given."""
-    judges: dict[str, Any] = {}
-    if args.numbering == "on" or (args.numbering == "auto" and import_problem("anarcii") is None):
-        judges["numberer"] = Numberer()
+    judges: dict[str, Any] = {"numberer": Numberer.of(args.numbering)}
     if args.training_data is not None:
         heavy, *light = args.training_columns
         given = DataArguments(

@@ -152,9 +152,9 @@ class GeneratorArguments:
     affinity_threshold: float = field(
         default=THRESHOLD, metadata={"help": "Outputs that the discriminator predicts at or above it are counted."}
     )
-    numbering: Literal["auto", "on", "off"] = field(
+    numbering: Literal["auto", "immunum", "anarcii", "off"] = field(
         default="auto",
-        metadata={"help": "Number outputs as variable domains (extra 'numbering'); auto: where that is installed."},
+        metadata={"help": "Number outputs as variable domains; auto: by immunum (extra 'numbering') if installed."},
     )
     humanness: Literal["auto", "on", "off"] = field(
         default="auto", metadata={"help": "OASis humanness (extra 'humanness'); auto: where that is installed."}

@@ -14,6 +14,7 @@ from datasets import Dataset
 from ..data.splits import draw_rows
 from ..errors import DataError
 from ..evaluation._arrays import FloatArray
+from ..optional import import_problem
 from .arguments import GeneratorArguments
 from .building import Inputs
 from .judging.conditions import ConditionEffect, judge_condition, shuffle_affinities, shuffle_antigens
@@ -77,23 +78,13 @@ def find_judges(args: GeneratorArguments, device: str | None = None) -> Judges:
     discriminator = None
     if args.discriminator:
         discriminator = Discriminator.from_pretrained(args.discriminator, device=device)
+    wants_humanness = args.humanness == "on" or (args.humanness == "auto" and import_problem("promb") is None)
     return Judges(
-        numberer=_make(Numberer, args.numbering),
-        humanness=_make(Humanness, args.humanness),
+        numberer=Numberer.of(args.numbering),
+        humanness=Humanness() if wants_humanness else None,
         discriminator=discriminator,
         threshold=args.affinity_threshold,
     )
-
-
-def _make(judge: Any, wanted: str) -> Any:
-    if wanted == "off":
-        return None
-    try:
-        return judge()
-    except ImportError:
-        if wanted == "on":
-            raise
-        return None
 
 
 def score_rows(trainer: Any, tokens: Dataset) -> FloatArray:

@@ -100,9 +100,9 @@ class SampleArguments:
         default=TOKENS_PER_BATCH, metadata={"help": "Tokens that are written together; less needs less memory."}
     )
     needs_light: bool = field(default=True, metadata={"help": "false: a heavy chain alone is a valid output."})
-    numbering: Literal["auto", "on", "off"] = field(
+    numbering: Literal["auto", "immunum", "anarcii", "off"] = field(
         default="auto",
-        metadata={"help": "Number outputs as variable domains (extra 'numbering'); auto: where that is installed."},
+        metadata={"help": "Number outputs as variable domains; auto: by immunum (extra 'numbering') if installed."},
     )
     training_data: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "File that the model was trained on: the nearest antibody there is named."}

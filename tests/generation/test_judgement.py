@@ -248,7 +248,7 @@ def test_a_judgement_is_json_and_text_that_begins_with_the_verdict(good, trainin
     assert table.count(RETRIEVAL) >= 2
 
 
-@pytest.mark.skipif(import_problem("anarcii") is not None, reason="the extra 'numbering'")
+@pytest.mark.skipif(import_problem("immunum") is not None, reason="the extra 'numbering'")
 def test_with_numbering_validity_is_strict_and_regions_are_recovered(good, training, held_out):
     chosen = [0, 4, 8, 12, 16]
     rows = good.select(chosen)

@@ -29,7 +29,6 @@ from hf_ext.optional import import_problem
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "sample.py"
 FIXED = ["rank", "generated_heavy", "generated_light", "copies", "log_probability", "valid", "problem", "checked_by"]
 TOKEN = "hf_" + "canary" * 5 + "bird"
-has_anarcii = import_problem("anarcii") is None
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +192,7 @@ def test_a_discriminator_leaves_out_what_it_cannot_read(untrained, make_affinity
     assert {row["predicted_affinity"] == "" for row in rows if row["generated_light"] == ""} == {True}
 
 
-@pytest.mark.skipif(not has_anarcii, reason="the extra 'numbering'")
+@pytest.mark.skipif(import_problem("immunum") is not None, reason="the extra 'numbering'")
 def test_numbering_is_what_valid_means_where_it_is_installed(memorising):
     rows = sample(memorising, "--greedy", "--numbering", "auto")
     assert [(row["valid"], row["checked_by"]) for row in rows] == [("yes", "numbering")] * 2
@@ -341,10 +340,10 @@ def test_another_kind_of_model_is_refused(make_affinity, folder):
         sample(folder / "affinity")
 
 
-@pytest.mark.skipif(has_anarcii, reason="anarcii is installed here")
-def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(untrained):
+def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(untrained, monkeypatch):
+    monkeypatch.setattr("hf_ext.optional.import_problem", lambda package: "is not installed")
     with pytest.raises(MissingDependencyError, match=r"hf_ext\[numbering\]"):
-        sample(untrained, "--numbering", "on")
+        sample(untrained, "--numbering", "immunum")
 
 
 def test_a_hub_name_is_no_path_of_data(untrained):

@@ -1,20 +1,26 @@
 """Whether outputs are antibodies: form, patterns and numbering say different things, and each is called by its name."""
 
+import numpy as np
 import pytest
+import torch
 from antibody_examples import HEAVY_J, HEAVY_V, KAPPA_CONSTANT, LIGHT_CDR3, antibodies, heavy, light
 
 from hf_ext.errors import MissingDependencyError
 from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.generation.judging.motifs import find_cdr3, find_motif_problems
 from hf_ext.generation.judging.numbering import NumberedDomain, Numberer, find_domain_problem
 from hf_ext.generation.judging.rows import AntibodyRows
 from hf_ext.generation.judging.scores import Sampling
-from hf_ext.generation.judging.structure import find_structure_problems
-from hf_ext.generation.judging.validity import judge_validity
+from hf_ext.generation.judging.validity import find_cdr3, find_motif_problems, find_structure_problems, judge_validity
 from hf_ext.optional import import_problem
 
 CDR3 = "ARDRSTYFDY"
-needs_anarcii = pytest.mark.skipif(import_problem("anarcii") is not None, reason="the extra 'numbering'")
+each_library = pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param(one, marks=pytest.mark.skipif(import_problem(one) is not None, reason=f"{one} is not installed"))
+        for one in ("immunum", "anarcii")
+    ],
+)
 
 
 def rows_of(*pairs: tuple[str, str | None]) -> AntibodyRows:
@@ -122,40 +128,47 @@ def test_a_chain_that_is_not_numbered_is_invalid():
     assert find_domain_problem(None, "light") == "light chain is not numbered as a variable domain"
 
 
-@pytest.mark.skipif(import_problem("anarcii") is None, reason="anarcii is installed here")
-def test_numbering_without_its_library_names_the_extra():
-    with pytest.raises(MissingDependencyError, match=r"hf_ext\[numbering\]"):
-        Numberer()
+@pytest.mark.parametrize(("library", "extra"), [("immunum", "numbering"), ("anarcii", "anarcii")])
+def test_numbering_without_its_library_names_the_extra(library, extra, monkeypatch):
+    monkeypatch.setattr("hf_ext.optional.import_problem", lambda package: "is not installed")
+    monkeypatch.setattr("hf_ext.generation.judging.numbering.import_problem", lambda package: "is not installed")
+    with pytest.raises(MissingDependencyError, match=rf"{library} is needed .*hf_ext\[{extra}\]"):
+        Numberer.of(library)
+    assert Numberer.of("auto") is Numberer.of("off") is None
 
 
-@needs_anarcii
-def test_the_library_accepts_half_a_domain_and_two_and_our_checks_do_not():
-    numberer = Numberer()
-    whole = heavy(CDR3)
-    half, double, single, nonsense = numberer.number([whole[:60], whole * 2, whole, "A" * 120])
-    assert half is not None  # if a later anarcii refuses it, so much the better: the check below stays right
+@each_library
+def test_a_library_accepts_half_a_domain_and_two_and_our_checks_do_not(library):
+    numberer = Numberer(library)
+    whole, long = heavy(CDR3), "ARDRSTYFDYAYSTAMDY"  # 18 residues for the 13 positions of CDR3
+    asked = [whole[:60], whole * 2, whole, "A" * 120, heavy(long)]
+    half, double, single, nonsense, inserted = numberer.number(asked)
+    assert half is not None  # if a later version refuses it, so much the better: the check below stays right
     assert find_domain_problem(half, "heavy") == "heavy chain has nothing at position 104, where C is conserved"
-    assert "outside its variable domain" in find_domain_problem(double, "heavy")
+    assert find_domain_problem(double, "heavy") == "heavy chain with 117 residues outside its variable domain"
     assert find_domain_problem(single, "heavy") is None
     assert nonsense is None
     assert single.regions["CDR3"] == CDR3
     assert single.regions["FR3"].endswith("YYC")
     assert single.regions["FR4"] == HEAVY_J
     assert single.regions["FR1"] + single.regions["CDR1"] == HEAVY_V[:33]
+    assert (inserted.regions["CDR3"], inserted.length, inserted.num_outside) == (long, 125, 0)
+    assert "".join(inserted.positions[place] for place in range(105, 118)) == "ARDRSTYSTAMDY"
 
 
-@needs_anarcii
-def test_numbering_is_paid_once_a_chain_and_leaves_the_threads_alone():
-    import torch
+def test_shuffled_chains_hold_no_domain_however_short():
+    generator = np.random.default_rng(0)
+    shuffled = ["".join(generator.permutation([*heavy(CDR3)])) for _ in range(50)]
+    assert Numberer().number(shuffled) == [None] * 50
 
-    numberer, before = Numberer(), torch.get_num_threads()
+
+@each_library
+def test_numbering_counts_as_strict_what_is_whole_and_leaves_the_threads_alone(library):
+    before = torch.get_num_threads()
     rows = rows_of(*[(heavy(CDR3), light())] * 3, (light(), heavy(CDR3)), (heavy(CDR3), "AXA" * 40))
-    found = judge_validity(rows, sampling(rows), numberer)
-    assert numberer.num_numbered == 2
+    found = judge_validity(rows, sampling(rows), Numberer(library))
     assert torch.get_num_threads() == before
     assert found.is_valid.tolist() == [True, True, True, False, False]
-    assert found.strict["value"] == 0.6
+    assert (found.numbered["value"], found.strict["value"], found.as_dict()["numbered_by"]) == (0.6, 0.6, library)
     assert found.decisive is found.strict
     assert found.problems == [("heavy chain is of type K", 1), ("light chain with X", 1)]
-    numberer.number([heavy(CDR3)])
-    assert found.cost["num_numbered"] == numberer.num_numbered == 2

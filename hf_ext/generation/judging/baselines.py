@@ -10,8 +10,8 @@ import numpy as np
 from ...data.near_copies import kmer_cosines
 from ...errors import DataError
 from ...evaluation._arrays import FloatArray
+from .numbering import RESIDUES
 from .rows import AntibodyRows
-from .structure import RESIDUES
 
 RANDOM = "random residues"
 SHUFFLED = "shuffled antibodies"

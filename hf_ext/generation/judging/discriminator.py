@@ -14,7 +14,7 @@ from ...affinity.predictor import AffinityPredictor, find_model
 from ...errors import ArgumentError
 from ...evaluation._arrays import FloatArray
 from .rows import AntibodyRows
-from .structure import find_structure_problems
+from .validity import find_structure_problems
 
 RECORD = "all_results.json"
 ROLES = ("heavy", "light", "antigen")

@@ -11,9 +11,9 @@ import numpy as np
 
 from ...data.near_copies import pair_identities
 from ...evaluation.scores import Score
-from .motifs import find_cdr3
 from .rows import AntibodyRows
 from .scores import Sampling, mean_score
+from .validity import find_cdr3
 
 PARTNERS = 4  # others that a row is held against
 

@@ -29,11 +29,11 @@ from .discriminator import Discriminator, Trust, examine_record
 from .diversity import judge_diversity
 from .humanness import Humanness
 from .novelty import judge_novelty
-from .numbering import Numberer
+from .numbering import Domains, Numberer
 from .recovery import Recovery, judge_recovery
 from .rows import AntibodyRows
 from .scores import Sampling, mean_score
-from .validity import Domains, judge_validity
+from .validity import judge_validity
 from .verdict import GenerationVerdict, decide
 
 
@@ -141,7 +141,7 @@ def judge_generated(
         DataError: no outputs, or units of another number of rows.
 
     Cost: without judges 0.1 s a distinct new pair against 12,000 training pairs, for the model's outputs and one
-    baseline's; with numbering 0.24 s a pair more for each set.
+    baseline's; what numbering costs see `Numberer`.
     """
     if measure not in MEASURES:
         raise ArgumentError(f"measure={measure!r}: one of {', '.join(MEASURES)} is needed.")

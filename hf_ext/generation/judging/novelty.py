@@ -9,9 +9,9 @@ import numpy as np
 
 from ...data.near_copies import nearest_identities
 from ...evaluation.scores import Score
-from .motifs import find_cdr3
 from .rows import AntibodyRows
 from .scores import Sampling, mean_score
+from .validity import find_cdr3
 
 NEAR_COPY = 0.95  # identity of both chains to the nearest training chain
 NOT_NEAR = 0.7  # identity below which no nearest chain is looked for; it stands for all that is lower

@@ -11,11 +11,10 @@ import numpy as np
 from ...data.near_copies import pair_identities
 from ...evaluation._arrays import FloatArray
 from ...evaluation.scores import Score
-from .motifs import find_cdr3
-from .numbering import REGIONS
+from .numbering import REGIONS, Domains
 from .rows import CHAINS, AntibodyRows
 from .scores import Sampling, mean_score
-from .validity import Domains
+from .validity import find_cdr3
 
 MAX_BINDERS = 100  # of one antigen that outputs are held against, a seeded sample of more
 
