@@ -22,8 +22,8 @@ from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
-from .own_test_rows import read_own_test_rows
 from .predictor import columns_of, find_model, load_model
+from .results import read_test_rows
 from .scoring import SplitScores
 from .teacher import Row, fingerprint_teacher, predict_once
 
@@ -220,7 +220,7 @@ def _append(train: Dataset, further: Dataset, teacher: Sequence[float]) -> Datas
 
 def _held_out(folder: Path, test: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """How many test rows the teacher did not train on, as far as its own `predictions.csv` says."""
-    rows = read_own_test_rows(folder, names)
+    rows = read_test_rows(folder, names)
     if rows is None:
         text = "Whether the teacher was trained on these test rows is not known: its folder lists no test rows."
         return {"num_test_rows": len(test), "num_held_out": None, "is_clean": False, "text": text}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..arguments.parser import FastArgumentParser
 from ..data.columns import column_names
 from ..data.reading import SOURCE_ROW
 from ..evaluation import label_audit
-from ..files import replacing, write_cell
+from ..files import read_cell, replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import record_evaluations, record_run, write_json
@@ -22,6 +22,8 @@ from .advice import make_advice
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .scoring import SplitScores
 from .seed_scores import SeedScores
+
+PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 
 
 def save_results(
@@ -73,7 +75,7 @@ def save_results(
     if trainer.is_world_process_zero():
         write_json(folder / "all_results.json", results)
         spread = seeds.std if seeds else None
-        write_predictions(folder / "predictions.csv", splits["test"], test.predictions, test.labels, spread)
+        write_predictions(folder / PREDICTIONS, splits["test"], test.predictions, test.labels, spread)
         _plot(trainer.state.log_history, test, folder, settings["label_column"])
     return results
 
@@ -147,6 +149,23 @@ def write_predictions(
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(zip(*values))
+
+
+def read_test_rows(folder: Path, columns: Sequence[str]) -> set[tuple[str, ...]] | None:
+    """The sequences of the rows that the run in `folder` was tested on, and so was not trained on.
+
+    Returns:
+        In the order of `columns`; None where the folder does not list them.
+    """
+    path = folder / PREDICTIONS
+    if not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        reader.fieldnames = [read_cell(name) for name in reader.fieldnames or ()]
+        if not set(columns) <= set(reader.fieldnames):
+            return None
+        return {tuple(read_cell(line[name] or "") for name in columns) for line in reader}
 
 
 def _sized(rows: Any) -> bool:
