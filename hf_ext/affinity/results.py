@@ -13,9 +13,10 @@ from ..arguments.parser import FastArgumentParser
 from ..data.columns import column_names
 from ..data.reading import SOURCE_ROW
 from ..evaluation import label_audit
-from ..files import read_cell, replacing, write_cell
+from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_loss, plot_scatter
+from ..reporting.report.run_files import read_test_predictions
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..running import plots_if_possible, with_absolute_path
 from .advice import make_advice
@@ -156,16 +157,15 @@ def read_test_rows(folder: Path, columns: Sequence[str]) -> set[tuple[str, ...]]
 
     Returns:
         In the order of `columns`; None where the folder does not list them.
+
+    Raises:
+        DataError: its list is damaged.
     """
     path = folder / PREDICTIONS
-    if not path.is_file():
+    listed = read_test_predictions(path) if path.is_file() else None
+    if listed is None or not listed.columns.keys() >= {*columns}:
         return None
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        reader.fieldnames = [read_cell(name) for name in reader.fieldnames or ()]
-        if not set(columns) <= set(reader.fieldnames):
-            return None
-        return {tuple(read_cell(line[name] or "") for name in columns) for line in reader}
+    return {*zip(*(listed.columns[name] for name in columns))}
 
 
 def _sized(rows: Any) -> bool:

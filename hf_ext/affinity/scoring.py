@@ -179,11 +179,16 @@ class Compared:
     seed: int
     units: ResamplingUnits | None = None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """How they are scored, as functions of `hf_ext.evaluation` take it."""
+        return {"threshold": self.threshold, "seed": self.seed, "units": self.units}
+
     def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
         """Scores of each predictor; without metrics of binders where there is no threshold."""
-        options = {"groups": groups, "threshold": self.threshold, "seed": self.seed, "units": self.units}
         return {
-            name: score_predictions(predicted, self.labels, **options) for name, predicted in self.predictors.items()
+            name: score_predictions(predicted, self.labels, groups=groups, **self.options)
+            for name, predicted in self.predictors.items()
         }
 
     def select(self, chosen: Slice) -> Compared:
@@ -224,10 +229,8 @@ def _judge(
         bounds=bounds,
         is_scale_free=_is_scale_free(trainer),
         metric=metric,
-        seed=compared.seed,
-        units=compared.units,
         groups=groups,
-        threshold=compared.threshold,
+        **compared.options,
     )
     if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
         has_partners = "partners" in trainer.model.config.calibration

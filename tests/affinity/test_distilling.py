@@ -57,7 +57,7 @@ def teacher(demo_encoders, arguments, splits, tmp_path_factory):
     trainer = FastTrainer(model, args, collator, splits["train"])
     trainer.train()
     trainer.save_model()
-    held_out = splits["test"].select_columns(COLUMNS).to_pandas()
+    held_out = splits["test"].select_columns([*COLUMNS, "label"]).to_pandas().assign(prediction=0.0)
     held_out.to_csv(folder / "predictions.csv", index=False)
     return folder, trainer.predict(splits["train"]).predictions, trainer.predict(splits["test"]).predictions
 
