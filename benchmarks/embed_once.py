@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from collect import without_local_paths
+from row_by_row import RowByRow, collate
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.affinity.row_by_row import RowByRow, collate
 from hf_ext.affinity.scoring import compute_metrics, score_split
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.arguments.presets import PRESETS

@@ -32,7 +32,14 @@ with quick_imports():
     from typing import Any, Optional
 
     from hf_ext.affinity.candidates import Candidate, find_candidates, settle_columns
-    from hf_ext.affinity.evaluated_rows import EvaluatedRows, TrainedRun, load_labelled, recorded_label
+    from hf_ext.affinity.evaluated_rows import (
+        EvaluatedRows,
+        load_labelled,
+        load_test,
+        read_trained_run,
+        recorded_label,
+        repeated_settings,
+    )
     from hf_ext.affinity.evaluating import evaluate
     from hf_ext.affinity.measure import verdict_metric
     from hf_ext.affinity.prediction_file import PREDICTION
@@ -47,6 +54,7 @@ with quick_imports():
     from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
     from hf_ext.evaluation.row_metrics import RowMetrics
     from hf_ext.processes import refuse_several
+    from hf_ext.reporting.report.run_files import RunFiles
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.reporting.run_record import write_json
     from hf_ext.running import parse_command
@@ -98,10 +106,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """
     refuse_several("evaluate")
     parser, (own, data_args, args) = parse_command(TYPES, DEFAULTS, __doc__, argv)
-    run = TrainedRun.read(own.test_of) if own.test_of else None
+    run = read_trained_run(own.test_of) if own.test_of else None
     if run:
         refuse_other_rows(parser)
-        defaults = {**DEFAULTS, **run.defaults(parser.origins)}
+        defaults = {**DEFAULTS, **repeated_settings(run, parser.origins)}
         parser, (own, data_args, args) = parse_command(TYPES, defaults, __doc__, argv)
     parse_requirements(own.require, score_names(own.binder_threshold, data_args.group_column is not None))
     output = find_output(own.output)
@@ -165,7 +173,7 @@ def is_evaluation(path: Path) -> bool:
 
 
 def load_rows(
-    run: TrainedRun | None,
+    run: RunFiles | None,
     own: EvaluateArguments,
     data_args: DataArguments,
     args: FastTrainingArguments,
@@ -173,7 +181,7 @@ def load_rows(
 ) -> EvaluatedRows:
     """The rows to score; what `--bad_rows drop` leaves out is counted in the log."""
     if run:
-        return run.load_test(data_args, own, args.seed)
+        return load_test(run, data_args, own, args.seed)
     with tempfile.TemporaryDirectory() as scratch:
         return load_labelled(data_args, own, parser.explicit, Path(scratch))
 

@@ -198,7 +198,7 @@ def report(
     seeds = score_seeds(trainer, trained, splits, test, **scored) if model_args.num_seeds > 1 else None
     comparison = None
     if distillation:
-        comparison = compare_with_teacher(distillation, test, splits["test"], folder, trainer.args.device, **scored)
+        comparison = compare_with_teacher(distillation, test, splits["test"], folder, **scored)
     settings = {**vars(model_args), **vars(data_args)}
     records["prediction_intervals"] = intervals
     records["requirements"] = check_requirements(requirements, test.scores[MODEL]) or None

@@ -25,13 +25,20 @@ from pathlib import Path
 from hf_ext.cli import quick_imports
 
 with quick_imports():
-    from hf_ext.affinity.untrained_folder import write_untrained_folder
+    from hf_ext.affinity.arguments import AffinityArguments
+    from hf_ext.affinity.building import build_collator, model_settings, read_towers, settle_training
     from hf_ext.checkpoints.convert import convert
     from hf_ext.checkpoints.manifest import CHECKPOINT_NAME, is_folder, is_ours, verify
+    from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import ArgumentError, CheckpointError, exit_on_errors
     from hf_ext.files import used_bytes
+    from hf_ext.models.affinity import AffinityModel
+    from hf_ext.models.configuration import build_config
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.tables import format_table
+    from hf_ext.running import parse_command
+    from hf_ext.speedups.lora import lora_settings
+    from hf_ext.training_args import FastTrainingArguments
 
 WHOLE, WEIGHTS = "verified", "verified, weights alone"
 DAMAGED, STOCK, FOREIGN = "damaged", "of stock Trainer, cannot be verified", "no checkpoint"
@@ -100,8 +107,19 @@ def model_folder(given: Path) -> Iterator[Path]:
         yield given
         return
     with tempfile.TemporaryDirectory() as scratch:
-        write_untrained_folder(given, Path(scratch))
+        write_untrained(given, scratch)
         yield Path(scratch)
+
+
+def write_untrained(config_file: Path, folder: str) -> None:
+    """Configuration, inputs and tokenizers of the model that `max_speed.py --config` would train; loads no weights."""
+    types = (AffinityArguments, DataArguments, FastTrainingArguments)
+    _, (args, data_args, training_args) = parse_command(types, {}, None, ["--config", str(config_file)])
+    args.tower_training, _ = settle_training(args, training_args.use_peft)
+    encoders, towers = read_towers(args, data_args.sequence_columns, lora_settings(training_args))
+    model = AffinityModel(build_config(encoders, towers, **model_settings(args)))
+    model.config.save_pretrained(folder)
+    build_collator(model, data_args, args.max_length).save_pretrained(folder)
 
 
 def as_pair(text: str) -> tuple[str, str]:

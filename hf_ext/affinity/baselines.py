@@ -120,6 +120,13 @@ def label_array(split: Any) -> FloatArray:
     return np.asarray(split["label"][:], np.float64)
 
 
+def read_bounds(rows: Any) -> NDArray[np.int64] | None:
+    """Of each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,); None without bounds."""
+    if not hasattr(rows, "__len__") or "bound" not in column_names(rows):
+        return None
+    return np.asarray(rows["bound"][:], np.int64)
+
+
 def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
     """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
 

@@ -14,13 +14,13 @@ from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_c
 from ..evaluation.metrics import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
+from ..evaluation.row_metrics import unpack_labelled
 from ..models.calibration import is_ridge_alone, stacks_ridge
 from ..models.process_settings import replaced
 from ..models.stacked_ridge import StackedRidge
 from ..reporting.units import format_cell
-from .baselines import FloatArray, pooled_features, sequence_columns
+from .baselines import FloatArray, pooled_features, read_bounds, sequence_columns
 from .embedding_ridge import EmbeddingRidge, Stack
-from .predictions import predict_labelled, read_bounds
 from .stacking import STACKING_LOSSES
 
 NONE = "none"
@@ -37,7 +37,7 @@ class _Deciding:
 
     @classmethod
     def of(cls, trainer: Any, rows: Any, units: ResamplingUnits | None) -> _Deciding:
-        predicted, labels = predict_labelled(trainer, rows)
+        predicted, labels = unpack_labelled(trainer.predict(rows))
         bounds = read_bounds(rows)
         sides = np.zeros(len(labels)) if bounds is None else bounds.astype(np.float64)
         return cls(predicted, labels, sides, check_units(units, len(labels)))

@@ -23,8 +23,8 @@ from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .evaluated_rows import EvaluatedRows
 from .given_predictions import read_predictions
-from .own_test_rows import read_own_test_rows
 from .predictor import check_predictions, columns_of, find_model, load_model
+from .results import read_test_rows
 from .scoring import RANKING_NOTE, predict_calibrated
 
 OLD_FILES = (".pth", ".pt", ".bin", ".ckpt")
@@ -90,7 +90,7 @@ class Candidate:
     def notes(self, rows: EvaluatedRows) -> list[str]:
         """Sentences on what its scores on these rows do not say."""
         notes = [f"{self.name}: {RANKING_NOTE}"] if self.is_scale_free else []
-        own = read_own_test_rows(self.path, self.columns) if self.collator else None
+        own = read_test_rows(self.path, self.columns) if self.collator else None
         if own is None:
             return [*notes, f"Whether {self.name} was trained on these rows is not known."]
         num, num_rows = sum(row in own for row in read_columns(rows.table, self.columns)), len(rows.table)

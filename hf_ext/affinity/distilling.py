@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import set_seed
 
@@ -24,9 +22,8 @@ from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
-from .own_test_rows import read_own_test_rows
-from .prediction_speed import measure_speeds
-from .predictor import columns_of, find_model
+from .predictor import columns_of, find_model, load_model
+from .results import read_test_rows
 from .scoring import SplitScores
 from .teacher import Row, fingerprint_teacher, predict_once
 
@@ -39,14 +36,12 @@ class Distillation:
 
     `train`: rows to train on, with mixed labels, further rows last. `test_predictions`: (n,) float32, label units, the
     teacher's for the test split. `facts`: for `all_results.json["distillation"]`. `folder`: the teacher's model.
-    `columns`: of this data, in the order of the teacher's.
     """
 
     train: Dataset
     test_predictions: np.ndarray
     facts: dict[str, Any]
     folder: str
-    columns: list[str]
 
 
 def distill(
@@ -96,22 +91,21 @@ def distill(
         "held_out": _held_out(Path(folder), rows[1], columns_of(collator)),
     }
     logger.log(logging.INFO if facts["held_out"]["is_clean"] else logging.WARNING, facts["held_out"]["text"])
-    return Distillation(train, np.array([by_row[row] for row in rows[1]], np.float32), facts, folder, columns)
+    return Distillation(train, np.array([by_row[row] for row in rows[1]], np.float32), facts, folder)
 
 
 def compare_with_teacher(
     distillation: Distillation,
     test: SplitScores,
     test_rows: Any,
-    student_folder: str | os.PathLike[str],
-    device: torch.device,
+    student_folder: str,
     *,
     threshold: float | None,
     group_column: str | None = None,
     seed: int = 0,
     units: ResamplingUnits | None = None,
 ) -> dict[str, Any]:
-    """Adds the row "teacher" to the test scores and says what the student saves.
+    """Adds the row "teacher" to the test scores and says how much smaller the student is.
 
     Args:
         distillation: from `distill`.
@@ -121,28 +115,33 @@ def compare_with_teacher(
         threshold, group_column, seed, units: as `score_split` used them.
 
     Returns:
-        The facts of `distill` with parameters and residues per second of both.
+        The facts of `distill` with Spearman and parameters of both.
 
-    Cost: 1,000 bootstrap resamples; both models loaded and run for about 10 s each.
+    Cost: 1,000 bootstrap resamples; both models are loaded with their encoders.
     """
     groups = [row[0] for row in read_columns(test_rows, [group_column])] if group_column else None
     scores = score_predictions(
         distillation.test_predictions, test.labels, groups=groups, threshold=threshold, seed=seed, units=units
     )
     test.scores["teacher"] = {name: score for name, score in scores.items() if name in test.scores["model"]}
-    names = columns_of(SequenceCollator.from_pretrained(distillation.folder))
-    student, teacher = measure_speeds(
-        [(str(student_folder), {}), (distillation.folder, dict(zip(names, distillation.columns)))], test_rows, device
-    )
+    num_parameters = {
+        "student": _count_parameters(student_folder),
+        "teacher": _count_parameters(distillation.folder),
+    }
     both = {"student": "model", "teacher": "teacher"}
     return {
         **distillation.facts,
-        "student_size": student,
-        "teacher_size": teacher,
-        "size_ratio": teacher["num_parameters"] / student["num_parameters"],
-        "speed_ratio": student["residues_per_s"] / teacher["residues_per_s"],
+        "num_parameters": num_parameters,
+        "size_ratio": num_parameters["teacher"] / num_parameters["student"],
         "spearman": {name: test.scores[key]["spearman"]["value"] for name, key in both.items()},
     }
+
+
+def _count_parameters(folder: str) -> int:
+    """Of a model in a folder, encoders that it refers to included."""
+    model = load_model(folder)
+    model.attach_encoders()
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def format_distillation(facts: dict[str, Any]) -> str:
@@ -150,8 +149,7 @@ def format_distillation(facts: dict[str, Any]) -> str:
     shown = {name: "undefined" if value is None else f"{value:.3f}" for name, value in facts["spearman"].items()}
     return (
         f"Distilled from {facts['teacher']}: Spearman {shown['student']}, the teacher's {shown['teacher']} on the same "
-        f"test rows; 1/{facts['size_ratio']:.3g} of its parameters, {facts['speed_ratio']:.3g} times its speed "
-        f"({facts['student_size']['residues_per_s']:,.0f} residues/s). {facts['held_out']['text']}"
+        f"test rows; 1/{facts['size_ratio']:.3g} of its parameters. {facts['held_out']['text']}"
     )
 
 
@@ -222,7 +220,7 @@ def _append(train: Dataset, further: Dataset, teacher: Sequence[float]) -> Datas
 
 def _held_out(folder: Path, test: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """How many test rows the teacher did not train on, as far as its own `predictions.csv` says."""
-    rows = read_own_test_rows(folder, names)
+    rows = read_test_rows(folder, names)
     if rows is None:
         text = "Whether the teacher was trained on these test rows is not known: its folder lists no test rows."
         return {"num_test_rows": len(test), "num_held_out": None, "is_clean": False, "text": text}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +22,13 @@ from ..data.loading import load_data, load_sequences
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
 from ..reporting.near_copies import describe_near_copies, describe_repeated
-from ..reporting.report.run_files import read_run
-from .baselines import label_array
+from ..reporting.report.run_files import RunFiles, read_run
+from .baselines import label_array, read_bounds
 from .given_predictions import read_predictions
 from .held_out import describe_units, find_lone_value, find_units
-from .own_test_rows import PREDICTIONS
-from .predictions import read_bounds
 from .predictor import columns_of
 from .preparing import settle_threshold
+from .results import PREDICTIONS
 from .slices import Slice, find_exact, find_slices
 
 # Of a run's training arguments, those that decide what its model predicts, where embeddings are, and how it is judged.
@@ -73,82 +72,71 @@ class EvaluatedRows:
         return read_bounds(self.table)
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run that came to its end: its folder, its settings by name, and how many test rows it left there."""
+def read_trained_run(folder: str) -> RunFiles:
+    """What a run that came to its end left in its folder, its settings and predictions of its test rows among it.
 
-    folder: Path
-    settings: Mapping[str, Any]
-    num_test_rows: int
-
-    @classmethod
-    def read(cls, folder: str) -> TrainedRun:
-        """Reads its record.
-
-        Raises:
-            ArgumentError: not a run of `recipes/max_speed.py`, or one whose test rows were a stream.
-            DataError: no finished run, or a damaged record, or the test rows are not listed there.
-        """
-        run = read_run(folder)
-        if run.task != "affinity" or not (run.folder / INPUTS_NAME).is_file():
-            raise ArgumentError(f"--test_of {folder}: give the output folder of a run of recipes/max_speed.py.")
-        if run.settings.get("streaming"):
-            raise ArgumentError(
-                f"--test_of {folder}: its test rows were a stream, whose rows have no place of their own. Name a file "
-                "with --dataset_name."
-            )
-        if run.predictions is None:
-            raise DataError(
-                f"{run.folder / PREDICTIONS} is missing, which says what the test rows were. Copy it there."
-            )
-        return cls(run.folder, run.settings, len(run.predictions.labels))
-
-    def defaults(self, known: Container[str]) -> dict[str, Any]:
-        """Its settings of the data and those of `REPEATED`, as far as `known` has them: as defaults of a command."""
-        names = [*(field.name for field in dataclasses.fields(DataArguments)), *REPEATED, "binder_threshold"]
-        return {name: self.settings[name] for name in names if name in self.settings and name in known}
-
-    def load_test(self, args: DataArguments, settings: Any, seed: int) -> EvaluatedRows:
-        """Splits the data as the run did, and gives its test rows, with the slices that its report has.
-
-        Args:
-            args: of the run; `args.dataset_name` may be another place of the same data.
-            settings: with `binder_threshold`, that of the run.
-            seed: of the run, which a training subset was drawn by.
-
-        Raises:
-            ArgumentError, DataError: as `load_data`; or the rows are not those that the run left in its folder.
-        """
-        table = make_demo_table() if args.dataset_name is None else None
-        with tempfile.TemporaryDirectory() as scratch:
-            data = load_data(args, output_dir=scratch, seed=seed, needs_validation=True, table=table)
-        splits: Any = data.splits
-        test = splits["test"]
-        columns = [*dict.fromkeys(columns_of(SequenceCollator.from_pretrained(self.folder)))]
-        self._check_same(test, columns, args)
-        slices, notes = find_slices(splits["train"], test, columns)
-        units, lone = find_units(args, splits), find_lone_value(args, splits)
-        alone = f"All {len(test):,} rows share one value of {lone}: nothing is claimed about others." if lone else ""
-        leaks = data.report.get("leaks")
-        told = [alone, describe_repeated(leaks), *notes, *describe_units(units), *describe_near_copies(leaks)]
-        return EvaluatedRows(
-            test,
-            f"test rows of {self.folder}",
-            settings.binder_threshold,
-            _groups(test, args.group_column),
-            units,
-            [*slices, *find_exact(read_bounds(test))],
-            [note for note in told if note],
+    Raises:
+        ArgumentError: not a run of `recipes/max_speed.py`, or one whose test rows were a stream.
+        DataError: no finished run, or a damaged record, or the test rows are not listed there.
+    """
+    run = read_run(folder)
+    if run.task != "affinity" or not (run.folder / INPUTS_NAME).is_file():
+        raise ArgumentError(f"--test_of {folder}: give the output folder of a run of recipes/max_speed.py.")
+    if run.settings.get("streaming"):
+        raise ArgumentError(
+            f"--test_of {folder}: its test rows were a stream, whose rows have no place of their own. Name a file "
+            "with --dataset_name."
         )
+    if run.predictions is None:
+        raise DataError(f"{run.folder / PREDICTIONS} is missing, which says what the test rows were. Copy it there.")
+    return run
 
-    def _check_same(self, test: Any, columns: Sequence[str], args: DataArguments) -> None:
-        path = self.folder / PREDICTIONS
-        if len(test) != self.num_test_rows:
-            raise DataError(
-                f"{path} lists {self.num_test_rows:,} test rows, and splitting the data again gives {len(test):,}: the "
-                "data have changed since. Name the data that the run had with --dataset_name."
-            )
-        read_predictions(path, test, columns, args.label_column, policy=args.residue_policy)
+
+def repeated_settings(run: RunFiles, known: Container[str]) -> dict[str, Any]:
+    """A run's settings of the data and those of `REPEATED`, as far as `known` has them: as defaults of a command."""
+    names = [*(field.name for field in dataclasses.fields(DataArguments)), *REPEATED, "binder_threshold"]
+    return {name: run.settings[name] for name in names if name in run.settings and name in known}
+
+
+def load_test(run: RunFiles, args: DataArguments, settings: Any, seed: int) -> EvaluatedRows:
+    """Splits the data as a run did, and gives its test rows, with the slices that its report has.
+
+    Args:
+        run: from `read_trained_run`.
+        args: of the run; `args.dataset_name` may be another place of the same data.
+        settings: with `binder_threshold`, that of the run.
+        seed: of the run, which a training subset was drawn by.
+
+    Raises:
+        ArgumentError, DataError: as `load_data`; or the rows are not those that the run left in its folder.
+    """
+    table = make_demo_table() if args.dataset_name is None else None
+    with tempfile.TemporaryDirectory() as scratch:
+        data = load_data(args, output_dir=scratch, seed=seed, needs_validation=True, table=table)
+    splits: Any = data.splits
+    test, listed = splits["test"], run.folder / PREDICTIONS
+    assert run.predictions is not None
+    if len(test) != len(run.predictions.labels):
+        raise DataError(
+            f"{listed} lists {len(run.predictions.labels):,} test rows, and splitting the data again gives "
+            f"{len(test):,}: the data have changed since. Name the data that the run had with --dataset_name."
+        )
+    columns = [*dict.fromkeys(columns_of(SequenceCollator.from_pretrained(run.folder)))]
+    read_predictions(listed, test, columns, args.label_column, policy=args.residue_policy)  # of the same rows?
+    slices, notes = find_slices(splits["train"], test, columns)
+    units, lone = find_units(args, splits), find_lone_value(args, splits)
+    alone = f"All {len(test):,} rows share one value of {lone}: nothing is claimed about others." if lone else ""
+    leaks = data.report.get("leaks")
+    told = [alone, describe_repeated(leaks), *notes, *describe_units(units), *describe_near_copies(leaks)]
+    return EvaluatedRows(
+        test,
+        f"test rows of {run.folder}",
+        settings.binder_threshold,
+        _groups(test, args.group_column),
+        units,
+        [*slices, *find_exact(read_bounds(test))],
+        [note for note in told if note],
+    )
 
 
 def find_labels(table: Any, folder: Path, given: str | None) -> str | None:

@@ -112,7 +112,6 @@ def evaluate(
     first, *later = predictions
     compared = Compared(predictions, rows.labels, rows.threshold, seed, rows.units)
     scores = compared.score(rows.groups)
-    options: dict[str, Any] = {"threshold": compared.threshold, "seed": seed, "units": rows.units}
     verdicts = {
         name: judge_pair(
             rows.labels,
@@ -122,7 +121,7 @@ def evaluate(
             metric=metric,
             bounds=rows.bounds,
             groups=rows.groups,
-            **options,
+            **compared.options,
         ).as_dict()
         for name in later
     }
@@ -144,19 +143,15 @@ def evaluate(
 
 def _differences(compared: Compared, first: str, groups: Sequence[Any] | None = None) -> dict[str, dict[str, Any]]:
     """Of every other model against the first, in each metric that can be compared."""
-    options: dict[str, Any] = {
-        "seed": compared.seed,
-        "units": compared.units,
-        "groups": groups,
-        "threshold": compared.threshold,
-    }
-    columns, labels = compared.predictors, compared.labels
-    metrics = score_names(compared.threshold, groups is not None)
+    before, metrics = compared.predictors[first], score_names(compared.threshold, groups is not None)
+
+    def compare(after: FloatArray, metric: str) -> dict[str, Any]:
+        found = compare_paired(compared.labels, before, after, metric, groups=groups, **compared.options)
+        return found.as_dict()
+
     return {
-        name: {
-            metric: compare_paired(labels, columns[first], predicted, metric, **options).as_dict() for metric in metrics
-        }
-        for name, predicted in columns.items()
+        name: {metric: compare(after, metric) for metric in metrics}
+        for name, after in compared.predictors.items()
         if name != first
     }
 

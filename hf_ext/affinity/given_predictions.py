@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def read_predictions(
     sequence_columns: Sequence[str],
     label_column: str,
     *,
-    policy: ResiduePolicy | None = None,
+    policy: ResiduePolicy,
     column: str = PREDICTION,
 ) -> NDArray[np.float64]:
     """The predictions in a table for `rows`, in their order.
@@ -61,12 +61,24 @@ def read_predictions(
             "--prediction_column."
         )
     chosen = _by_source_row(path, records, rows) if SOURCE_ROW in names else _by_order(path, records, rows)
+    lines = [line for line, _ in chosen]
     for name in sequence_columns:
         if name in names:
-            _check_sequences(path, chosen, rows, name, policy or ResiduePolicy())
+            cells = [read_cell(cell) if isinstance(cell, str) else cell for cell in _cells(chosen, name)]
+            there = [judge_sequence(cell, policy).sequence for cell in cells]
+            _refuse_others(path, name, lines, there, [sequence or "" for sequence in rows[name][:]])
     if label := _own_label_column(names, label_column, column):
-        _check_labels(path, chosen, rows, label)
-    return _numbers(path, chosen, column)
+        labels = parse_labels(_cells(chosen, label), label, np.array(lines)).labels
+        # A run writes them in float32.
+        _refuse_others(path, label, lines, labels.astype(np.float32), np.asarray(rows["label"][:], np.float32))
+    values = [parse_number(str(cell).strip()) for cell in _cells(chosen, column)]
+    wrong = [line for line, value in zip(lines, values) if value is None or not np.isfinite(value)]
+    if wrong:
+        raise DataError(
+            f"{path}: {len(wrong):,} predictions in column {column!r} are no finite numbers: lines {_list(wrong)}. "
+            "Mend them, or leave these rows out everywhere."
+        )
+    return np.array(values, np.float64)
 
 
 def _by_source_row(path: Path, records: Sequence[Record], rows: Any) -> list[Record]:
@@ -104,19 +116,6 @@ def _by_order(path: Path, records: Sequence[Record], rows: Any) -> list[Record]:
     return [*records]
 
 
-def _check_sequences(path: Path, records: Sequence[Record], rows: Any, name: str, policy: ResiduePolicy) -> None:
-    cleaned = [judge_sequence(_text(record.get(name)), policy).sequence for _, record in records]
-    own = [sequence or "" for sequence in rows[name][:]]
-    _refuse(path, [line for (line, _), there, here in zip(records, cleaned, own) if there != here], name)
-
-
-def _check_labels(path: Path, records: Sequence[Record], rows: Any, name: str) -> None:
-    lines = [line for line, _ in records]
-    there = parse_labels([record.get(name) for _, record in records], name, np.array(lines)).labels.astype(np.float32)
-    here = np.asarray(rows["label"][:], np.float32)  # in which a run writes them
-    _refuse(path, [line for line, is_other in zip(lines, there != here) if is_other], name)
-
-
 def _own_label_column(names: Sequence[str], label_column: str, column: str) -> str | None:
     """Where the table has the labels; a run's own stands before its predictions, whatever the label was called."""
     if label_column in names:
@@ -124,33 +123,18 @@ def _own_label_column(names: Sequence[str], label_column: str, column: str) -> s
     return "label" if "label" in names and names.index("label") + 1 == names.index(column) else None
 
 
-def _refuse(path: Path, lines: Sequence[int], name: str) -> None:
-    if lines:
+def _refuse_others(path: Path, name: str, lines: Sequence[int], there: Iterable[Any], here: Iterable[Any]) -> None:
+    """Raises DataError where the table has something else in column `name` than the rows have."""
+    others = [line for line, cell, own in zip(lines, there, here) if cell != own]
+    if others:
         raise DataError(
-            f"{path}: lines {_list(lines)} ({len(lines):,} in all) have another {name} than the rows that are scored. "
-            "These predictions are of other rows, or the rows have changed since: predict again."
+            f"{path}: lines {_list(others)} ({len(others):,} in all) have another {name} than the rows that are "
+            "scored. These predictions are of other rows, or the rows have changed since: predict again."
         )
 
 
-def _numbers(path: Path, records: Sequence[Record], column: str) -> NDArray[np.float64]:
-    values = [_number(record.get(column)) for _, record in records]
-    wrong = [line for (line, _), value in zip(records, values) if value is None or not np.isfinite(value)]
-    if wrong:
-        raise DataError(
-            f"{path}: {len(wrong):,} predictions in column {column!r} are no finite numbers: lines {_list(wrong)}. "
-            "Mend them, or leave these rows out everywhere."
-        )
-    return np.array(values, np.float64)
-
-
-def _number(cell: Any) -> float | None:
-    if isinstance(cell, str):
-        return parse_number(cell.strip())
-    return float(cell) if isinstance(cell, int | float) and not isinstance(cell, bool) else None
-
-
-def _text(cell: Any) -> Any:
-    return read_cell(cell) if isinstance(cell, str) else cell
+def _cells(records: Sequence[Record], name: str) -> list[Any]:
+    return [record.get(name) for _, record in records]
 
 
 def _list(values: Sequence[Any]) -> str:

@@ -12,10 +12,11 @@ from ..data.splits import SPLIT_CLUSTER
 from ..evaluation.calibration import cross_fit_calibration
 from ..evaluation.conformal import LEVELS, conformal_half_widths, measure_coverage
 from ..evaluation.resampling import ResamplingUnits, check_units
+from ..evaluation.row_metrics import unpack_labelled
 from ..models.prediction_intervals import describe_basis, half_width
 from ..reporting.units import format_cell, share
+from .baselines import read_bounds
 from .calibrating import ridge_part, uncalibrated
-from .predictions import predict_labelled, read_bounds
 
 SHOWN = (0.5, 0.8, 0.9, 0.95)  # levels whose coverage is measured
 HEADLINE = 0.9  # or the highest below, where rows or units are few
@@ -50,7 +51,7 @@ def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None) -> dict[str, An
     if not hasattr(rows, "__len__"):
         return {"reason": "validation rows were a stream, of which nobody knows what was held out together"}
     with uncalibrated(trainer.model) as calibration:
-        raw, labels = predict_labelled(trainer, rows)
+        raw, labels = unpack_labelled(trainer.predict(rows))
     sides, units = _sides(rows, len(labels)), check_units(units, len(labels))
     mended = cross_fit_calibration(
         raw,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ from ..evaluation import label_audit
 from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_loss, plot_scatter
+from ..reporting.report.run_files import read_test_predictions
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..running import plots_if_possible, with_absolute_path
 from .advice import make_advice
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .scoring import SplitScores
 from .seed_scores import SeedScores
+
+PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 
 
 def save_results(
@@ -73,7 +76,7 @@ def save_results(
     if trainer.is_world_process_zero():
         write_json(folder / "all_results.json", results)
         spread = seeds.std if seeds else None
-        write_predictions(folder / "predictions.csv", splits["test"], test.predictions, test.labels, spread)
+        write_predictions(folder / PREDICTIONS, splits["test"], test.predictions, test.labels, spread)
         _plot(trainer.state.log_history, test, folder, settings["label_column"])
     return results
 
@@ -147,6 +150,22 @@ def write_predictions(
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(zip(*values))
+
+
+def read_test_rows(folder: Path, columns: Sequence[str]) -> set[tuple[str, ...]] | None:
+    """The sequences of the rows that the run in `folder` was tested on, and so was not trained on.
+
+    Returns:
+        In the order of `columns`; None where the folder does not list them.
+
+    Raises:
+        DataError: its list is damaged.
+    """
+    path = folder / PREDICTIONS
+    listed = read_test_predictions(path) if path.is_file() else None
+    if listed is None or not listed.columns.keys() >= {*columns}:
+        return None
+    return {*zip(*(listed.columns[name] for name in columns))}
 
 
 def _sized(rows: Any) -> bool:

@@ -15,7 +15,7 @@ from ..evaluation.calibration import apply_calibration
 from ..evaluation.metrics import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS, rmse_at_limits, score_names, value_of
 from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
-from ..evaluation.row_metrics import RowMetrics
+from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..models.calibration import is_ridge_alone
 from ..reporting import units
@@ -23,12 +23,11 @@ from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments
-from .baselines import EMBEDDING_RIDGE, PER_PARTNER, fit_baselines, sequence_columns
+from .baselines import EMBEDDING_RIDGE, PER_PARTNER, fit_baselines, read_bounds, sequence_columns
 from .calibrating import ridge_part, uncalibrated
 from .embedding_ridge import EmbeddingRidge
 from .held_out import describe_units
 from .measure import verdict_metric
-from .predictions import predict_labelled, read_bounds
 from .slices import Slice, find_exact, find_slices
 
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
@@ -180,11 +179,16 @@ class Compared:
     seed: int
     units: ResamplingUnits | None = None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """How they are scored, as functions of `hf_ext.evaluation` take it."""
+        return {"threshold": self.threshold, "seed": self.seed, "units": self.units}
+
     def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
         """Scores of each predictor; without metrics of binders where there is no threshold."""
-        options = {"groups": groups, "threshold": self.threshold, "seed": self.seed, "units": self.units}
         return {
-            name: score_predictions(predicted, self.labels, **options) for name, predicted in self.predictors.items()
+            name: score_predictions(predicted, self.labels, groups=groups, **self.options)
+            for name, predicted in self.predictors.items()
         }
 
     def select(self, chosen: Slice) -> Compared:
@@ -201,7 +205,7 @@ class Compared:
 def predict_calibrated(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
     """Predictions before calibration, None where there is none; predictions; labels: (n,) float64, label units."""
     with uncalibrated(trainer.model) as calibration:
-        raw, labels = predict_labelled(trainer, rows)
+        raw, labels = unpack_labelled(trainer.predict(rows))
     predictions = apply_calibration(raw, calibration, ridge_part(trainer, rows))
     return None if calibration is None else raw, predictions, labels
 
@@ -225,10 +229,8 @@ def _judge(
         bounds=bounds,
         is_scale_free=_is_scale_free(trainer),
         metric=metric,
-        seed=compared.seed,
-        units=compared.units,
         groups=groups,
-        threshold=compared.threshold,
+        **compared.options,
     )
     if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
         has_partners = "partners" in trainer.model.config.calibration

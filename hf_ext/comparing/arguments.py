@@ -41,7 +41,7 @@ class CompareArguments:
         default_factory=lambda: ["baseline"],
         metadata={
             "help": "One or more: a preset, a YAML file, 'stock' (transformers.Trainer itself), or for max_speed.py "
-            "'row_by_row' (every row by itself through the frozen encoders, in every epoch; a sample is measured)."
+            "in a clone 'row_by_row' (each row by itself through the frozen encoders, in every epoch; of a sample)."
         },
     )
     baseline_args: list[str] = field(

@@ -92,7 +92,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
         name: {
             "ratio": asdict(ratio_interval(rates[optimized], rates[name])),
             "decided_by": decision_interval(rates[optimized], rates[name], num_looks),
-            "loss": None if roles[name].module else compare_losses(good[optimized], good[name]),  # of a sample
+            "loss": None if roles[name].script else compare_losses(good[optimized], good[name]),  # of a sample
             "metric_drop": metric_drop(good[optimized], good[name], args.metric, args.greater_is_better),
             "same_sequences_per_step": sides[optimized]["sequences_per_step"] == sides[name]["sequences_per_step"],
         }

@@ -14,15 +14,15 @@ import yaml
 from ..arguments.config_file import read_nodes
 from ..arguments.presets import PRESETS
 from ..errors import ArgumentError
-from ..files import CONFIGS, RECIPES, find_shipped
+from ..files import CONFIGS, RECIPES, find_shipped, shipped_folder
 from .arguments import CompareArguments
 from .launching import Launch, read_launch
 
 Role = Literal["baseline", "optimized", "without", "only", "phase", "single"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 ROW_BY_ROW = "row_by_row"
-SLOW_MODULE = "hf_ext.affinity.row_by_row"
-SLOW_RECIPE = "max_speed.py"  # whose arguments the module takes
+SLOW_SCRIPT = shipped_folder("benchmarks") / f"{ROW_BY_ROW}.py"  # of a clone
+SLOW_RECIPE = "max_speed.py"  # whose arguments the script takes
 # As such scripts are run: 12 rows per pass. Later arguments win over those for all sides.
 SLOW_ARGUMENTS = (
     *("--preset", "baseline", "--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "1"),
@@ -34,7 +34,7 @@ SLOW_ARGUMENTS = (
 class Side:
     """One way to run the recipe. `speedup` is what an ablation leaves out ("without") or runs alone ("only").
 
-    `launch` is its own launch file, if it has one. `module` runs in the recipe's place; it trains on a sample of the
+    `launch` is its own launch file, if it has one. `script` runs in the recipe's place; it trains on a sample of the
     rows only, so that nothing but its speed can be compared.
     """
 
@@ -44,7 +44,7 @@ class Side:
     config: str | None = None
     speedup: str | None = None
     launch: Launch | None = None
-    module: str | None = None
+    script: str | None = None
 
 
 def make_sides(args: CompareArguments) -> list[Side]:
@@ -52,7 +52,7 @@ def make_sides(args: CompareArguments) -> list[Side]:
 
     Raises:
         ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; 'row_by_row' of another recipe
-            than the one that it is measured for; or see `read_launch`.
+            than the one that it is measured for, or outside of a clone; or see `read_launch`.
     """
     extras = _spread(args.baseline_args, len(args.baseline)) or [""] * len(args.baseline)
     sides = [
@@ -81,13 +81,13 @@ def _launch_side(side: Side, file: str) -> Side:
 
 
 def _make_slow_side(args: CompareArguments, extra: str) -> Side:
-    if Path(args.recipe).name != SLOW_RECIPE:
+    if Path(args.recipe).name != SLOW_RECIPE or not SLOW_SCRIPT.is_file():
         raise ArgumentError(
-            f"--baseline {ROW_BY_ROW} is a loop on frozen encoders with the arguments of recipes/{SLOW_RECIPE}, not of "
-            f"{args.recipe}: use 'stock' or a preset."
+            f"--baseline {ROW_BY_ROW} with --recipe {args.recipe}: it is benchmarks/{ROW_BY_ROW}.py of a clone, "
+            f"with the arguments of recipes/{SLOW_RECIPE}. Run that recipe in a clone, or use 'stock' or a preset."
         )
     more = (*SLOW_ARGUMENTS, "--sample_rows", str(args.sample_rows), *shlex.split(extra))
-    return Side(ROW_BY_ROW, "baseline", more, module=SLOW_MODULE)
+    return Side(ROW_BY_ROW, "baseline", more, script=str(SLOW_SCRIPT))
 
 
 def _make_side(text: str, role: Role, extra: str) -> Side:
@@ -142,8 +142,8 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
     own_config = ["--config", config] if config else []
-    script = ["-m", side.module] if side.module else [str(find_shipped(args.recipe, RECIPES))]
-    return [*launcher, *script, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
+    script = side.script or str(find_shipped(args.recipe, RECIPES))
+    return [*launcher, script, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
 
 
 def _config_of(args: CompareArguments, side: Side, folder: Path) -> str | None:

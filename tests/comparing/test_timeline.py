@@ -16,7 +16,7 @@ from hf_ext.comparing.sides import Side, make_command, make_sides
 from hf_ext.comparing.timeline import make_timeline
 from hf_ext.errors import ArgumentError
 
-SLOW = Side("row_by_row", "baseline", (), module="hf_ext.affinity.row_by_row")
+SLOW = Side("row_by_row", "baseline", (), script="row_by_row.py")
 
 
 def timed_run(side: Side, round_: int, seconds: float, before: float, epoch_steps: float, **changes: Any) -> SideRun:
@@ -93,21 +93,25 @@ def test_of_a_sample_no_loss_is_compared() -> None:
     assert analyze(CompareArguments(rounds=1), whole)["against"]["stock"]["loss"] is not None
 
 
-def test_row_by_row_is_a_module_with_the_arguments_of_the_recipe() -> None:
+def test_row_by_row_is_a_script_with_the_arguments_of_the_recipe() -> None:
     args = CompareArguments(baseline=["row_by_row"], baseline_args=["--per_device_train_batch_size 2"], sample_rows=30)
     slow, _ = make_sides(args)
     command = make_command(args, ["--config", "own.yaml"], slow, Path("f"), 0)
-    assert command[1:3] == ["-m", "hf_ext.affinity.row_by_row"]
+    assert Path(command[1]).is_file()
+    assert command[1].endswith("benchmarks/row_by_row.py")
     assert command[command.index("--sample_rows") + 1] == "30"
     sizes = [command[i + 1] for i, word in enumerate(command) if word == "--per_device_train_batch_size"]
     assert sizes == ["12", "2"]  # the later one wins
     assert command[-2:] == ["--output_dir", "f"]
 
 
-def test_row_by_row_is_refused_where_it_is_no_side_of_the_recipe() -> None:
-    with pytest.raises(ArgumentError, match=r"with the arguments of recipes/max_speed.py, not of recipes/mlm.py"):
+def test_row_by_row_is_refused_where_it_is_no_side_of_the_recipe(monkeypatch) -> None:
+    with pytest.raises(ArgumentError, match="row_by_row with --recipe recipes/mlm"):
         make_sides(CompareArguments(baseline=["row_by_row"], recipe="recipes/mlm.py"))
     with pytest.raises(ArgumentError, match=r"--optimized 'row_by_row': \['row_by_row'\] is no preset"):
         make_sides(CompareArguments(optimized="row_by_row"))
     with pytest.raises(ArgumentError, match="--sample_rows 0: must be at least 1"):
         CompareArguments(sample_rows=0)
+    monkeypatch.setattr("hf_ext.comparing.sides.SLOW_SCRIPT", Path("site-packages/row_by_row.py"))
+    with pytest.raises(ArgumentError, match="Run that recipe in a clone"):
+        make_sides(CompareArguments(baseline=["row_by_row"]))

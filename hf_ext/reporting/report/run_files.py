@@ -87,7 +87,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
         results=results,
         plan=_read_json(path / "plan.json"),
         state=_read_json(path / "trainer_state.json"),
-        predictions=_read_predictions(table) if table.is_file() else None,
+        predictions=read_test_predictions(table) if table.is_file() else None,
         images=tuple(name for name in IMAGES if (path / name).is_file()),
     )
 
@@ -105,8 +105,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_predictions(path: Path) -> Predictions | None:
-    """None where the table has no label or prediction column, or no rows."""
+def read_test_predictions(path: Path) -> Predictions | None:
+    """A run's `predictions.csv`; None where the table has no label or prediction column, or no rows.
+
+    Raises:
+        DataError: a row has too few or too many cells, or something else than a number for one.
+    """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         header = next(reader, [])

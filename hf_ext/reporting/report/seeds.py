@@ -77,7 +77,6 @@ def teacher_blocks(run: RunFiles) -> list[Block]:
         ["Spearman of the student on test", units.score({"value": spearman.get("student")})],
         ["Spearman of the teacher on test", units.score({"value": spearman.get("teacher")})],
         ["parameters, teacher to student", units.number(facts.get("size_ratio"))],
-        ["residues per second, student to teacher", units.number(facts.get("speed_ratio"))],
     ]
     held_out = as_dict(facts.get("held_out")).get("text")
     return [Table(["", ""], rows, "Learned from a teacher."), *([Bullets([str(held_out)])] if held_out else [])]

@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
+from row_by_row import RowByRow, collate, main, measure
 from transformers import TrainingArguments
 
-from hf_ext.affinity.row_by_row import RowByRow, collate, main, measure
 from hf_ext.errors import ArgumentError
 
 

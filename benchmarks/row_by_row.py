@@ -1,6 +1,6 @@
 """The loop that scripts on frozen encoders are written with: in every step, each row by itself through every encoder.
 
-    python -m hf_ext.affinity.row_by_row --sample_rows 96 [arguments of recipes/max_speed.py]
+    python benchmarks/row_by_row.py --sample_rows 96 [arguments of recipes/max_speed.py]
 
 What `recipes/compare.py --baseline row_by_row` runs. Nothing is cached; a Python loop in `forward` tokenizes and
 encodes one input after the other, in float32 and without a gradient, and the head trains on their pooled embeddings.
@@ -20,18 +20,18 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments, set_seed
 
-from ..data.arguments import DataArguments
-from ..data.collators import SequenceCollator
-from ..data.demo import make_demo_encoders
-from ..errors import ArgumentError, exit_on_errors
-from ..models.affinity import AffinityModel, AffinityOutput
-from ..reporting.run_log import start_run_log
-from ..reporting.throughput import WARMUP_STEPS, ThroughputCallback
-from ..running import parse_command, stock_arguments
-from ..training_args import FastTrainingArguments
-from .arguments import AffinityArguments
-from .building import build_collator, build_model, fill_in_demo, settle_training
-from .preparing import load_rows
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
+from hf_ext.affinity.preparing import load_rows
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.collators import SequenceCollator
+from hf_ext.data.demo import make_demo_encoders
+from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.models.affinity import AffinityModel, AffinityOutput
+from hf_ext.reporting.run_log import start_run_log
+from hf_ext.reporting.throughput import WARMUP_STEPS, ThroughputCallback
+from hf_ext.running import parse_command, stock_arguments
+from hf_ext.training_args import FastTrainingArguments
 
 # What the loop is without, whatever the recipe is asked for.
 PLAIN: dict[str, Any] = {
