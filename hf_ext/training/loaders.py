@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -289,11 +290,14 @@ def naming_dead_workers(trainer: Any) -> Iterator[None]:
         yield
     except BROKEN as error:
         said = _DEATH.match(str(error))
-        if said is None:
+        # A worker that a fork server started is not a child, whose death torch would hear of: only its pipe breaks.
+        place = traceback.extract_tb(error.__traceback__)[-1].filename
+        if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
             raise
+        words = said[0].strip().rstrip(".") if said else f"DataLoader worker (pid not known) is gone: {error}"
         own = trainer.checkpoints.checkpoints()
         newest = f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
         raise DataWorkerDied(
-            f"{said[0].strip().rstrip('.')}. {newest} The same command with --resume auto (the recipes' default) goes "
+            f"{words}. {newest} The same command with --resume auto (the recipes' default) goes "
             f"on. {_ADVICE.format(trainer.args.dataloader_num_workers)}"
         ) from error

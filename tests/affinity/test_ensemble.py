@@ -142,7 +142,7 @@ def test_encoders_run_once_for_all_seeds(ensemble, cache):
         for name in ("seed-43", "seed-44")
     ]
     assert num_encoded == [0, 0]
-    assert list(cache.rglob("shard-*"))
+    assert list(cache.rglob("rows-*"))
 
 
 EMBED = "embedding_cache"
