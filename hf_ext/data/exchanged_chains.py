@@ -7,9 +7,10 @@ from itertools import combinations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from scipy.sparse import csr_matrix
 
 from .columns import distinct
+from .near_copies import count_kmers
 
 K = 3
 MAX_ROWS = 5_000  # looked at, evenly through the table
@@ -19,7 +20,6 @@ MOST = 0.5  # of the rows, in which each chain is where its like is
 MAX_LISTED = 10
 
 OWN, OTHER = 1, 2
-Kmers = tuple[np.ndarray, np.ndarray, int]
 
 
 def find_exchanged(table: pa.Table, columns: Sequence[str], path: str) -> list[str]:
@@ -37,7 +37,7 @@ def find_exchanged(table: pa.Table, columns: Sequence[str], path: str) -> list[s
     looked_at = table.filter(pa.array(chosen))
     rows = looked_at["source_row"].to_numpy()
     taken = {name: distinct(looked_at[name]) for name in columns}
-    kmers = {name: _count_kmers(found.cells) for name, found in taken.items()}
+    kmers = {name: count_kmers(found.cells.to_pylist(), K) for name, found in taken.items()}
     said = []
     for first, second in combinations(taken, 2):
         nearer = [
@@ -58,25 +58,12 @@ def find_exchanged(table: pa.Table, columns: Sequence[str], path: str) -> list[s
     return said
 
 
-def _count_kmers(cells: pa.Array) -> tuple[np.ndarray, np.ndarray, int]:
-    """The k-mers of all sequences as one array of numbers, the sequence that each is of, and how many there are."""
-    letters = np.frombuffer("".join(cells.to_pylist()).encode(), np.uint8).astype(np.int64) - ord("A")
-    owner = np.repeat(np.arange(len(cells)), pc.binary_length(cells).to_numpy())
-    num = max(0, len(letters) - K + 1)
-    code = sum((letters[at : at + num] * 26**at for at in range(K)), np.zeros(num, np.int64))
-    is_whole = owner[:num] == owner[len(owner) - num :]
-    return code[is_whole], owner[:num][is_whole], len(cells)
-
-
-def _nearer_column(own: Kmers, other: Kmers) -> np.ndarray:
+def _nearer_column(own: csr_matrix, other: csr_matrix) -> np.ndarray:
     """(n,) for each distinct sequence: `OWN` where it shares more k-mers with the rest of its column, `OTHER` with
-    those of the other; 0 where it is like neither, or like both."""
-    (kmers, owner, num), (others, _, num_others) = own, other
-
-    def share(counts: np.ndarray, num_sequences: int) -> np.ndarray:
-        return np.bincount(owner, counts[kmers], num) / np.maximum(np.bincount(owner, minlength=num) * num_sequences, 1)
-
-    here = share(np.bincount(kmers, minlength=26**K), num) - share(np.ones(26**K), num)
-    there = share(np.bincount(others, minlength=26**K), num_others)
+    those of the other; 0 where it is like neither, or like both. Arguments: of both columns, from `count_kmers`."""
+    each = np.asarray(own.sum(1), np.float64).ravel()
+    mine, theirs = (np.asarray(kmers.sum(0), np.float64).ravel() for kmers in (own, other))
+    here = (own @ mine - each) / np.maximum(each * own.shape[0], 1)
+    there = own @ theirs / np.maximum(each * other.shape[0], 1)
     is_own, is_other = here >= NEARER * there, there >= NEARER * here
     return np.where(is_own & (here >= ALIKE), OWN, np.where(is_other & (there >= ALIKE), OTHER, 0))

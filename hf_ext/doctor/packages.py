@@ -31,7 +31,7 @@ PURPOSES = {
 
 @dataclass(frozen=True)
 class Package:
-    """One distribution. `wanted` is a version rule (">=5.23,<6"), `extra` the optional group that brings it.
+    """One distribution. `wanted` is a version rule (">=5.24,<6"), `extra` the optional group that brings it.
 
     `problem`: None where it is fine, else "not installed", "too old" (or too new), or what its import raised.
     """
