@@ -415,15 +415,15 @@ def devices() -> str:
     return format_markdown_table(device_rows(), ["", *DEVICES, "held by"])
 
 
-def start_time() -> str:
-    """Seconds of the processor until the first step, and of imports; medians and quartiles."""
-    result = json.loads((RESULTS / "start_time_cpu.json").read_text())
+def command_times() -> str:
+    """What commands take, by the clock and of the processor; medians and quartiles."""
+    result = json.loads((RESULTS / "command_times_cpu.json").read_text())
     by_what: dict[str, dict[str, str]] = {}
     for row in result["rows"]:
-        low, median, high = row["cpu_seconds"]
-        by_what.setdefault(row["what"], {})[row["side"]] = f"{median:.2f} s [{low:.2f}, {high:.2f}]"
+        told = ["{1:.1f} [{0:.1f}, {2:.1f}]".format(*row[unit]) for unit in ("clock_seconds", "cpu_seconds")]
+        by_what.setdefault(row["what"], {})[row["side"]] = " / ".join(told)
     rows = [[what, sides.get("before", "-"), sides["now"]] for what, sides in by_what.items()]
-    return format_markdown_table(rows, ["CPU time, one core", "before", "now"])
+    return format_markdown_table(rows, ["seconds by the clock / of the processor", "before", "now"])
 
 
 def host_optimizer() -> str:
@@ -722,7 +722,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "activation_checkpointing": activation_checkpointing,
     "attention_backward": attention_backward,
     "element_wise": element_wise,
-    "start_time": start_time,
+    "command_times": command_times,
     "devices": devices,
     "families": families,
     "encoder_choices": encoder_choices,

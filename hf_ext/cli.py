@@ -75,7 +75,7 @@ def quick_imports() -> Iterator[None]:
     """Inside, nothing is collected; what was imported is never looked through again, but by `_thaw`.
 
     For programs, at their top: a million objects that modules define stay anyway, and looking for garbage among them
-    takes a second of the processor until the first step (`benchmarks/start_time.py`).
+    takes a second of the processor until the first step (`benchmarks/command_times.py`).
     """
     collects, kernels = gc.isenabled(), logging.getLogger("bitsandbytes.backends")
     level = kernels.level
