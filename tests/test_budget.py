@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1741, 15),
+    ".": (1761, 15),
     "affinity": (3402, 34),
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
@@ -22,10 +22,10 @@ BUDGET = {
     "evaluation": (2196, 18),
     "generation": (2961, 30),
     "hub": (368, 6),
-    "masked_lm": (359, 4),
+    "masked_lm": (329, 4),
     "memory": (630, 7),
     "models": (3299, 40),
-    "pde": (943, 13),
+    "pde": (910, 12),
     "recipes": (2, 1),
     "reporting": (3939, 63),
     "speedups": (1904, 20),
