@@ -2,7 +2,7 @@
 
     python benchmarks/row_by_row.py --sample_rows 96 [arguments of recipes/max_speed.py]
 
-What `recipes/compare.py --baseline row_by_row` runs. Nothing is cached; a Python loop in `forward` tokenizes and
+Nothing is cached; a Python loop in `forward` tokenizes and
 encodes one input after the other, in float32 and without a gradient, and the head trains on their pooled embeddings.
 With transformers' own Trainer, on a sample of the training rows, without evaluation or checkpoints; of the run only
 `throughput.json` is left.

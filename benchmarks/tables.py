@@ -20,10 +20,9 @@ from typing import Any
 from device_table import DEVICES, device_rows
 from encoder_table import choice_rows, family_rows
 from gpu.table import parts_table, read_sessions, speed_table
+from progression import describe_runs, phases_table, summarize
 from speedup_cards import cards, index, shared_cards
 
-from hf_ext.comparing.progression_file import read_progression
-from hf_ext.comparing.progression_report import describe_runs, format_claim, phases_table, summarize
 from hf_ext.reporting.tables import format_markdown_table
 from hf_ext.reporting.units import NOT_MEASURED
 
@@ -697,15 +696,11 @@ def progression_pde() -> str:
 
 
 def _progression(name: str) -> str:
-    """`compare.py --progression`'s own table and sentences, or what is claimed where nothing was measured yet."""
-    path = RESULTS / f"{name}.json"
-    if path.is_file():
-        result = json.loads(path.read_text())
-        lines = [phases_table(result), "", describe_runs(result), "", *(f"- {line}" for line in summarize(result))]
-        return "\n".join(lines)
-    file = read_progression(str(ROOT / "recipes" / "configs" / f"{name.removesuffix('_cpu')}.yaml"))
-    rows = [[phase.name, format_claim(phase.claimed), NOT_MEASURED] for phase in file.phases]
-    return format_markdown_table(rows, ["phase", "claimed", "this phase"])
+    """The table and sentences of `progression.py`."""
+    result = json.loads((RESULTS / f"{name}.json").read_text())
+    return "\n".join(
+        [phases_table(result), "", describe_runs(result), "", *(f"- {line}" for line in summarize(result))]
+    )
 
 
 def gpu_speed() -> str:

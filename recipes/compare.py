@@ -1,14 +1,11 @@
 """Compare two or more ways to run a recipe: speed, memory, loss, metric, with intervals and pass/fail criteria.
 
     hf-ext compare --baseline baseline --optimized max_speed -- --num_train_epochs 3
-    hf-ext compare --recipe recipes/mlm.py --baseline stock stock_best.yaml --optimized max_speed \\
+    hf-ext compare --recipe recipes/mlm.py --baseline stock mlm_stock_best.yaml --optimized max_speed \\
         --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
     hf-ext compare --baseline baseline --baseline_launch accelerate_configs/2gpu_baseline.yaml \\
         --optimized max_speed --optimized_launch accelerate_configs/2gpu_ddp.yaml -- --effective_batch_size 64
 
-    hf-ext compare --progression progression_affinity.yaml --singles -- --num_train_epochs 2
-
-A progression switches phases on one after another, and shows what each brings beside what was claimed of it.
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
 take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json,
 comparison.md and comparison.png. Killed and started again, the same command keeps the runs that it had finished.
@@ -27,7 +24,6 @@ with quick_imports():
     from hf_ext.arguments.help import GroupedArgumentParser
     from hf_ext.comparing.arguments import CompareArguments
     from hf_ext.comparing.comparison import compare
-    from hf_ext.comparing.progression import compare_phases
     from hf_ext.errors import exit_on_errors
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
@@ -45,8 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = GroupedArgumentParser(CompareArguments, description=__doc__, usage=USAGE, allow_abbrev=False)
     (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)
     log = start_run_log(args.output_dir)
-    run = compare_phases if args.progression else compare
-    result = run(args, words[end + 1 :])
+    result = compare(args, words[end + 1 :])
     log.info("\n%s\n", (Path(args.output_dir) / "comparison.md").read_text())
     if result["too_noisy"]:
         return TOO_NOISY

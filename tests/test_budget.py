@@ -15,7 +15,7 @@ BUDGET = {
     "affinity": (3402, 34),
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
-    "comparing": (1530, 19),
+    "comparing": (815, 7),
     "data": (3541, 33),
     "doctor": (2388, 26),
     "embeddings": (453, 6),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import figures
 import pytest
 import torch
 from datasets import Dataset
-from documented_commands import DOCS, parse, read_commands, read_snippets
+from documented_commands import DOCS, read_snippets
 from tables import PAGES, TABLES, render
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_ext.arguments.presets import PRESETS
-from hf_ext.comparing.progression_file import as_flags, read_progression
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,17 +47,6 @@ def test_the_picture_is_what_its_result_says_and_so_are_the_numbers_beside_it() 
     numbers = re.findall(r"\d\.\d\d", alternative)
     assert len(numbers) == 5
     assert [number for number in numbers if f">{number}</text>" not in drawn] == []
-
-
-def test_phases_of_the_page_on_progressions_are_arguments_of_their_recipe() -> None:
-    commands = read_commands(ROOT / "docs" / "progression.md")
-    assert len(commands) == 2
-    for command in commands:
-        shared = command.partition(" -- ")[2]
-        args = parse(command)[0]
-        phases = read_progression(args.progression).phases
-        words = [*shlex.split(shared), *(word for phase in phases for word in as_flags(phase.arguments))]
-        assert parse(" ".join([args.recipe, *map(shlex.quote, words), "--use_cpu", "true"]))
 
 
 def tokenised(tokenizer: Any, labels: list[Any], text: str = "sequence") -> Dataset:

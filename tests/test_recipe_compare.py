@@ -47,7 +47,8 @@ def recipe(tmp_path_factory, demo_encoders) -> Path:
 
 
 def compare(recipe: Path, cwd: Path, *words: str, status: int = 0) -> Finished:
-    shared = ["--max_steps", "12", "--use_cpu", "true", "--save_strategy", "no", "--per_device_train_batch_size", "4"]
+    shared = ["--max_steps", "12", "--use_cpu", "true", "--save_strategy", "no", "--logging_steps", "2"]
+    shared += ["--per_device_train_batch_size", "4"]
     words = ("--recipe", str(recipe), "--output_dir", "out", *words, "--", *shared)
     return run("compare", cwd, *words, launcher=ALONE, status=status)
 
@@ -56,9 +57,7 @@ def compare(recipe: Path, cwd: Path, *words: str, status: int = 0) -> Finished:
 def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_path) -> None:
     limits = ["--min_speedup", "1e12", "--max_loss_delta", "10", "--max_memory_gib", "100"]
     optimized = ["--optimized", "max_speed", "--optimized_args", "--without precision cpu_matmul"]
-    done = compare(
-        recipe, tmp_path, "--rounds", "1", "--max_rounds", "2", "--logging_steps", "2", *optimized, *limits, status=3
-    )
+    done = compare(recipe, tmp_path, "--rounds", "1", "--max_rounds", "2", *optimized, *limits, status=3)
     # One round says nothing of others, so there is a second.
     assert [line for line in done.stdout.splitlines() if ", round " in line] == [
         f"{side}, round {round_}" for round_ in range(2) for side in ("baseline", "max_speed")
@@ -84,7 +83,7 @@ def test_a_child_that_fails_ends_the_comparison_with_its_log(tmp_path) -> None:
 
 @pytest.mark.nightly
 def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_path) -> None:
-    compare(recipe, tmp_path, "--rounds", "2", "--warmup_run", "true", "--ablate", "true")
+    compare(recipe, tmp_path, "--rounds", "2", "--ablate", "true")
     result = json.loads((tmp_path / "out" / "comparison.json").read_text())
     plan = json.loads((tmp_path / "out" / "max_speed" / "round_0" / "plan.json").read_text())
     applied = [decision["name"] for decision in plan["decisions"] if decision["status"] == "applied"]
@@ -92,17 +91,6 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
     failed = next(row for row in result["ablation"] if (row["speedup"], row["how"]) == ("fused_gelu", "without"))
     assert failed["verdict"] == "failed: no memory without fused_gelu"
     assert all(row["ratio"]["value"] > 0 for row in result["ablation"] if row["ratio"])
-
-
-@pytest.mark.nightly
-def test_the_loop_over_rows_is_a_baseline_with_a_timeline(tmp_path) -> None:
-    shared = ["--use_cpu", "true", "--head", "mlp", "--num_train_epochs", "2"]
-    sides = ["--baseline", "row_by_row", "--sample_rows", "24", "--rounds", "1", "--output_dir", "out"]
-    done = run("compare", tmp_path, "--recipe", str(RECIPES / "max_speed.py"), *sides, "--", *shared, launcher=ALONE)
-    assert "- row_by_row: measured on 24 rows, projected to epochs of 2,400;" in done.stdout
-    result = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    slow, fast = (result["timeline"]["sides"][name]["seconds"] for name in ("row_by_row", "max_speed"))
-    assert all(a > b for a, b in zip(slow[1:], fast[1:]))
 
 
 def test_a_wrong_argument_is_named_with_the_nearest(tmp_path, monkeypatch) -> None:

@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import resource
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ..errors import HfExtError
-from .costs import Cost, start_costs
-from .kept_runs import find_finished, mark_finished
+from ..checkpoints.run_lock import find_other_run
+from ..errors import ArgumentError, HfExtError
+from ..files import write_text
 from .sides import Side
 
 logger = logging.getLogger(__name__)
 
 TAIL_LINES = 30
+MAX_HASHED_BYTES = 2**20  # larger files, which are data, are known by size and time
 GRACE_S = 5.0  # between asking processes to end and ending them
 
 
 class ChildFailed(HfExtError):
     """A run of a side ended with an error; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run.
+
+    Attributes:
+        seconds: of the clock.
+        cpu_seconds: of the processor, of the process and all that it waited for; None where it was not recorded.
+        stolen_share: of the machine's core time, what a hypervisor gave to others meanwhile; None where the system
+            does not say.
+    """
+
+    seconds: float
+    cpu_seconds: float | None = None
+    stolen_share: float | None = None
+
+
+def start_costs() -> Callable[[], Cost]:
+    """Begins to count; what is returned ends it. Counts child processes that ended in between, and no others."""
+    began, used, before = time.perf_counter(), _children_seconds(), psutil.cpu_times()
+
+    def end() -> Cost:
+        times, passed = psutil.cpu_times(), time.perf_counter() - began
+        stolen = getattr(times, "steal", None)  # Linux alone says it
+        if stolen is not None:
+            stolen = round((stolen - before.steal) / max(sum(times[:8]) - sum(before[:8]), 1e-9), 4)
+        return Cost(passed, _children_seconds() - used, stolen)
+
+    return end
+
+
+def _children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 @dataclass
@@ -99,7 +138,7 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
     _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
-    mark_finished(folder, command, cost)
+    _write_record(folder, command, cost)
     return _read_run(side, round_, cost, folder)
 
 
@@ -161,3 +200,52 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _tail(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
     return f"The last lines of {log}:\n" + "\n".join(lines)
+
+
+def find_finished(folder: Path, command: Sequence[str]) -> Cost | None:
+    """Returns the cost of a run that ended well in `folder`, or makes `folder` new and empty for one to begin.
+
+    Beside the folder stands `<folder>.run.json`: the command, what its files held, and how long it took. The code that
+    the command runs is not part of it.
+
+    Raises:
+        ArgumentError: what is in the folder came from another command, or a run still writes there.
+    """
+    record = _record_of(folder)
+    found = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    if folder.exists():
+        if found is None or found["run"] != _describe(command):
+            raise ArgumentError(
+                f"{folder} is there already, from another command or other files: choose another --output_dir, or "
+                "remove it."
+            )
+        if found["cost"] is not None:
+            return Cost(**found["cost"])
+        if (other := find_other_run(folder)) is not None:  # a comparison that was killed leaves its child at work
+            raise ArgumentError(f"{other} (Left at work by a comparison that was killed.)")
+        shutil.rmtree(folder)  # killed half-way: what it measured is no run
+    folder.mkdir(parents=True)
+    _write_record(folder, command, None)
+    return None
+
+
+def _record_of(folder: Path) -> Path:
+    return Path(f"{folder}.run.json")
+
+
+def _write_record(folder: Path, command: Sequence[str], cost: Cost | None) -> None:
+    record = {"run": _describe(command), "cost": asdict(cost) if cost else None}
+    write_text(_record_of(folder), json.dumps(record, indent=1) + "\n")
+
+
+def _describe(command: Sequence[str]) -> dict[str, Any]:
+    """The command, and what the files among its words hold: a YAML that was edited makes another run."""
+    files = {word: _fingerprint(Path(word)) for word in command[1:] if len(word) < 1024 and Path(word).is_file()}
+    return {"command": [*command], "files": files}
+
+
+def _fingerprint(path: Path) -> str:
+    status = path.stat()
+    if status.st_size > MAX_HASHED_BYTES:
+        return f"{status.st_size} bytes, {status.st_mtime_ns}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()

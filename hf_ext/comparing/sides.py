@@ -9,33 +9,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 
 from ..arguments.config_file import read_nodes
 from ..arguments.presets import PRESETS
 from ..errors import ArgumentError
-from ..files import CONFIGS, RECIPES, find_shipped, shipped_folder
+from ..files import CONFIGS, LAUNCHERS, RECIPES, find_shipped
 from .arguments import CompareArguments
-from .launching import Launch, read_launch
 
-Role = Literal["baseline", "optimized", "without", "only", "phase", "single"]
+Role = Literal["baseline", "optimized", "without", "only"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
-ROW_BY_ROW = "row_by_row"
-SLOW_SCRIPT = shipped_folder("benchmarks") / f"{ROW_BY_ROW}.py"  # of a clone
-SLOW_RECIPE = "max_speed.py"  # whose arguments the script takes
-# As such scripts are run: 12 rows per pass. Later arguments win over those for all sides.
-SLOW_ARGUMENTS = (
-    *("--preset", "baseline", "--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "1"),
-    *("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"),
-)
+LOGGING_STEPS = 10  # between points of the loss curves
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A file for `accelerate launch`, and the processes that it starts."""
+
+    file: str
+    num_processes: int
+
+    def command(self) -> list[str]:
+        """What stands before the recipe, with this Python."""
+        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", self.file]
 
 
 @dataclass(frozen=True)
 class Side:
     """One way to run the recipe. `speedup` is what an ablation leaves out ("without") or runs alone ("only").
 
-    `launch` is its own launch file, if it has one. `script` runs in the recipe's place; it trains on a sample of the
-    rows only, so that nothing but its speed can be compared.
+    `launch` is its own launch file, if it has one.
     """
 
     name: str
@@ -44,21 +48,16 @@ class Side:
     config: str | None = None
     speedup: str | None = None
     launch: Launch | None = None
-    script: str | None = None
 
 
 def make_sides(args: CompareArguments) -> list[Side]:
     """All baselines, then the optimized side; launch files are part of names, equal names are numbered.
 
     Raises:
-        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; 'row_by_row' of another recipe
-            than the one that it is measured for, or outside of a clone; or see `read_launch`.
+        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; or see `read_launch`.
     """
     extras = _spread(args.baseline_args, len(args.baseline)) or [""] * len(args.baseline)
-    sides = [
-        _make_slow_side(args, extra) if text == ROW_BY_ROW else _make_side(text, "baseline", extra)
-        for text, extra in zip(args.baseline, extras)
-    ]
+    sides = [_make_side(text, "baseline", extra) for text, extra in zip(args.baseline, extras)]
     sides.append(_make_side(args.optimized, "optimized", args.optimized_args))
     if args.optimized_launch:
         files = [*_spread(args.baseline_launch, len(args.baseline)), args.optimized_launch]
@@ -80,16 +79,6 @@ def _launch_side(side: Side, file: str) -> Side:
     return replace(side, name=f"{side.name} on {Path(file).stem}", launch=launch)
 
 
-def _make_slow_side(args: CompareArguments, extra: str) -> Side:
-    if Path(args.recipe).name != SLOW_RECIPE or not SLOW_SCRIPT.is_file():
-        raise ArgumentError(
-            f"--baseline {ROW_BY_ROW} with --recipe {args.recipe}: it is benchmarks/{ROW_BY_ROW}.py of a clone, "
-            f"with the arguments of recipes/{SLOW_RECIPE}. Run that recipe in a clone, or use 'stock' or a preset."
-        )
-    more = (*SLOW_ARGUMENTS, "--sample_rows", str(args.sample_rows), *shlex.split(extra))
-    return Side(ROW_BY_ROW, "baseline", more, script=str(SLOW_SCRIPT))
-
-
 def _make_side(text: str, role: Role, extra: str) -> Side:
     more = tuple(shlex.split(extra))
     if text == "stock":
@@ -101,10 +90,8 @@ def _make_side(text: str, role: Role, extra: str) -> Side:
         return Side(path.stem, role, more, config=str(path))
     unknown = [name for name in text.split("+") if name not in PRESETS]
     if unknown:
-        slow = f"'{ROW_BY_ROW}', " if role == "baseline" else ""
         raise ArgumentError(
-            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, {slow}or presets: "
-            f"{', '.join(PRESETS)}."
+            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, or presets: {', '.join(PRESETS)}."
         )
     return Side(text, role, ("--preset", text, *more))
 
@@ -126,13 +113,11 @@ def make_ablations(optimized: Side, plan: dict[str, Any]) -> list[Side]:
 
 def make_command(args: CompareArguments, shared: Sequence[str], side: Side, folder: Path, round_: int) -> list[str]:
     """The command of one run. Later arguments win: this function's, those for all sides, the side's, the folder."""
-    launcher = shlex.split(args.launch) if args.launch else [sys.executable]
-    if side.launch is not None:
-        launcher = side.launch.command()
+    launcher = [sys.executable] if side.launch is None else side.launch.command()
     config = _config_of(args, side, folder)
     ours: dict[str, Any] = {
         "logging_strategy": "steps",
-        "logging_steps": args.logging_steps,
+        "logging_steps": LOGGING_STEPS,
         "seed": args.seed + round_,
         "report_to": "none",
         "disable_tqdm": "true",
@@ -142,8 +127,8 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
     own_config = ["--config", config] if config else []
-    script = side.script or str(find_shipped(args.recipe, RECIPES))
-    return [*launcher, script, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
+    script = find_shipped(args.recipe, RECIPES)
+    return [*launcher, str(script), *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
 
 
 def _config_of(args: CompareArguments, side: Side, folder: Path) -> str | None:
@@ -170,3 +155,37 @@ def merge_yaml(below: str, above: str) -> str:
 
 def _key(node: yaml.Node) -> str:
     return str(node.value).replace("-", "_")
+
+
+def read_launch(path: str, flag: str) -> Launch:
+    """Reads a config file and checks that this machine can start it.
+
+    Args:
+        path: a YAML file as in accelerate_configs, or the name of one there.
+        flag: the argument that named it, for messages.
+
+    Raises:
+        ArgumentError: the file is absent, no Accelerate config, or for several machines or more GPUs than here.
+    """
+    path = str(find_shipped(path, LAUNCHERS))
+    try:
+        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ArgumentError(f"--{flag} {path}: cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict) or "distributed_type" not in config:
+        raise ArgumentError(
+            f"--{flag} {path}: no Accelerate config (distributed_type is missing). Those are in accelerate_configs; a "
+            "recipe's YAML belongs to --config, --baseline or --optimized."
+        )
+    if config.get("num_machines", 1) > 1:
+        raise ArgumentError(
+            f"--{flag} {path}: for {config['num_machines']} machines; a comparison starts processes on this one only."
+        )
+    num_processes = int(config.get("num_processes", 1))
+    num_gpus = torch.accelerator.device_count()
+    if not config.get("use_cpu", False) and num_processes > num_gpus:
+        raise ArgumentError(
+            f"--{flag} {path}: for {num_processes} GPU(s), and this machine has {num_gpus}. Take a file for fewer, or "
+            "accelerate_configs/cpu.yaml and 2cpu_ddp.yaml."
+        )
+    return Launch(path, num_processes)

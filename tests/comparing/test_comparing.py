@@ -17,10 +17,15 @@ import yaml
 
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import analyze, write_result
-from hf_ext.comparing.intervals import rate_interval, ratio_interval, resample_rates
-from hf_ext.comparing.measures import compare_losses, find_metric, smooth
-from hf_ext.comparing.plot import plot_comparison
-from hf_ext.comparing.report import format_comparison
+from hf_ext.comparing.measures import (
+    compare_losses,
+    find_metric,
+    rate_interval,
+    ratio_interval,
+    resample_rates,
+    smooth,
+)
+from hf_ext.comparing.report import format_comparison, plot_comparison
 from hf_ext.comparing.running import ChildFailed, SideRun, run_all, run_child
 from hf_ext.comparing.sides import Side, make_ablations, make_command, make_sides, merge_yaml
 from hf_ext.errors import ArgumentError
@@ -141,11 +146,11 @@ def test_ablations_join_every_round_and_may_fail() -> None:
 
 
 def test_the_command_of_a_side_lets_later_arguments_win() -> None:
-    args = CompareArguments(recipe="r.py", config="shared.yaml", seed=7, logging_steps=5)
+    args = CompareArguments(recipe="r.py", config="shared.yaml", seed=7)
     side = Side("max_speed", "optimized", ("--preset", "max_speed"))
     assert make_command(args, ["--max_steps", "9"], side, Path("out/max_speed/round_1"), 1) == [
         *(sys.executable, "r.py", "--config", "shared.yaml"),
-        *("--logging_strategy", "steps", "--logging_steps", "5", "--seed", "8"),
+        *("--logging_strategy", "steps", "--logging_steps", "10", "--seed", "8"),
         *("--report_to", "none", "--disable_tqdm", "true", "--embedding_cache_dir", "out/max_speed/round_1/embeddings"),
         *("--max_steps", "9", "--preset", "max_speed", "--output_dir", "out/max_speed/round_1"),
     ]
@@ -156,11 +161,6 @@ def test_the_stock_trainer_gets_no_embedding_cache() -> None:
     commands = [make_command(CompareArguments(), [], side, Path("f"), 0) for side in (stock, preset)]
     assert ["--embedding_cache_dir" in command for command in commands] == [False, True]
     assert commands[0][-6:] == ["--preset", "baseline", "--stock_trainer", "true", "--output_dir", "f"]
-
-
-def test_a_launcher_stands_before_the_recipe() -> None:
-    args = CompareArguments(recipe="r.py", launch="accelerate launch --num_processes 2")
-    assert make_command(args, [], FAST, Path("f"), 0)[:5] == ["accelerate", "launch", "--num_processes", "2", "r.py"]
 
 
 def test_a_sides_yaml_goes_on_top_of_the_shared_one_as_it_is_written(tmp_path) -> None:

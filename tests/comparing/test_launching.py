@@ -10,10 +10,9 @@ import torch
 
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import analyze
-from hf_ext.comparing.launching import Launch, read_launch
 from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import ChildFailed, SideRun, run_child
-from hf_ext.comparing.sides import Side, make_ablations, make_command, make_sides
+from hf_ext.comparing.sides import Launch, Side, make_ablations, make_command, make_sides, read_launch
 from hf_ext.errors import ArgumentError
 
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
@@ -49,7 +48,6 @@ def test_a_file_that_cannot_be_launched_here_is_refused_by_name(tmp_path):
     [
         ({"optimized_launch": CPU}, "go together"),
         ({"baseline_launch": [CPU]}, "go together"),
-        ({"baseline_launch": [CPU], "optimized_launch": DDP, "launch": "accelerate launch"}, "--launch starts all"),
         (
             {"baseline": ["a", "b", "c"], "baseline_launch": [CPU, DDP], "optimized_launch": DDP},
             "2 files for 3 baseline",

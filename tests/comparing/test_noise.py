@@ -11,9 +11,9 @@ from test_comparing import BASE, FAST, make_run
 
 from hf_ext.comparing import comparison
 from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.comparing.costs import start_costs
-from hf_ext.comparing.criteria import check_criteria, is_too_noisy
-from hf_ext.comparing.intervals import RoundRates, decision_interval, ratio_interval
+from hf_ext.comparing.comparison import check_criteria, is_too_noisy
+from hf_ext.comparing.measures import RoundRates, decision_interval, ratio_interval
+from hf_ext.comparing.running import start_costs
 from hf_ext.errors import ArgumentError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,31 +143,10 @@ def test_rounds_at_most_that_say_nothing_are_refused() -> None:
         CompareArguments(max_rounds=9)
 
 
-def test_steps_are_timed_by_the_processor_where_that_is_asked_for(monkeypatch, tmp_path) -> None:
-    def run_side(args, shared, side, round_):
-        run = make_run(BASE if side.role == "baseline" else FAST, round_, 1.0 if side.role == "baseline" else 0.25)
-        run.throughput["steps"]["cpu_seconds"] = [1.0 if side.role == "baseline" else 0.5] * 20
-        return run
-
-    monkeypatch.setattr(comparison, "run_side", run_side)
-    found = {}
-    for timed_by in ("clock", "processor"):
-        args = CompareArguments(output_dir=str(tmp_path / timed_by), baseline=["stock"], timed_by=timed_by)
-        found[timed_by] = comparison.compare(args)["against"]["stock"]["ratio"]["value"]
-        said = "Rates are of processor time" in (tmp_path / timed_by / "comparison.md").read_text()
-        assert said == (timed_by == "processor")
-    assert found == {"clock": 4.0, "processor": 2.0}
-
-
-def test_costs_are_of_the_child_and_of_the_machine(tmp_path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 1\n")
-    end = start_costs(stat)
+def test_costs_are_of_the_child() -> None:
+    end = start_costs()
     loop = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\ntime.sleep(0.3)"
     subprocess.run([sys.executable, "-c", loop], check=True)
-    stat.write_text("cpu  130 0 110 850 0 0 0 10 0 0\n")
     cost = end()
-    assert cost.stolen_share == 0.1  # 10 of 100 ticks
     assert 0.3 <= cost.cpu_seconds < cost.seconds - 0.25
-    stat.unlink()
-    assert start_costs(stat)().stolen_share is None
+    assert cost.stolen_share is None or 0 <= cost.stolen_share <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,10 @@ from test_comparing import BASE, FAST, make_run
 
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import analyze
+from hf_ext.comparing.measures import make_timeline
 from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import SideRun
-from hf_ext.comparing.sides import Side, make_command, make_sides
-from hf_ext.comparing.timeline import make_timeline
-from hf_ext.errors import ArgumentError
-
-SLOW = Side("row_by_row", "baseline", (), script="row_by_row.py")
+from hf_ext.comparing.sides import Side
 
 
 def timed_run(side: Side, round_: int, seconds: float, before: float, epoch_steps: float, **changes: Any) -> SideRun:
@@ -30,7 +26,7 @@ def two_sides() -> list[SideRun]:
     """Slow: steps of 1 s, 10,800 an epoch. Fast: 0.5 s, 1,800 an epoch, after 900 s."""
     runs = []
     for round_ in range(2):
-        runs += [timed_run(SLOW, round_, 1.0, 10.0, 10_800), timed_run(FAST, round_, 0.5, 900.0, 1_800)]
+        runs += [timed_run(BASE, round_, 1.0, 10.0, 10_800), timed_run(FAST, round_, 0.5, 900.0, 1_800)]
     return runs
 
 
@@ -40,8 +36,8 @@ def analyzed(runs: list[SideRun]) -> dict[str, Any]:
 
 def test_epochs_come_after_what_is_paid_once() -> None:
     timeline = analyzed(two_sides())["timeline"]
-    slow, fast = timeline["sides"]["row_by_row"], timeline["sides"]["max_speed"]
-    assert (timeline["epochs"], timeline["baseline"]) == ([1, 10, 25, 50], "row_by_row")
+    slow, fast = timeline["sides"]["stock"], timeline["sides"]["max_speed"]
+    assert (timeline["epochs"], timeline["baseline"]) == ([1, 10, 25, 50], "stock")
     # 5 s of warm-up are 2 s more than three steps of 1 s, and 3.5 s more than three of 0.5 s.
     assert (slow["one_off_seconds"], slow["epoch_seconds"]) == (12.0, 10_800.0)
     assert (fast["one_off_seconds"], fast["epoch_seconds"]) == (903.5, 900.0)
@@ -52,7 +48,7 @@ def test_epochs_come_after_what_is_paid_once() -> None:
 
 
 def test_a_side_that_pays_more_once_than_it_gains_has_saved_nothing_yet() -> None:
-    runs = [timed_run(SLOW, 0, 1.0, 0.0, 100), timed_run(FAST, 0, 0.5, 500.0, 100)]
+    runs = [timed_run(BASE, 0, 1.0, 0.0, 100), timed_run(FAST, 0, 0.5, 500.0, 100)]
     result = {"recipe": "r.py", "rounds": 1, **analyze(CompareArguments(rounds=1), runs)}
     saved = result["timeline"]["sides"]["max_speed"]["saved_seconds"]
     assert (saved[0], saved[-1]) == (-451.5, 1998.5)
@@ -66,52 +62,18 @@ def test_the_report_says_hours_days_and_what_they_rest_on() -> None:
     lines = format_comparison(analyzed(runs)).splitlines()
     table = [line for line in lines[lines.index("## Timeline") :] if line.startswith("|")]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in (table[0], table[2], table[5])] == [
-        ["after epoch", "row_by_row", "max_speed", "saved"],
+        ["after epoch", "stock", "max_speed", "saved"],
         ["1", "3 h", "30 min 3 s", "2 h 30 min"],
         ["50", "6 d 6 h", "12 h 45 min", "5 d 17 h"],
     ]
-    assert "- row_by_row: measured on 160 rows, projected to epochs of 7,200; before the first step 12 s." in lines
+    assert "- stock: measured on 160 rows, projected to epochs of 7,200; before the first step 12 s." in lines
     assert any(line.endswith("before the first step 15 min 3 s, of these 14 min embedding once.") for line in lines)
 
 
 @pytest.mark.parametrize("lacking", ["rows_per_epoch", "steps_per_epoch"])
 def test_a_stream_has_no_epochs_and_so_no_timeline(lacking) -> None:
-    runs = [timed_run(SLOW, 0, 1.0, 1.0, 10), timed_run(FAST, 0, 0.5, 1.0, 10, **{lacking: None})]
-    groups = {"row_by_row": runs[:1], "max_speed": runs[1:]}
-    assert make_timeline(groups, "row_by_row") is None
+    runs = [timed_run(BASE, 0, 1.0, 1.0, 10), timed_run(FAST, 0, 0.5, 1.0, 10, **{lacking: None})]
+    groups = {"stock": runs[:1], "max_speed": runs[1:]}
+    assert make_timeline(groups, "stock") is None
     runs[1].throughput[lacking] = 10
-    assert make_timeline(groups, "row_by_row") is not None
-
-
-# --- the side that is measured on a sample ----------------------------------------------------------------------------
-
-
-def test_of_a_sample_no_loss_is_compared() -> None:
-    pair = analyzed(two_sides())["against"]["row_by_row"]
-    assert pair["loss"] is None
-    whole = [timed_run(BASE, 0, 1.0, 1.0, 10), timed_run(FAST, 0, 0.5, 1.0, 10)]
-    assert analyze(CompareArguments(rounds=1), whole)["against"]["stock"]["loss"] is not None
-
-
-def test_row_by_row_is_a_script_with_the_arguments_of_the_recipe() -> None:
-    args = CompareArguments(baseline=["row_by_row"], baseline_args=["--per_device_train_batch_size 2"], sample_rows=30)
-    slow, _ = make_sides(args)
-    command = make_command(args, ["--config", "own.yaml"], slow, Path("f"), 0)
-    assert Path(command[1]).is_file()
-    assert command[1].endswith("benchmarks/row_by_row.py")
-    assert command[command.index("--sample_rows") + 1] == "30"
-    sizes = [command[i + 1] for i, word in enumerate(command) if word == "--per_device_train_batch_size"]
-    assert sizes == ["12", "2"]  # the later one wins
-    assert command[-2:] == ["--output_dir", "f"]
-
-
-def test_row_by_row_is_refused_where_it_is_no_side_of_the_recipe(monkeypatch) -> None:
-    with pytest.raises(ArgumentError, match="row_by_row with --recipe recipes/mlm"):
-        make_sides(CompareArguments(baseline=["row_by_row"], recipe="recipes/mlm.py"))
-    with pytest.raises(ArgumentError, match=r"--optimized 'row_by_row': \['row_by_row'\] is no preset"):
-        make_sides(CompareArguments(optimized="row_by_row"))
-    with pytest.raises(ArgumentError, match="--sample_rows 0: must be at least 1"):
-        CompareArguments(sample_rows=0)
-    monkeypatch.setattr("hf_ext.comparing.sides.SLOW_SCRIPT", Path("site-packages/row_by_row.py"))
-    with pytest.raises(ArgumentError, match="Run that recipe in a clone"):
-        make_sides(CompareArguments(baseline=["row_by_row"]))
+    assert make_timeline(groups, "stock") is not None

@@ -20,7 +20,6 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.arguments.presets import PRESETS
 from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.comparing.progression_file import read_progression
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError
@@ -129,8 +128,6 @@ def _dataclasses(*types: type) -> Callable[[list[str]], Any]:
 def _compare(words: list[str]) -> Any:
     cut = words.index("--") if "--" in words else len(words)
     own = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(words[:cut], look_for_args_file=False)[0]
-    if own.progression:
-        assert read_progression(own.progression).phases
     return own, _dataclasses(*TASKS[Path(own.recipe).stem])(words[cut + 1 :])
 
 
