@@ -14,7 +14,7 @@ BUDGET = {
     ".": (1741, 15),
     "affinity": (3402, 34),
     "arguments": (571, 8),
-    "checkpoints": (1798, 12),
+    "checkpoints": (1797, 12),
     "comparing": (1530, 19),
     "data": (3541, 33),
     "doctor": (2388, 26),
@@ -24,11 +24,11 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (359, 4),
     "memory": (630, 7),
-    "models": (3299, 40),
+    "models": (3216, 39),
     "pde": (943, 13),
     "recipes": (2, 1),
     "reporting": (3939, 63),
-    "speedups": (1904, 20),
+    "speedups": (1892, 20),
     "training": (2189, 20),
 }
 SEAMS, PRIVATE = 22, 10

@@ -132,6 +132,8 @@ FACTS = [
     ("quantized_base", {"load_in_8bit": True}, "refused", "give --use_peft, or keep encoders frozen"),
     ("quantized_base", {"use_peft": True, "load_in_8bit": True, "use_dora": True}, "refused", "DoRA takes norms"),
     ("quantized_base", {"use_peft": True, "load_in_8bit": True, "load_in_4bit": True}, "refused", "give one of the"),
+    ("quantized_base", {"use_peft": True, "load_in_8bit": True, "hardware": "cpu"}, "refused",
+     "not for training on a CPU"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True}, "applied", "linear layers in 8 bits"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "data": DataFacts()}, "refused", "no training rows"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "without": ["encoder_precision"]}, "refused",
