@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..optional import import_problem
+from ..models.faesm_bridge import faesm_problem
 from .launching import CannotLaunch, read_launch
 
 TF32_CAPABILITY = (8, 0)
@@ -45,14 +45,9 @@ def _no_two_gpus() -> str | None:
     return None if found >= 2 else f"needs 2 CUDA devices, and this machine has {found or 'none'}"
 
 
-def _no_faesm() -> str | None:
-    problem = import_problem("faesm.esm")
-    return f"needs faesm, which {problem}" if problem else None
-
-
 NEEDS: dict[str, Callable[[], str | None]] = {
     "cuda": _no_cuda,
     "ampere": _no_ampere,
     "two_gpus": _no_two_gpus,
-    "faesm": _no_faesm,
+    "faesm": faesm_problem,
 }

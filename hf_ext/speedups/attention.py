@@ -9,7 +9,7 @@ Class N. Choices of `--attention`:
   needed (`padded` holds it once per batch and sequence); for GPUs with Triton, and for frozen encoders anywhere. With
   dropout, as T5 trains by default, it is `padded`. Its speed was not measured, so `auto` does not take it.
 - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/cpu_attention.py`).
-- `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
+- `faesm`: the faesm library's flash attention for ESM (`models/faesm_bridge.py`), from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
 refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
@@ -28,7 +28,7 @@ from transformers.utils import is_kernels_available
 
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
-from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
+from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
 from ..models.held_attention import hold_attention
 from ..models.lora import unwrap_peft
 from ..models.packing import PACKED_FAMILIES, find_encoders, is_packed
@@ -60,11 +60,7 @@ def decide(context: Context) -> Decision:
     problem = _problem(asked, context)
     if problem:
         return refused(f"--attention {asked}: {problem}")
-    reason = "asked for"
-    if asked == "faesm":
-        kernel, why = faesm_kernel(context.hardware)
-        reason = f"asked for, with its {kernel} kernel: {why}"
-    return applied(reason, {"kernel": asked, "asked": True})
+    return applied("asked for", {"kernel": asked, "asked": True})
 
 
 def _decide_auto(context: Context) -> Decision:
@@ -89,7 +85,8 @@ def _problem(asked: str, context: Context) -> str | None:
     if asked == "faesm":
         if "esm" not in context.model.families:
             return "the model has no ESM encoder"
-        return faesm_problem()
+        problem = faesm_problem(context.hardware)
+        return problem and f"{problem}: use --attention auto"
     if asked in ("varlen", "flash_attention_2"):
         families = set(context.model.families)
         if not families & set(WITHOUT_BIAS) or (asked == "flash_attention_2" and "t5" in families):
