@@ -12,7 +12,7 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1741, 15),
-    "affinity": (3402, 34),
+    "affinity": (3400, 34),
     "arguments": (571, 8),
     "checkpoints": (1797, 12),
     "comparing": (1527, 19),
@@ -24,11 +24,11 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (359, 4),
     "memory": (630, 7),
-    "models": (3171, 39),
+    "models": (3000, 33),
     "pde": (943, 13),
     "recipes": (2, 1),
     "reporting": (3939, 63),
-    "speedups": (1889, 20),
+    "speedups": (1882, 20),
     "training": (2189, 20),
 }
 SEAMS, PRIVATE = 22, 10

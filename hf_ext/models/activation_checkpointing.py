@@ -15,8 +15,8 @@ Source: torch.utils.checkpoint.create_selective_checkpoint_contexts; `activation
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, Literal, get_args
@@ -157,33 +157,26 @@ def _supports(model: Any) -> bool:
     return bool(getattr(model, "supports_gradient_checkpointing", False)) and layers
 
 
-class _Recording:
+@contextmanager
+def _recording(mode: AbstractContextManager[Any]) -> Iterator[None]:
     """A context of torch's selective checkpointing, inside which our attention keeps no weights either.
 
     Nor does autocast keep its copies of weights: a weight that a layer uses a second time (one encoder for two inputs)
     would not be cast in the forward pass and be cast when computed again, where torch counts operations.
     """
-
-    def __init__(self, mode: Any):
-        self._mode = mode
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-            torch.set_autocast_cache_enabled(False)
-            stack.enter_context(keeping_no_weights())
-            stack.enter_context(self._mode)
-            self._stack = stack.pop_all()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with keeping_no_weights(), mode:
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
-def _contexts(kept: Collection[str]) -> tuple[_Recording, _Recording]:
+def _contexts(kept: Collection[str]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What a layer computes under: in the forward pass, and when it is computed again."""
     first, again = create_selective_checkpoint_contexts(partial(_decide, kept))
-    return _Recording(first), _Recording(again)
+    return _recording(first), _recording(again)
 
 
 def _decide(kept: Collection[str], context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -14,15 +14,17 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
-from .calibration import calibrate, stacks_ridge
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
 from .encoders import build_encoder, load_encoder, set_trainable
-from .frozen_weights import is_rounded, quantize_linear_layers
+from .frozen_weights import computing_in_float32, is_rounded, quantize_linear_layers
 from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
 from .pooling import merge_windows, pool
-from .stacked_ridge import StackedRidge
+from .postprocess import StackedRidge, calibrate, stacks_ridge
+from .process_settings import replaced
+
+Encode = Callable[[Sequence[str]], torch.Tensor]
 
 
 @dataclass
@@ -278,7 +280,7 @@ class AffinityModel(PreTrainedModel):
         """From here on predictions are calibrated so; None undoes it. Intervals of the predictions before are dropped.
 
         Args:
-            calibration: as in `hf_ext.models.calibration`; where it stacks a ridge that has partners, with `partners`,
+            calibration: as in `hf_ext.models.postprocess`; where it stacks a ridge that has partners, with `partners`,
                 the arguments of `new_ridge`.
             ridge: from `new_ridge`, filled, where it stacks one.
         """
@@ -438,6 +440,21 @@ class AffinityModel(PreTrainedModel):
         lost = [name for name in missing if "lora_" not in name]
         if lost or unexpected:
             raise ArgumentError(f"Encoder {spec.name_or_path!r}: weights missing {lost}, unexpected {unexpected}.")
+
+
+def in_float32(model: AffinityModel, name: str, encode: Encode) -> Encode | None:
+    """`encode`, which runs the encoder of input `name`, in float32; None where that is what it computes in already."""
+    in_half = model.encoder_autocast is not None or model.encoder_dtype != torch.float32
+    if not in_half or name not in model.frozen_inputs:
+        return None
+
+    def exactly(sequences: Sequence[str]) -> torch.Tensor:
+        model.attach_encoders()
+        encoder = model.encoders[str(model.tower_of(name).encoder)]
+        with replaced(model.config, encoder_autocast=None), computing_in_float32(encoder):
+            return encode(sequences)
+
+    return exactly
 
 
 def _inside_lora(name: str) -> str:

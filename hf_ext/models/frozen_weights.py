@@ -9,6 +9,7 @@ Source: LLM.int8, arXiv:2208.07339; QLoRA, arXiv:2305.14314.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +60,22 @@ def widen(model: nn.Module) -> int:
         layer.weight.data = layer.weight.data.float()
         layer.__class__ = nn.Linear  # type: ignore[assignment]
     return len(layers)
+
+
+@contextmanager
+def computing_in_float32(encoder: nn.Module) -> Iterator[None]:
+    """Within it, weights in half precision are widened, in place; afterwards they are narrowed, which loses nothing.
+
+    Cost: one pass over the weights each way, and memory for them in float32; nothing is read from disk.
+    """
+    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    for parameter, _ in halves:
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        for parameter, dtype in halves:
+            parameter.data = parameter.data.to(dtype)
 
 
 def is_rounded(model: nn.Module) -> bool:

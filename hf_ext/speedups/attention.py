@@ -29,9 +29,8 @@ from transformers.utils import is_kernels_available
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
-from ..models.held_attention import hold_attention
 from ..models.lora import unwrap_peft
-from ..models.packing import PACKED_FAMILIES, find_encoders, is_packed
+from ..models.packing import PACKED_FAMILIES, find_encoders
 from ..optional import import_problem
 from ..overrides import is_in
 from . import encoder_precision, parity
@@ -144,16 +143,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     Raises:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
-    # Of a model that shares its configuration with one of another run, what that run has set is not the old attention.
-    plain = [hold_attention(encoder) for encoder in find_encoders(run.model) if not is_packed(encoder)]
-    try:
-        return _apply(decision, run)
-    finally:
-        for let_go in plain:
-            let_go()
-
-
-def _apply(decision: Decision, run: Run) -> Decision:
     kernel, asked = decision.settings["kernel"], decision.settings["asked"]
     reader = _find_reader(run)
     if reader is not None and kernel != "eager":
@@ -190,18 +179,20 @@ def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Ca
     """How to give the encoders of a model (or one loaded later) this attention, and how to give them their own back."""
     if kernel == "faesm":
         return set_faesm, partial(restore_faesm, model)
-    held: list[Callable[[], None]] = []
+    before: list[tuple[Any, str]] = []  # configurations, which keep no encoder alive
 
     def swap(swapped: nn.Module) -> int:
         register_attention()
         encoders = find_encoders(swapped)
-        name = PREFIX + kernel if kernel in KERNELS else kernel  # as transformers knows it
-        held.extend(hold_attention(encoder, name) for encoder in encoders)
+        for encoder in encoders:
+            before.append((encoder.config, encoder.config._attn_implementation))
+            encoder.set_attn_implementation(PREFIX + kernel if kernel in KERNELS else kernel)
         return len(encoders)
 
     def undo() -> None:
-        while held:
-            held.pop()()
+        while before:
+            config, name = before.pop()
+            config._attn_implementation = name
 
     return swap, undo
 

@@ -6,9 +6,8 @@ from tiny_encoders import esm_encoder, make_batch, packed, real_outputs, tiny_t5
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hf_ext.data.varlen_layout import VarlenLayout
-from hf_ext.models import flex_attention
-from hf_ext.models.attention import KERNELS, padded_attention
-from hf_ext.models.flex_attention import BLOCK, bias_mod, block_mask, flex_packed_attention
+from hf_ext.models import attention
+from hf_ext.models.attention import BLOCK, KERNELS, bias_mod, block_mask, padded_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -37,6 +36,10 @@ def make_rows(segments, dtype=torch.float32):
     return [torch.randn(len(segments.slots), 3, 8, generator=generator).to(dtype) for _ in range(3)]
 
 
+def flex(query, key, value, segments, scaling, bias=None):
+    return KERNELS["flex"](query, key, value, segments, scaling, 0.0, bias)
+
+
 @pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize("lengths", LAYOUTS)
 def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(lengths, round_up):
@@ -62,10 +65,10 @@ def test_strangers_share_no_block_where_they_end_with_one():
 def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_up):
     segments = layout(lengths, round_up)
     rows, num = make_rows(segments), len(segments.indices)
-    found = flex_packed_attention(*rows, segments, 0.3)[:num]
+    found = flex(*rows, segments, 0.3)[:num]
     expected = padded_attention(*rows, segments, 0.3, 0.0, None)[:num]
     assert (found - expected).abs().max() < 2e-6
-    assert (flex_packed_attention(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
+    assert (flex(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
 
 
 @pytest.mark.sampled(12)
@@ -74,10 +77,10 @@ def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_u
 def test_a_bias_is_that_of_places_in_each_sequence(lengths, round_up):
     segments = layout(lengths, round_up)
     rows, num, bias = make_rows(segments), len(segments.indices), make_bias(segments)
-    found = flex_packed_attention(*rows, segments, 0.3, bias)[:num]
+    found = flex(*rows, segments, 0.3, bias)[:num]
     expected = padded_attention(*rows, segments, 0.3, 0.0, bias)[:num]
     assert (found - expected).abs().max() < 2e-6
-    turned = flex_packed_attention(*rows, segments, 0.3, bias.transpose(2, 3))[:num]
+    turned = flex(*rows, segments, 0.3, bias.transpose(2, 3))[:num]
     assert (turned - expected).abs().max() > 1e-3  # a bias of the other direction would be seen
 
 
@@ -97,8 +100,8 @@ def test_the_comparison_sees_sequences_that_meet(monkeypatch):
     rows = make_rows(segments)
     expected = padded_attention(*rows, segments, 0.3, 0.0, None)
     whole = layout((70,))
-    monkeypatch.setattr(flex_attention, "block_mask", lambda _: block_mask(whole))
-    assert (flex_packed_attention(*rows, segments, 0.3) - expected).abs().max() > 0.1
+    monkeypatch.setattr(attention, "block_mask", lambda _: block_mask(whole))
+    assert (flex(*rows, segments, 0.3) - expected).abs().max() > 0.1
 
 
 def test_gradients_of_what_the_mask_lets_through_are_those_of_padded_attention():
@@ -120,10 +123,10 @@ def test_gradients_of_what_the_mask_lets_through_are_those_of_padded_attention()
 
 def test_a_mask_is_made_once_for_all_layers_and_not_taken_to_another_device():
     segments = layout((5, 9))
-    flex_packed_attention(*make_rows(segments), segments, 0.3, make_bias(segments))
+    flex(*make_rows(segments), segments, 0.3, make_bias(segments))
     made = dict(segments.memo)
     assert len(made) == 2
-    flex_packed_attention(*make_rows(segments), segments, 0.5, make_bias(segments))
+    flex(*make_rows(segments), segments, 0.5, make_bias(segments))
     assert all(segments.memo[name] is one for name, one in made.items())
     assert segments.to("cpu").memo == {}
 
@@ -150,7 +153,7 @@ def test_torch_has_no_backward_pass_on_a_cpu():
     """When this fails, `--attention flex` need not be refused for training on CPUs any more."""
     segments = layout((5, 9))
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        flex_packed_attention(*(x.requires_grad_() for x in make_rows(segments)), segments, 0.3)
+        flex(*(x.requires_grad_() for x in make_rows(segments)), segments, 0.3)
 
 
 @pytest.mark.gpu

@@ -181,12 +181,6 @@ def test_unpacking_gives_the_own_forward_back(make):
     unpack_encoders(model)  # nothing left to undo
 
 
-def test_packing_twice_is_packing_once_with_the_last_setting(make):
-    model = packed(packed(make(), round_up=True), round_up=False)
-    assert find_encoders(model)[0].packed_round_up is False
-    assert largest_error(model, make(), make_batch()) < 2e-5
-
-
 def test_a_copy_computes_with_its_own_weights_and_buffers(make):
     """Copies are reference models, averaged weights, merged adapters: none may compute with the original's weights."""
     model = packed(make())
