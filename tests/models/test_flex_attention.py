@@ -53,12 +53,6 @@ def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(lengths, round_
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
-def test_strangers_share_no_block_where_they_end_with_one():
-    # Shortest first: one block of 128, two of 256.
-    assert block_mask(layout((256, 128))).to_dense()[0, 0].tolist() == [[1, 0, 0], [0, 1, 1], [0, 1, 1]]
-    assert block_mask(layout((256, 128))).full_kv_num_blocks.flatten().tolist() == [1, 2, 2]
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize("lengths", LAYOUTS)
@@ -82,17 +76,6 @@ def test_a_bias_is_that_of_places_in_each_sequence(lengths, round_up):
     assert (found - expected).abs().max() < 2e-6
     turned = flex(*rows, segments, 0.3, bias.transpose(2, 3))[:num]
     assert (turned - expected).abs().max() > 1e-3  # a bias of the other direction would be seen
-
-
-def test_the_bias_of_two_tokens_by_hand():
-    """Shortest first: places are 0 1, 0 1 2."""
-    segments = layout((3, 2))
-    bias = torch.arange(9.0).view(1, 1, 3, 3)
-    add = bias_mod(bias, segments)
-    index = [torch.tensor(x) for x in (0, 0)]
-    pairs = [(0, 1), (1, 0), (2, 4), (4, 3)]
-    found = [add(torch.tensor(100.0), *index, torch.tensor(q), torch.tensor(k)).item() for q, k in pairs]
-    assert found == [101, 103, 102, 107]
 
 
 def test_the_comparison_sees_sequences_that_meet(monkeypatch):
@@ -119,16 +102,6 @@ def test_gradients_of_what_the_mask_lets_through_are_those_of_padded_attention()
     factors = torch.arange(found.numel()).view_as(found).sin()
     ours, theirs = (torch.autograd.grad((x * factors).sum(), [*rows, bias]) for x in (found, expected))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
-
-
-def test_a_mask_is_made_once_for_all_layers_and_not_taken_to_another_device():
-    segments = layout((5, 9))
-    flex(*make_rows(segments), segments, 0.3, make_bias(segments))
-    made = dict(segments.memo)
-    assert len(made) == 2
-    flex(*make_rows(segments), segments, 0.5, make_bias(segments))
-    assert all(segments.memo[name] is one for name, one in made.items())
-    assert segments.to("cpu").memo == {}
 
 
 def test_a_packed_encoder_gives_the_states_of_a_padded_one_and_dropout_goes_another_way():
