@@ -24,11 +24,11 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (358, 4),
     "memory": (630, 7),
-    "models": (2980, 33),
+    "models": (2962, 33),
     "pde": (943, 13),
     "recipes": (2, 1),
     "reporting": (3939, 63),
-    "speedups": (1882, 20),
+    "speedups": (1877, 20),
     "training": (2189, 20),
 }
 SEAMS, PRIVATE = 22, 10

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
-from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
+from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import build_encoder, load_encoder, set_trainable
 from .frozen_weights import computing_in_float32, is_rounded, quantize_linear_layers
 from .head import HeadEnsemble, RegressionHead
@@ -103,19 +103,15 @@ class AffinityModel(PreTrainedModel):
     @property
     def embedding_sizes(self) -> dict[str, int]:
         """Input name -> width of its pooled embedding."""
-        sizes = {}
-        for tower in self.config.tower_specs:
-            config = self.config.encoder_specs[tower.encoder].config
-            for columns in tower.inputs:
-                sizes[input_name(columns)] = int(config.get("hidden_size") or config["d_model"])
-        return sizes
+        configs = [spec.config for spec in self.config.encoder_specs]
+        widths = [int(config.get("hidden_size") or config["d_model"]) for config in configs]
+        return {name: widths[tower.encoder] for tower in self.config.tower_specs for name in tower.names}
 
     @property
     def frozen_inputs(self) -> list[str]:
         """Names of inputs whose embeddings never change while this model trains."""
-        specs = self.config.encoder_specs
-        frozen = [tower for tower in self.config.tower_specs if specs[tower.encoder].training == "frozen"]
-        return [input_name(columns) for tower in frozen for columns in tower.inputs]
+        is_frozen = [spec.training == "frozen" for spec in self.config.encoder_specs]
+        return [name for tower in self.config.tower_specs if is_frozen[tower.encoder] for name in tower.names]
 
     @property
     def encoder_dtype(self) -> torch.dtype:
@@ -134,7 +130,7 @@ class AffinityModel(PreTrainedModel):
             ArgumentError: the model has no such input.
         """
         for tower in self.config.tower_specs:
-            if name in map(input_name, tower.inputs):
+            if name in tower.names:
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
@@ -294,13 +290,8 @@ class AffinityModel(PreTrainedModel):
         Args:
             inputs: names of those whose embeddings tell partners apart.
             number: of partners with weights of their own.
-
-        Raises:
-            ArgumentError: the model has no such input.
         """
         widths = self.embedding_sizes
-        if unknown := sorted({*inputs} - widths.keys()):
-            raise ArgumentError(f"A ridge by {unknown}; this model reads {[*widths]}.")
         firsts = dict(zip(widths, accumulate(widths.values(), initial=0)))
         return StackedRidge(sum(widths.values()), [(firsts[name], widths[name]) for name in inputs], number)
 

@@ -40,6 +40,11 @@ class TowerSpec:
     inputs: list[list[str]]
     pooling: Pooling = "mean"
 
+    @property
+    def names(self) -> list[str]:
+        """Of its inputs."""
+        return [input_name(columns) for columns in self.inputs]
+
 
 def input_name(columns: list[str]) -> str:
     """Name of an encoder input: `heavy`, or `heavy+light` for a pair."""

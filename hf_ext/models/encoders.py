@@ -78,8 +78,7 @@ def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
             raise ArgumentError(f"{path}: is {kind}, not a regular file. Copy the encoder, or download it, again.")
         digest.update(path.name.encode())
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -53,10 +53,7 @@ class PaddingWatch:
         is_full = len(segments.indices) == segments.shape[0] * segments.shape[1]
         if is_full or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return segments.unpack(packed)
-        try:
-            states = packed if packed.requires_grad else packed.detach().requires_grad_()  # a frozen encoder's too
-        except RuntimeError:  # inside torch.func, where gradients are asked for otherwise
-            return segments.unpack(packed)
+        states = packed if packed.requires_grad else packed.detach().requires_grad_()  # a frozen encoder's too
         # A token's states in place of zeros, at which squares, norms and products have no gradient.
         flat = segments.scatter(states, filler=packed.detach()[0, 0])
         # Not on the view, which may be changed in place and then has another.

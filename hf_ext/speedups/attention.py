@@ -108,10 +108,8 @@ def _flex_problem(context: Context) -> str | None:
         return f"torch has no backward pass of it for {hardware.name}: use --attention auto"
     if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < TRITON:
         return f"{hardware.name} is older than Triton's 7.0: use --attention auto"
-    if context.args.activation_policy in ("attention", "pointwise"):
-        return (
-            f"--activation_policy {context.args.activation_policy} does not know its kernel by name: use half or full"
-        )
+    if context.args.activation_policy == "attention":
+        return "--activation_policy attention does not know its kernel by name: use half or full"
     return None
 
 

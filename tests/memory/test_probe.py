@@ -18,7 +18,7 @@ CONFIGS = [
     TrainConfig(5, "attention"),
     TrainConfig(5, "full"),
     TrainConfig(5, "half", half=True),
-    TrainConfig(5, "pointwise", half=True),
+    TrainConfig(5, "attention", half=True),
     TrainConfig(5, "none", half=True),
     TrainConfig(5, "full", half=True),
 ]

@@ -135,16 +135,6 @@ def test_max_length_counts_special_tokens_and_only_lowers_limits(demo_encoders, 
         collator_of([bert], [], ["heavy"], max_length=2)
 
 
-def test_max_residues_lowers_the_limit_where_long_sequences_are_cut(demo_encoders, tmp_path):
-    encoders = [*demo_encoders, write_t5_encoder(tmp_path)]
-    for policy in ("truncate", "window"):
-        cut = collator_of(encoders, [], max_residues=600, too_long=policy)
-        assert limits(cut) == {"heavy": 510, "light": 600, "antigen": 600}
-        assert cut.too_long == policy
-    # With "error", loading has refused longer rows already.
-    assert limits(collator_of(encoders, [], max_residues=600)) == {"heavy": 510, "light": 1022, "antigen": None}
-
-
 def splits(*antigens):
     return {"train": Dataset.from_list([{**ROWS[0], "antigen": antigen} for antigen in antigens])}
 

@@ -76,16 +76,6 @@ def test_sequences_embeddings_and_a_mixture_give_the_same_logits(all_three):
     assert not torch.equal(predict(model, mixed), expected)  # another row's antigen is told apart
 
 
-def test_windows_of_a_long_sequence_are_averaged_by_residues(folders):
-    model = make_model([folders["esm"]]).eval()
-    rows = [{"heavy": "MKTAYIAKDD"}, {"heavy": "MKT"}]
-    windowed = make_batch(model, rows, max_residues=6, too_long="window")["sequences"]["heavy"]
-    pieces = make_batch(model, [{"heavy": text} for text in ("MKTAYI", "AYIAKD", "YIAKDD", "MKT")])
-    apart = model.encode("heavy", pieces["sequences"]["heavy"])
-    expected = torch.stack([apart[:3].mean(0), apart[3]])
-    torch.testing.assert_close(model.encode("heavy", windowed), expected, rtol=0, atol=1e-6)
-
-
 def test_frozen_towers_stay_in_evaluation_mode_and_get_no_gradient(folders):
     model = make_model([folders["bert"]]).train()
     batch = make_batch(model)
@@ -162,13 +152,6 @@ def test_released_encoders_leave_the_model_and_come_back_equal(folders):
     assert torch.equal(predict(model, make_batch(model)), expected)
 
 
-@pytest.mark.parametrize(("training", "settings"), [("lora", {}), ("full", {}), ("frozen", {"save_full": True})])
-def test_encoders_that_train_or_are_saved_are_not_released(folders, training, settings):
-    model = make_model([folders["esm"]], training, **settings)
-    model.release_encoders()
-    assert list(model.encoders) == ["0"]
-
-
 def test_a_transform_reaches_encoders_in_memory_and_those_loaded_later(folders):
     model = make_model([folders["bert"], folders["esm"]])
     model.encode("heavy", make_batch(model)["sequences"]["heavy"])
@@ -230,14 +213,6 @@ def test_gradients_do_not_depend_on_how_an_effective_batch_is_split(folders, tra
     assert relative_difference(gradients(model, SIXTEEN, [16], None), whole) < 1e-5
     # The mean of the means of unequal parts, which Trainer takes without num_items_in_batch, is told apart.
     assert relative_difference(gradients(model, SIXTEEN, [10, 5, 1], None), whole) > 1e-2
-
-
-def test_activation_checkpointing_reaches_the_towers_and_gives_the_same_gradients(folders):
-    model = make_model([folders["esm"], folders["esm"]], "full").train()  # this encoder has no dropout
-    plain = gradients(model, ROWS, [4], 4)
-    model.activation_checkpointing_enable()
-    assert model.encoders["0"].is_activation_checkpointing
-    assert relative_difference(gradients(model, ROWS, [4], 4), plain) < 1e-5
 
 
 def test_an_input_given_neither_way_is_refused(folders):

@@ -171,14 +171,6 @@ def test_float32_without_onednn_goes_to_sdpa(monkeypatch):
     assert count_calls(lambda: blocked_attention(*half, segments, SCALING, 0.0, bias), name) == 0
 
 
-def test_float32_where_somebody_set_the_precision_of_one_backend(monkeypatch, torch_settings):
-    monkeypatch.setattr(cpu_attention, "read_matmul_precision", read_matmul_precision)
-    torch.backends.cuda.matmul.fp32_precision = "tf32"  # as `--tf32` of transformers: torch's general query raises
-    with pytest.raises(RuntimeError):
-        torch.get_float32_matmul_precision()
-    assert error_of(blocked_attention) < 2e-6
-
-
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_dropout_keeps_the_mean_and_adds_the_variance_of_dropped_weights(kernel, bias):

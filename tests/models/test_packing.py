@@ -5,9 +5,6 @@ import torch
 from closeness import relative_error
 from miniature_esm import MASK
 from peft import LoraConfig, get_peft_model
-from tiny_affinity import ROWS
-from tiny_affinity import make_batch as make_affinity_batch
-from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import (
     esm_encoder,
     largest_error,
@@ -22,7 +19,6 @@ from tiny_encoders import (
     tiny_t5,
     without_empty_rows,
 )
-from tiny_t5 import write_t5_encoder
 from transformers import (
     AttentionInterface,
     BertModel,
@@ -187,40 +183,6 @@ def test_under_lora_with_activation_checkpointing(name, targets):
             model.train().get_base_model().activation_checkpointing_enable({"use_reentrant": use_reentrant})
             model.enable_input_require_grads()
             assert largest_error(model, stock, make_batch()) < BOUND
-
-
-@pytest.fixture(scope="module")
-def t5_folder(tmp_path_factory):
-    return write_t5_encoder(tmp_path_factory.mktemp("t5"))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("training", ["frozen", "full", "lora"])
-def test_towers_of_an_affinity_model(demo_encoders, t5_folder, training):
-    folders = [demo_encoders[1], t5_folder]
-    stock, model = (make_affinity_model(folders, training).eval() for _ in range(2))
-    if training == "lora":
-        for twin in (stock, model):
-            torch.manual_seed(1)
-            for name, parameter in twin.named_parameters():
-                if "lora_B" in name:
-                    torch.nn.init.normal_(parameter, std=0.1)
-    model.transform_encoders(lambda encoder: packed(encoder, round_up=True))  # frozen ones are loaded later
-    batch = make_affinity_batch(model, ROWS)
-
-    def rows_alone(twin, _):
-        return {"logits": torch.cat([twin(**make_affinity_batch(twin, [row])).logits for row in ROWS])}
-
-    def together(twin, _):
-        return {"logits": twin(**batch).logits}
-
-    found, padded, alone = (
-        states_and_gradients(*x) for x in ((model, {}, together), (stock, {}, together), (stock, {}, rows_alone))
-    )
-    assert [len(found[1]) > 8, len(found[1]) < 8] == [training != "frozen", training == "frozen"]
-    for expected in (padded, alone):
-        assert relative_error(found[0], expected[0]) < BOUND
-        assert relative_error(found[1], expected[1]) < BOUND
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

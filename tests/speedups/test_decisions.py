@@ -171,8 +171,6 @@ FACTS = [
     ("compile", {"hardware": "cpu"}, "skipped", ""),
     ("compile", {"hardware": "cpu", "speedups": ["compile"]}, "applied", ""),
     ("compile", {"hardware": "sm61"}, "skipped", "sm61 is older than Triton's 7.0"),
-    ("compile", {"activation_policy": "pointwise"}, "skipped", "compiled code writes into the products"),
-    ("compile", {"activation_policy": "pointwise", "speedups": ["compile"]}, "refused", "use attention or half"),
     ("compile", {"torch_compile": True}, "skipped", "--torch_compile compiles the whole model"),
     ("compile", {"attention": "faesm"}, "skipped", "faesm's attention is not compiled"),
     ("compile", {"attention": "flex"}, "skipped", "was not tried inside of compiled blocks"),
