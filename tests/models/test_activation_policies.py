@@ -16,9 +16,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_ext.errors import ArgumentError
+from hf_ext.memory.probe import OTHER, Ledger
 from hf_ext.models import activation_checkpointing, cpu_attention
 from hf_ext.models.activation_checkpointing import POLICIES, set_policy, trained_layers, unset_policy
-from hf_ext.models.ledger import OTHER, Ledger
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 

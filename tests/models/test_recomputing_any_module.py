@@ -5,11 +5,12 @@ from types import MethodType
 
 import pytest
 import torch
-from any_models import Attributes, Net, recomputed_layers, resnet
+from any_models import Net, recomputed_layers, resnet
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
+from hf_ext.memory.probe import OTHER, Ledger
 from hf_ext.models.activation_checkpointing import (
     POLICIES,
     set_policy,
@@ -17,7 +18,6 @@ from hf_ext.models.activation_checkpointing import (
     unset_policy,
 )
 from hf_ext.models.blocks import find_blocks
-from hf_ext.models.ledger import OTHER, Ledger
 
 
 class Around(nn.Module):
@@ -34,7 +34,6 @@ class Around(nn.Module):
 
 MADE = {
     "Sequential": (Net, 4),
-    "attributes": (Attributes, 3),
     "TransformerEncoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.2), 3), 3),
     "around a PreTrainedModel": (Around, 2),
 }
