@@ -415,7 +415,7 @@ class AffinityModel(PreTrainedModel):
     def _in_float32(self, index: int) -> PreTrainedModel:
         """A LoRA encoder whose base was rounded, with the base read again, in its place."""
         rounded = self.encoders[str(index)]
-        encoder = build_encoder(self.config.encoder_specs[index])
+        encoder: Any = build_encoder(self.config.encoder_specs[index])
         encoder.load_state_dict({k: v for k, v in rounded.state_dict().items() if "lora_" in k}, strict=False)
         self._load_base_weights(index, encoder)
         self.encoders[str(index)] = encoder.to(self.device).train(rounded.training)

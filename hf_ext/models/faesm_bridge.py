@@ -115,13 +115,13 @@ def swap_faesm(model: nn.Module) -> int:
 
 def restore_faesm(model: nn.Module) -> int:
     """Gives every encoder that `swap_faesm` changed transformers' attention back; returns how many."""
-    swapped = [encoder for encoder in _find_encoders(model) if isinstance(encoder, _UnpaddedEncoder)]
+    swapped: list[Any] = [encoder for encoder in _find_encoders(model) if isinstance(encoder, _UnpaddedEncoder)]
     for encoder in swapped:
         for layer in encoder.layer:
             layer.attention.self.__class__ = EsmSelfAttention
         encoder.config._attn_implementation = encoder.masks_before
         del encoder.masks_before
-        encoder.__class__ = EsmEncoder  # type: ignore[assignment]
+        encoder.__class__ = EsmEncoder
     return len(swapped)
 
 

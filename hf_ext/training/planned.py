@@ -47,7 +47,7 @@ class PlannedRun:
             # bitsandbytes repacks its 4-bit layers (0.50.2) when they first evaluate on a CPU with AVX512-BF16, and
             # they then give no gradient.
             if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
+                module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
         try:
             self.plan.apply(self.run)
             yield
