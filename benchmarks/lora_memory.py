@@ -20,7 +20,7 @@ from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 
 from hf_ext.models.blocks import find_base_layers
-from hf_ext.models.half_linear import narrow
+from hf_ext.models.frozen_weights import narrow
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 
 # Width, heads, layers of the published checkpoints.

@@ -35,7 +35,7 @@ from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.models.activation_checkpointing import Policy, set_policy
 from hf_ext.models.blocks import find_base_layers
-from hf_ext.models.half_linear import narrow
+from hf_ext.models.frozen_weights import narrow
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention

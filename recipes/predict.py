@@ -41,7 +41,7 @@ with quick_imports():
     from hf_ext.data.loading import load_sequences
     from hf_ext.errors import ArgumentError, exit_on_errors
     from hf_ext.models.affinity import AffinityModel
-    from hf_ext.models.prediction_intervals import describe_basis
+    from hf_ext.models.postprocess import describe_basis
     from hf_ext.reporting.run_log import LOGGER, start_run_log
     from hf_ext.running import check_inputs, parse_command
     from hf_ext.trainer import FastTrainer

@@ -11,7 +11,7 @@ from typing import Any
 import optimizer_states
 import torch
 
-from hf_ext.models.quantization import quantize_linear_layers
+from hf_ext.models.frozen_weights import quantize_linear_layers
 from hf_ext.optional import import_problem
 
 from .encoding import HALVES

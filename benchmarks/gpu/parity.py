@@ -26,7 +26,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": None}
 # Those whose errors have been seen to take the CUDA context with them come last.
 KERNELS = {
     "cuda": ("sdpa", "padded", "varlen", "flash_attention_2", "faesm", "flex"),
-    "cpu": ("sdpa", "padded", "blocked", "faesm", "flex", "varlen", "flash_attention_2"),
+    "cpu": ("sdpa", "padded", "blocked", "flex", "varlen", "flash_attention_2"),
 }
 LENGTHS = {"full": (160, 100, 512, 61), "toy": (20, 9, 33, 5)}
 LOST = ("CUDA error", "cudaError", "CUDNN_STATUS_EXECUTION_FAILED", "device-side assert")

@@ -15,9 +15,8 @@ from ..evaluation.metrics import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import unpack_labelled
-from ..models.calibration import is_ridge_alone, stacks_ridge
+from ..models.postprocess import StackedRidge, is_ridge_alone, stacks_ridge
 from ..models.process_settings import replaced
-from ..models.stacked_ridge import StackedRidge
 from ..reporting.units import format_cell
 from .baselines import FloatArray, pooled_features, read_bounds, sequence_columns
 from .embedding_ridge import EmbeddingRidge, Stack

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..evaluation.baselines import RidgeBaseline
 from ..models.affinity import AffinityModel
-from ..models.stacked_ridge import StackedRidge
+from ..models.postprocess import StackedRidge
 from .partners import Columns, FloatArray, PartnerRidges, find_partner, fit_partner_ridges
 
 

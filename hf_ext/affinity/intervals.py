@@ -13,7 +13,7 @@ from ..evaluation.calibration import cross_fit_calibration
 from ..evaluation.conformal import LEVELS, conformal_half_widths, measure_coverage
 from ..evaluation.resampling import ResamplingUnits, check_units
 from ..evaluation.row_metrics import unpack_labelled
-from ..models.prediction_intervals import describe_basis, half_width
+from ..models.postprocess import describe_basis, half_width
 from ..reporting.units import format_cell, share
 from .baselines import read_bounds
 from .calibrating import ridge_part, uncalibrated
@@ -36,7 +36,7 @@ def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None) -> dic
         units: of these rows, from `find_units`: then intervals are for a row of a further unit.
 
     Returns:
-        What is stored, JSON-able, see `hf_ext.models.prediction_intervals`: `reason` alone where there are none.
+        What is stored, JSON-able, see `hf_ext.models.postprocess`: `reason` alone where there are none.
 
     Cost: a pass over the validation rows and ten fits of the calibration.
     """

@@ -21,9 +21,8 @@ from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder
-from ..models.affinity import AffinityModel
-from ..models.fp32_fallback import in_float32
-from ..models.prediction_intervals import half_width
+from ..models.affinity import AffinityModel, in_float32
+from ..models.postprocess import half_width
 from ..pretrained import reading
 from .calibrating import uncalibrated
 

@@ -17,7 +17,7 @@ from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
-from ..models.calibration import is_ridge_alone
+from ..models.postprocess import is_ridge_alone
 from ..reporting import units
 from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled

@@ -41,9 +41,9 @@ class SpeedArguments:
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
         option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
     )
-    activation_policy: Literal["none", "pointwise", "half", "attention", "full"] | None = option(
+    activation_policy: Literal["none", "half", "attention", "full"] | None = option(
         None,
-        "What layers compute again in the backward pass to keep less: norms and GELU; every second layer; all but "
+        "What layers compute again in the backward pass to keep less: every second layer; all but "
         "attention; or everything.",
     )
     find_batch_size: bool = option(

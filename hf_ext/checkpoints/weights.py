@@ -32,7 +32,6 @@ from transformers import PreTrainedModel
 from ..errors import CheckpointError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig
-from ..models.quantization import quantized_weights
 from .manifest import read_json
 
 TRAINABLE, FROZEN = "trainable.safetensors", "frozen.json"
@@ -43,7 +42,7 @@ HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 # Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
 # not, they are small, and would hash differently under every seed; so they are stored.
 BESIDE_BASE = re.compile(r"(^|\.)(lora_\w+|contact_head|pooler|original_module)\.")
-_ROUNDED = (torch.bfloat16, torch.float16, torch.int8)
+_ROUNDED = (torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 
 
 # --- which entries --------------------------------------------------------------------------------------------------
@@ -69,7 +68,7 @@ def read_base(model: Any) -> dict[str, Any]:
 
 def frozen_entries(model: Any) -> dict[str, torch.Tensor]:
     """Entries of the state dict that never train, by name; layers in 8 or 4 bits by what they were made from."""
-    state = {**model.state_dict(keep_vars=True), **quantized_weights(model)}
+    state = model.state_dict(keep_vars=True)
     never_train = {name: p for name, p in state.items() if isinstance(p, nn.Parameter) and not p.requires_grad}
     return {name: parameter for name, parameter in never_train.items() if not BESIDE_BASE.search(name)}
 

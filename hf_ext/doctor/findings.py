@@ -46,23 +46,16 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         "bitsandbytes": asked_bits(facts.args) is not None
         or getattr(facts.args.optim, "value", facts.args.optim) in BITSANDBYTES,
         "deepspeed": bool(facts.args.deepspeed),
-        "flash-attn": facts.args.attention == "flash_attention_2",
+        "flash-attn": facts.args.attention in ("flash_attention_2", "faesm"),
     }
     for package in facts.packages:
         if package.problem and (package.is_required or asked.get(package.name)):
             text = f"{package.name} {package.installed or ''}".strip() + f": {package.problem} ({package.purpose})"
             yield Finding("package", "stops", text, package.command)
-        elif package.name == "flash-attn" and package.problem and _wants_faesm_kernel(facts):
-            text = f"flash-attn: {package.problem}; faesm then uses SDPA, without its gain"
-            yield Finding("package", "warns", text, f"{package.command}, or --attention auto (torch's own kernel)")
     for name in facts.args.report_to or []:
         if name in TRACKERS and find_spec(name) is None:
             remedy = f"pip install {name}, or --report_to none"
             yield Finding("tracker", "stops", f"--report_to {name}: {name} is not installed", remedy)
-
-
-def _wants_faesm_kernel(facts: Facts) -> bool:
-    return facts.args.attention == "faesm" and facts.machine.hardware.flash_attention_2
 
 
 def _plan(facts: Facts) -> Iterator[Finding]:

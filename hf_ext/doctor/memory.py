@@ -114,8 +114,8 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
     if plan.applied("fused_gelu"):
         fuse_gelu(model)
     if kernel is not None:
-        # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA. One that goes
-        # block by block, on CPUs, holds what one holds that pads.
+        # Of a padded batch ours would read the mask, which holds nothing here. One that goes block by block, on CPUs,
+        # holds what one holds that pads.
         is_ours = plan.applied("packing") and kernel in KERNELS
         set_attention(model, {"blocked": "padded"}.get(kernel, kernel) if is_ours else "sdpa")
     if plan.applied("packing"):

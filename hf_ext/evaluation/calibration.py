@@ -13,7 +13,7 @@ from scipy.optimize import isotonic_regression, minimize
 from scipy.special import log_ndtr
 
 from ..errors import ArgumentError
-from ..models.calibration import KINDS, calibrate, is_ridge_alone
+from ..models.postprocess import KINDS, calibrate, is_ridge_alone
 from ._arrays import FloatArray, as_pair, count_not_finite
 from .metrics import rmse_at_limits
 from .resampling import ResamplingUnits, check_units
@@ -32,7 +32,7 @@ class FittedCalibration:
     """What `fit_calibration` found.
 
     Attributes:
-        calibration: for `hf_ext.models.calibration.calibrate`; None where predictions are better left as they are.
+        calibration: for `hf_ext.models.postprocess.calibrate`; None where predictions are better left as they are.
         num_rows: that it was fitted on.
         rmse_before, rmse_after: label units, on these rows; each prediction calibrated by a fit without its own fold.
         rmse_ridge: of the ridge beside the model, on these rows.

@@ -40,7 +40,7 @@ def conformal_half_widths(
 
     Returns:
         One half width per level, (levels,), in the unit of the residuals; infinite where a level needs more rows, or
-        units, than there are (`hf_ext.models.prediction_intervals.least_units`).
+        units, than there are (`hf_ext.models.postprocess.least_units`).
 
     Raises:
         DataError: a residual is not finite, or units are of another number of rows.

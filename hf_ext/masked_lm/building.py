@@ -30,7 +30,7 @@ from ..data.masking import MaskedLMCollator, MaskingEpochCallback, mark_evaluati
 from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
-from ..models.encoders import check_configuration, load_tokenizer
+from ..models.encoders import load_tokenizer
 from ..models.families import check_family, limit_of_positions
 from ..pretrained import reading
 from ..reporting.throughput import ThroughputCallback
@@ -128,7 +128,6 @@ def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    check_configuration(name, model.config.to_dict())
     missing = sorted(key for key in info["missing_keys"] if "contact_head." not in key)
     if lost := [key for key in missing if not key.startswith("lm_head.")]:
         raise ArgumentError(f"{name!r} lacks weights: {lost[:5]} ({len(lost)} in all).")

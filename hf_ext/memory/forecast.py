@@ -15,9 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..data.varlen_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
 from ..models.blocks import find_base_layers
-from ..models.ledger import BLOCK_BYTES
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
-from .probe import LayerLedger, Timeline, record_pass
+from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
 from .stored import HALF_BYTES, WEIGHT_BYTES, Base, gradient_bytes, optimizer_bytes, weight_bytes
 
 # A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
@@ -151,7 +150,7 @@ class MemoryModel:
             give_layouts(model)
             if policy is not None:
                 set_policy(model, policy, self.pattern)
-            ledger = LayerLedger(self.block, rows if self.scales else 0)
+            ledger = Ledger(self.block, rows if self.scales else 0)
             return record_pass(ledger, model.train(), self.slices, fake_batch(mode, batch), half, self.kind)
 
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:

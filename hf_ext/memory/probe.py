@@ -5,7 +5,8 @@ Cost: 0.05 to 0.1 s on one core for a layer's classes of any width, the weights 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,12 +15,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..models.ledger import BLOCK_BYTES, GRADIENTS, OTHER, Ledger, storage_key
 from ..models.lora import unwrap_peft
 from .fakes import PERIOD, LayerSlice, autocast_rule
 
 Direction = Literal["forward", "backward"]
+BLOCK_BYTES = 512  # CUDA's caching allocator rounds to it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
+WEIGHTS, GRADIENTS, OTHER = "weights", "gradients", "other"
 
 
 class Repeat(NamedTuple):
@@ -88,27 +92,106 @@ class Timeline:
         return replace(self, others=np.rint(others).astype(np.int64), growing=share * self.growing)
 
 
-class LayerLedger(Ledger):
-    """A ledger that knows which kept layer computes, and which storages stand for those of layers that were left out.
+class Ledger(TorchDispatchMode):
+    """Counts the bytes of all storages that operations inside of it make, from when they are made to when they end.
 
-    What lives until all layers are done, as autocast's copies of weights do, is let go for all of them at once.
+    A dispatch mode sees each operation below autograd, so also what the backward pass makes and what it keeps, of real
+    tensors and of fake ones; torch's own tracker (`torch.distributed._tools`) takes minutes and fails where a parameter
+    does not train. Views share a storage and are counted once; a tensor that autograd keeps for the backward pass
+    counts until that lets it go. Not seen: what a kernel takes and gives back within itself (workspaces of cuBLAS,
+    oneDNN, cuDNN), and a storage that an operation enlarges in place.
+    Where `follow` tells it which kept layer computes, some storages stand for those of layers that were left out too;
+    what lives until all layers are done, as autocast's copies of weights do, is let go for all of them at once.
 
     Attributes:
+        current: category -> bytes held at this moment.
+        peak: most bytes held at one moment, of all categories.
+        levels: after each operation, bytes of all but gradients; of those, what grows with the rows; of gradients.
         repeats: what was passed so far of what the whole model repeats.
+
+    Args:
+        block: allocations are rounded up to a multiple of it.
+        rows: of the batch, a prime that no width of a model has as a factor: tensors whose bytes it divides, and no
+            others, grow with the rows. 0: not told apart.
     """
 
     def __init__(self, block: int = BLOCK_BYTES, rows: int = 0):
-        super().__init__(block, rows)
+        super().__init__()
+        self.block, self.rows = block, rows
+        self.current: dict[str, int] = dict.fromkeys((WEIGHTS, GRADIENTS, OTHER), 0)
+        self.peak = self.growing = 0
+        self.levels: list[tuple[int, int, int]] = []
         self.repeats: list[Repeat] = []
+        # Storage -> [category, bytes, bytes that grow with the rows, layers left out that have one of their own].
+        self._entries: dict[int, list[Any]] = {}
         self._num_left_out, self._is_between = 0, True  # whom the layer that computes stands for; whether none computes
-        self._made: dict[int, int] = {}
         self._freed = self._freed_growing = 0  # of the layers that were left out
         self._begun: dict[tuple[str, Direction], int] = {}
+
+    @property
+    def total(self) -> int:
+        """Bytes held at this moment."""
+        return sum(self.current.values())
+
+    def know(self, tensors: Iterable[torch.Tensor], category: str = WEIGHTS) -> None:
+        """Counts tensors that were made before, whose views would else count, each storage once.
+
+        What is counted already is put into the other category.
+        """
+        for tensor in tensors:
+            entry = self._entries.get(tensor.untyped_storage()._cdata)
+            if entry is None:
+                self._add(tensor, category)
+            else:
+                self._count(entry, -1)
+                entry[0] = category
+                self._count(entry, 1)
+        self._note()
 
     def follow(self, layer: nn.Module, number: int, part: LayerSlice) -> None:
         """Hears when a layer begins and ends, the one of this number among those that `part` keeps."""
         layer.register_forward_pre_hook(partial(self._begin, number, part))
         layer.register_forward_hook(partial(self._end, number, part))
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for six times per operation, and slow to come by
+        result = function(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(part, torch.Tensor):
+                self._add(part)
+        self._note()
+        return result
+
+    def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
+        storage = tensor.untyped_storage()
+        key, num_bytes = storage._cdata, storage.nbytes()  # two views of one have the same address
+        if key in self._entries:
+            return
+        grows = self.rows and num_bytes and num_bytes % self.rows == 0
+        rounded = -(-num_bytes // self.block) * self.block
+        self._entries[key] = entry = [category, rounded, rounded if grows else 0, self._num_left_out]
+        self._count(entry, 1)
+        weakref.finalize(storage, self._free, key).atexit = False
+
+    def _free(self, key: int) -> None:
+        entry = self._entries.pop(key)
+        _, num_bytes, growing, num_left_out = entry
+        if self._is_between:
+            self._freed += num_left_out * num_bytes
+            self._freed_growing += num_left_out * growing
+        self._count(entry, -1)
+
+    def _count(self, entry: list[Any], sign: int) -> None:
+        category, num_bytes, growing, _ = entry
+        self.current[category] += sign * num_bytes
+        self.growing += sign * growing
+
+    def _note(self) -> None:
+        gradients = self.current[GRADIENTS]
+        others = self.total - gradients - self._freed
+        self.levels.append((others, self.growing - self._freed_growing, gradients))
+        self.peak = max(self.peak, others + gradients)
 
     def _begin(self, number: int, part: LayerSlice, module: nn.Module, args: Any) -> None:
         self._mark("forward", number, part)
@@ -136,28 +219,9 @@ class LayerLedger(Ledger):
         elif number == last and key in self._begun:
             self.repeats.append(Repeat(self._begun.pop(key), moment, part.copies))
 
-    def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
-        before = len(self._entries)
-        super()._add(tensor, category)
-        if self._num_left_out and len(self._entries) > before:
-            self._made[storage_key(tensor)] = self._num_left_out
-
-    def _free(self, key: int) -> None:
-        num_left_out = self._made.pop(key, 0)
-        if self._is_between and num_left_out:
-            _, num_bytes, growing = self._entries[key]
-            self._freed += num_left_out * num_bytes
-            self._freed_growing += num_left_out * growing
-        super()._free(key)
-
-    def _note(self) -> None:
-        super()._note()
-        others, growing, gradients = self.levels[-1]
-        self.levels[-1] = others - self._freed, growing - self._freed_growing, gradients
-
 
 def record_pass(
-    ledger: LayerLedger, model: Any, parts: Sequence[LayerSlice], batch: dict[str, Any], half: bool, kind: str
+    ledger: Ledger, model: Any, parts: Sequence[LayerSlice], batch: dict[str, Any], half: bool, kind: str
 ) -> Timeline:
     """One forward and backward pass with the ledger beside it, of real tensors on a CPU or of fake ones.
 

@@ -69,10 +69,11 @@ def find_switches(memory: MemoryModel, config: TrainConfig) -> list[list[Switch]
     trains_much = memory.all_gradients > memory.forecast(config).peak // 50
     policies = {"full": [], None: [], "attention": [FULL]}.get(config.policy, [ATTENTION, FULL])
     is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
+    bits = [] if memory.kind == "cpu" else [BASE_8, BASE_4]
     groups = [
         policies if getattr(memory.model, "supports_gradient_checkpointing", True) else [],
         [HALF] if memory.has_half and not config.half else [],
-        [*([HALF_BASE] if config.half else []), BASE_8, BASE_4] if has_adapters else [],
+        [*([HALF_BASE] if config.half else []), *bits] if has_adapters else [],
         [STATES] if is_adamw and trains_much else [],
         [HOST] if is_adamw and trains_much and memory.kind == "cuda" else [],
     ]

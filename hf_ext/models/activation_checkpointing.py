@@ -4,8 +4,7 @@ They act in layers of transformers that know how to be computed again, and else 
 block (`blocks.py`), with the same contexts. transformers' own switch is not thrown: it also asks the inputs of frozen
 layers for gradients, and gives T5's cross-attention a mask with one, for which torch has another kernel.
 
-`attention` keeps what attention puts out, which is dear to compute and small; `pointwise` keeps products with weights
-too, so that only norms, GELU, rotation and casts are computed again. Both name operations to torch's selective
+`attention` keeps what attention puts out, which is dear to compute and small, by naming operations to torch's selective
 checkpointing. The numbers are those without: random states are restored before a layer is computed again, and an
 operation that draws itself (attention with dropout) is always computed again, since what is drawn after it would shift.
 One exception: under autocast, gradients of a weight that a pass uses twice are added in float32, not in half precision.
@@ -15,8 +14,8 @@ Source: torch.utils.checkpoint.create_selective_checkpoint_contexts; `activation
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, Literal, get_args
@@ -32,7 +31,7 @@ from .blocks import find_blocks
 from .cpu_attention import keeping_no_weights
 from .lora import unwrap_peft
 
-Policy = Literal["none", "pointwise", "half", "attention", "full"]
+Policy = Literal["none", "half", "attention", "full"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)  # least computed again first
 
 # By name, so that packages that register some of them (flash-attn) need not be there.
@@ -45,9 +44,7 @@ ATTENTION = frozenset(
         *("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward"),
     }
 )
-PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::_scaled_mm"})  # with weights; not the scores of eager attention
 _OWN = "recomputed_by_hf_ext"  # in a layer that is no `GradientCheckpointingLayer`: options, and the forward it had
-_KEPT: dict[str, frozenset[str]] = {"attention": ATTENTION, "pointwise": ATTENTION | PRODUCTS}
 
 
 def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> int:
@@ -58,8 +55,8 @@ def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> 
 
     Args:
         model: any, or one with adapters of PEFT.
-        policy: `none` keeps everything; `pointwise` products of matrices and attention; `half` all of every second
-            layer; `attention` what attention puts out; `full` what goes into each layer. Replaces the one before.
+        policy: `none` keeps everything; `half` all of every second layer; `attention` what attention puts out; `full`
+            what goes into each layer. Replaces the one before.
         pattern: of the names of layers, as of `find_blocks`, whose errors are raised.
 
     Returns:
@@ -76,8 +73,8 @@ def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> 
     if policy == "none":
         return 0
     given: dict[str, Any] = {"use_reentrant": False}
-    if policy in _KEPT:
-        given["context_fn"] = partial(_contexts, _KEPT[policy])
+    if policy == "attention":
+        given["context_fn"] = _contexts
     layers = trained_layers(model, pattern)[:: 2 if policy == "half" else 1]
     for layer in layers:
         _recompute_layer(layer, given)
@@ -157,37 +154,30 @@ def _supports(model: Any) -> bool:
     return bool(getattr(model, "supports_gradient_checkpointing", False)) and layers
 
 
-class _Recording:
+@contextmanager
+def _recording(mode: AbstractContextManager[Any]) -> Iterator[None]:
     """A context of torch's selective checkpointing, inside which our attention keeps no weights either.
 
     Nor does autocast keep its copies of weights: a weight that a layer uses a second time (one encoder for two inputs)
     would not be cast in the forward pass and be cast when computed again, where torch counts operations.
     """
-
-    def __init__(self, mode: Any):
-        self._mode = mode
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-            torch.set_autocast_cache_enabled(False)
-            stack.enter_context(keeping_no_weights())
-            stack.enter_context(self._mode)
-            self._stack = stack.pop_all()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with keeping_no_weights(), mode:
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
-def _contexts(kept: Collection[str]) -> tuple[_Recording, _Recording]:
+def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What a layer computes under: in the forward pass, and when it is computed again."""
-    first, again = create_selective_checkpoint_contexts(partial(_decide, kept))
-    return _Recording(first), _Recording(again)
+    first, again = create_selective_checkpoint_contexts(_decide)
+    return _recording(first), _recording(again)
 
 
-def _decide(kept: Collection[str], context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    if operation.name().split(".")[0] in kept and not _draws(operation, args, kwargs):
+def _decide(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if operation.name().split(".")[0] in ATTENTION and not _draws(operation, args, kwargs):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 

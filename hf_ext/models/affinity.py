@@ -14,16 +14,17 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
-from .calibration import calibrate, stacks_ridge
-from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
+from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import build_encoder, load_encoder, set_trainable
-from .half_linear import widen
+from .frozen_weights import computing_in_float32, is_rounded, quantize_linear_layers
 from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
 from .pooling import merge_windows, pool
-from .quantization import make_float, quantize_linear_layers, quantized_weights
-from .stacked_ridge import StackedRidge
+from .postprocess import StackedRidge, calibrate, stacks_ridge
+from .process_settings import replaced
+
+Encode = Callable[[Sequence[str]], torch.Tensor]
 
 
 @dataclass
@@ -92,28 +93,25 @@ class AffinityModel(PreTrainedModel):
         model, facts = loaded
         if not kwargs.get("ignore_mismatched_sizes"):
             _check_head(facts)
-        if not model.config.save_full:
-            model._load_base_weights()
-        for name, encoder in model.encoders.items():  # weights that the file lacks came back trainable
-            set_trainable(encoder, model.config.encoder_specs[int(name)].training)
+        for name, encoder in model.encoders.items():
+            training = model.config.encoder_specs[int(name)].training
+            if training == "lora" and not model.config.save_full:
+                model._load_base_weights(int(name), encoder)
+            set_trainable(encoder, training)  # weights that the file lacks came back trainable
         return (model, facts) if wants_facts else model
 
     @property
     def embedding_sizes(self) -> dict[str, int]:
         """Input name -> width of its pooled embedding."""
-        sizes = {}
-        for tower in self.config.tower_specs:
-            config = self.config.encoder_specs[tower.encoder].config
-            for columns in tower.inputs:
-                sizes[input_name(columns)] = int(config.get("hidden_size") or config["d_model"])
-        return sizes
+        configs = [spec.config for spec in self.config.encoder_specs]
+        widths = [int(config.get("hidden_size") or config["d_model"]) for config in configs]
+        return {name: widths[tower.encoder] for tower in self.config.tower_specs for name in tower.names}
 
     @property
     def frozen_inputs(self) -> list[str]:
         """Names of inputs whose embeddings never change while this model trains."""
-        specs = self.config.encoder_specs
-        frozen = [tower for tower in self.config.tower_specs if specs[tower.encoder].training == "frozen"]
-        return [input_name(columns) for tower in frozen for columns in tower.inputs]
+        is_frozen = [spec.training == "frozen" for spec in self.config.encoder_specs]
+        return [name for tower in self.config.tower_specs if is_frozen[tower.encoder] for name in tower.names]
 
     @property
     def encoder_dtype(self) -> torch.dtype:
@@ -132,7 +130,7 @@ class AffinityModel(PreTrainedModel):
             ArgumentError: the model has no such input.
         """
         for tower in self.config.tower_specs:
-            if name in map(input_name, tower.inputs):
+            if name in tower.names:
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
@@ -147,7 +145,7 @@ class AffinityModel(PreTrainedModel):
             if str(index) not in self.encoders:
                 encoder: Any = load_encoder(spec, self.encoder_dtype)
                 if self.config.encoder_bits is not None:
-                    quantize_linear_layers(encoder, self.config.encoder_bits)
+                    quantize_linear_layers(encoder, self.config.encoder_bits, device=self.device)
                 encoder = encoder.to(self.device).eval()
                 for transform in self._encoder_transforms:
                     transform(encoder)
@@ -278,7 +276,7 @@ class AffinityModel(PreTrainedModel):
         """From here on predictions are calibrated so; None undoes it. Intervals of the predictions before are dropped.
 
         Args:
-            calibration: as in `hf_ext.models.calibration`; where it stacks a ridge that has partners, with `partners`,
+            calibration: as in `hf_ext.models.postprocess`; where it stacks a ridge that has partners, with `partners`,
                 the arguments of `new_ridge`.
             ridge: from `new_ridge`, filled, where it stacks one.
         """
@@ -292,13 +290,8 @@ class AffinityModel(PreTrainedModel):
         Args:
             inputs: names of those whose embeddings tell partners apart.
             number: of partners with weights of their own.
-
-        Raises:
-            ArgumentError: the model has no such input.
         """
         widths = self.embedding_sizes
-        if unknown := sorted({*inputs} - widths.keys()):
-            raise ArgumentError(f"A ridge by {unknown}; this model reads {[*widths]}.")
         firsts = dict(zip(widths, accumulate(widths.values(), initial=0)))
         return StackedRidge(sum(widths.values()), [(firsts[name], widths[name]) for name in inputs], number)
 
@@ -335,12 +328,11 @@ class AffinityModel(PreTrainedModel):
         adapted = [i for i, spec in enumerate(self.config.encoder_specs) if spec.training == "lora"]
         if not adapted:
             raise ArgumentError("No tower of this model has adapters to merge; it was not trained with LoRA.")
-        num_rounded = widen(self) + sum(len(make_float(self.encoders[str(index)])) for index in adapted)
-        if num_rounded:  # never add to what was rounded
-            self._load_base_weights()
         num_layers = 0
         for index in adapted:
             encoder: Any = self.encoders[str(index)]
+            if is_rounded(encoder):  # never add to what was rounded
+                encoder = self._in_float32(index)
             num_layers += merge_layers(encoder)
             set_trainable(encoder, "full")
             self.config.encoders[index] = {**self.config.encoders[index], "training": "full", "lora": {}}
@@ -393,6 +385,7 @@ class AffinityModel(PreTrainedModel):
         when a resumed ESM keeps its LayerNorms without it.
         """
         kwargs["save_original_format"] = False
+        self._list_references()  # codes have entries that floats had not
         super().save_pretrained(save_directory, state_dict=state_dict, **kwargs)
 
     def _is_referenced(self, key: str) -> bool:
@@ -404,8 +397,7 @@ class AffinityModel(PreTrainedModel):
 
     def _list_references(self) -> None:
         """Tells transformers which entries `save_pretrained` leaves out and `Trainer` need not find in a checkpoint."""
-        entries = [*self.state_dict(), *quantized_weights(self)]
-        self._keys_to_ignore_on_save = {key for key in entries if self._is_referenced(key)}
+        self._keys_to_ignore_on_save = {key for key in self.state_dict() if self._is_referenced(key)}
 
     def _describe_encoders(self) -> None:
         """Tells `from_pretrained` what a file holds; `post_init` looks only at direct children, not in `encoders`."""
@@ -420,19 +412,40 @@ class AffinityModel(PreTrainedModel):
                 model.all_tied_weights_keys.update({f"encoders.{name}.{k}": f"encoders.{name}.{tied[k]}" for k in tied})
         self._list_references()
 
-    def _load_base_weights(self) -> None:
-        """Fills LoRA encoders with the weights of the encoders they name."""
-        for index, spec in enumerate(self.config.encoder_specs):
-            if spec.training != "lora":
-                continue
-            source = load_encoder(EncoderSpec(**{**asdict(spec), "training": "full", "lora": {}}))
-            own = self.encoders[str(index)]
-            names = own.state_dict().keys()
-            weights = {name if name in names else _inside_lora(name): v for name, v in source.state_dict().items()}
-            missing, unexpected = own.load_state_dict(weights, strict=False)
-            lost = [name for name in missing if "lora_" not in name]
-            if lost or unexpected:
-                raise ArgumentError(f"Encoder {spec.name_or_path!r}: weights missing {lost}, unexpected {unexpected}.")
+    def _in_float32(self, index: int) -> PreTrainedModel:
+        """A LoRA encoder whose base was rounded, with the base read again, in its place."""
+        rounded = self.encoders[str(index)]
+        encoder: Any = build_encoder(self.config.encoder_specs[index])
+        encoder.load_state_dict({k: v for k, v in rounded.state_dict().items() if "lora_" in k}, strict=False)
+        self._load_base_weights(index, encoder)
+        self.encoders[str(index)] = encoder.to(self.device).train(rounded.training)
+        return encoder
+
+    def _load_base_weights(self, index: int, encoder: Any) -> None:
+        """Fills a LoRA encoder with the weights of the one that its spec names."""
+        spec = self.config.encoder_specs[index]
+        source = load_encoder(EncoderSpec(**{**asdict(spec), "training": "full", "lora": {}}))
+        names = encoder.state_dict().keys()
+        weights = {name if name in names else _inside_lora(name): v for name, v in source.state_dict().items()}
+        missing, unexpected = encoder.load_state_dict(weights, strict=False)
+        lost = [name for name in missing if "lora_" not in name]
+        if lost or unexpected:
+            raise ArgumentError(f"Encoder {spec.name_or_path!r}: weights missing {lost}, unexpected {unexpected}.")
+
+
+def in_float32(model: AffinityModel, name: str, encode: Encode) -> Encode | None:
+    """`encode`, which runs the encoder of input `name`, in float32; None where that is what it computes in already."""
+    in_half = model.encoder_autocast is not None or model.encoder_dtype != torch.float32
+    if not in_half or name not in model.frozen_inputs:
+        return None
+
+    def exactly(sequences: Sequence[str]) -> torch.Tensor:
+        model.attach_encoders()
+        encoder = model.encoders[str(model.tower_of(name).encoder)]
+        with replaced(model.config, encoder_autocast=None), computing_in_float32(encoder):
+            return encode(sequences)
+
+    return exactly
 
 
 def _inside_lora(name: str) -> str:

@@ -3,6 +3,10 @@
 Registered with `AttentionInterface` and with `AttentionMaskInterface`: without the second, transformers drops the mask
 of a padded batch in silence. Each backend works on a padded batch with its mask, and on the packed row that
 `models/packing.py` makes (then it is given `segments`).
+
+A kernel takes queries, keys and values (T, heads, head size) of a packed row of T tokens, its layout, the factor on the
+scores, a dropout probability, and a bias (1, heads, longest, longest) added to the scores of every sequence, or None;
+it gives (T, heads, head size).
 """
 
 from __future__ import annotations
@@ -11,17 +15,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.integrations.flex_attention import compile_friendly_flex_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
 from ..data.varlen_layout import VarlenLayout
-from .cpu_attention import blocked_attention
-from .flex_attention import flex_packed_attention
+from .cpu_attention import Bias, blocked_attention
 
 PREFIX = "hf_ext_"
+BLOCK = 128  # tokens; what flex's kernels skip or compute as a whole
 
 
 def register_attention() -> None:
@@ -32,15 +38,9 @@ def register_attention() -> None:
 
 
 def padded_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: VarlenLayout,
-    scaling: float,
-    dropout: float,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """torch's own attention on a padded copy of queries, keys and values only; arguments as `blocked_attention`.
+    query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
+) -> Tensor:
+    """torch's own attention on a padded copy of queries, keys and values only.
 
     For GPUs without a kernel for unpadded sequences (before compute capability 8.0) and for scores with a bias. `bias`
     may be `padded_bias`, which is then not made anew.
@@ -50,7 +50,7 @@ def padded_attention(
     # Filling needs no attention: it shares one slot behind the others, which is then left out.
     fills = segments.rounds_up
 
-    def spread(x: torch.Tensor) -> torch.Tensor:
+    def spread(x: Tensor) -> Tensor:
         padded = x.new_zeros(num_slots + fills, *x.shape[1:]).index_copy(0, segments.slots, x)
         padded = padded[:num_slots] if fills else padded
         return padded.unflatten(0, (rows, width)).transpose(1, 2)
@@ -65,7 +65,7 @@ def padded_attention(
     return (pad(output, (0, 0, 0, 0, 0, 1)) if fills else output).index_select(0, segments.slots)
 
 
-def padded_bias(bias: torch.Tensor, segments: VarlenLayout, dtype: torch.dtype) -> torch.Tensor:
+def padded_bias(bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
     """A bias of scores for each of n sequences, the lowest number where a key is padding.
 
     Args:
@@ -82,24 +82,17 @@ def padded_bias(bias: torch.Tensor, segments: VarlenLayout, dtype: torch.dtype) 
     return torch.where(is_token, pad(bias.to(dtype), (0, spare)), torch.finfo(dtype).min)[..., :width]
 
 
-def bias_for_layers(kernel: str, bias: torch.Tensor, segments: VarlenLayout, dtype: torch.dtype) -> torch.Tensor:
+def bias_for_layers(kernel: str, bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
     """What all layers give their `kernel`: `padded_bias`, made once, where it reads that; else `bias` itself."""
     return padded_bias(bias, segments, dtype) if kernel in (PREFIX + "padded", PREFIX + "varlen") else bias
 
 
 def varlen_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: VarlenLayout,
-    scaling: float,
-    dropout: float,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
+) -> Tensor:
     """torch's flash attention for unpadded sequences (compute capability 8.0 and later, bf16 or fp16).
 
-    Arguments as `blocked_attention`. What the kernel does not know (a bias, dropout, float32) goes to
-    `padded_attention`, which gives the same result.
+    What it does not know (a bias, dropout, float32) goes to `padded_attention`, which gives the same result.
     """
     if bias is not None or dropout or query.dtype == torch.float32:
         return padded_attention(query, key, value, segments, scaling, dropout, bias)
@@ -107,37 +100,100 @@ def varlen_attention(
 
     ends, longest = segments.cu_seqlens, segments.max_length
     output = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling)
-    assert isinstance(output, torch.Tensor)  # a pair only where the scores' normaliser is asked for
+    assert isinstance(output, Tensor)  # a pair only where the scores' normaliser is asked for
     return output
 
 
-def flex_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: VarlenLayout,
-    scaling: float,
-    dropout: float,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """torch's FlexAttention with a block mask of the layout (`flex_attention.py`).
+def flex_packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
+) -> Tensor:
+    """torch's FlexAttention: the layout of a batch as a block mask, so that sequences do not meet.
 
-    Arguments as `blocked_attention`. Dropout goes to `padded_attention`, which gives the same result.
+    T5's bias, which depends on the distance of two tokens, is read for each pair where it is needed: no layer holds it
+    for each sequence. transformers' `flex_attention` takes a packed row of an encoder for one sequence; what it
+    compiles is used here, with the mask that it lacks. Dropout goes to `padded_attention`, with the same result.
+
+    Raises:
+        NotImplementedError: on a CPU, where torch has no backward pass for it, and a gradient is wanted.
+
+    Cost: compiled once on a GPU; on a CPU it is not compiled, and all T x T scores are in memory.
     """
     if dropout:
         return padded_attention(query, key, value, segments, scaling, dropout, bias)
-    return flex_packed_attention(query, key, value, segments, scaling, bias)
+    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    if "block mask" not in segments.memo:  # once for all layers
+        segments.memo["block mask"] = block_mask(segments)
+    mask, adds = segments.memo["block mask"], None if bias is None else bias_mod(bias, segments)
+    output: Any
+    if q.device.type == "cpu":
+        output = flex_attention(q, k, v, adds, mask, scaling)
+    else:
+        options = {"score_mod": adds, "block_mask": mask, "scale": scaling}
+        output = compile_friendly_flex_attention(q, k, v, q.requires_grad, **options)
+    return output[0].transpose(0, 1)
 
 
-KERNELS: dict[str, Callable[..., torch.Tensor]] = {
+def bias_mod(bias: Tensor, segments: VarlenLayout) -> Callable[..., Tensor]:
+    """What adds to the score of two tokens the bias of their places in their sequence.
+
+    Of tokens of two sequences it adds some value too; the block mask leaves these pairs out.
+    """
+    if "places" not in segments.memo:
+        total = torch.arange(len(segments.slots), device=bias.device)
+        segments.memo["places"] = total - segments.cu_seqlens[_sequences(segments)].long()
+    places = segments.memo["places"]
+
+    def add(score: Tensor, batch: object, head: object, query: Tensor, key: Tensor) -> Tensor:
+        return score + bias[0, head, places[query], places[key]]  # type: ignore[index]
+
+    return add
+
+
+def _sequences(segments: VarlenLayout) -> Tensor:
+    """The number of each token's sequence, (T,); pieces of filling count on."""
+    places = torch.arange(len(segments.slots), device=segments.cu_seqlens.device)
+    return torch.bucketize(places, segments.cu_seqlens[1:].long(), right=True)
+
+
+def block_mask(segments: VarlenLayout) -> BlockMask:
+    """Which blocks of `BLOCK` queries and keys hold a pair of one sequence, and which hold no other pairs.
+
+    Sequences are contiguous, so the first and the last one of each block tell: (T / BLOCK)^2 comparisons, where
+    `create_block_mask` would make T^2. No value is read from the device.
+    """
+    total = len(segments.slots)
+    sequence = _sequences(segments)
+    first = sequence[::BLOCK]
+    last = sequence[torch.arange(BLOCK - 1, total + BLOCK - 1, BLOCK, device=first.device).clamp(max=total - 1)]
+    meets = (first[:, None] <= last) & (last[:, None] >= first)
+    same = (first == last)[:, None] & (first == last) & (first[:, None] == first)
+    if total % BLOCK:  # not the last block, which is not filled
+        same[-1] = same[:, -1] = False
+
+    def of_one_sequence(batch: object, head: object, query: Tensor, key: Tensor) -> Tensor:
+        return sequence[query] == sequence[key]
+
+    partly, wholly = _indices(meets & ~same), _indices(same)
+    lengths = (total, total)
+    return BlockMask.from_kv_blocks(*partly, *wholly, BLOCK_SIZE=BLOCK, mask_mod=of_one_sequence, seq_lengths=lengths)
+
+
+def _indices(dense: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a (blocks, blocks) mask the number of keys' blocks per row, and their numbers first: (1, 1, ...), int32."""
+    counts = dense.sum(1).to(torch.int32)
+    order = dense.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    return counts[None, None], order[None, None]
+
+
+KERNELS: dict[str, Callable[..., Tensor]] = {
     "blocked": blocked_attention,
     "padded": padded_attention,
     "varlen": varlen_attention,
-    "flex": flex_kernel,
+    "flex": flex_packed_attention,
 }
 
 
-def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, None]]:
+def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
     """The function that transformers calls: (batch, heads, width, head size) in, (batch, width, heads, size) out.
 
     A padded batch that is more than sequences attending to themselves (causal, cross-attention, a mask per query, a
@@ -146,16 +202,16 @@ def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torc
 
     def attention(
         module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
-        position_bias: torch.Tensor | None = None,
+        position_bias: Bias = None,
         segments: VarlenLayout | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         # Under autocast ESM C has float32 queries and keys beside half values; torch's own attention casts them too.
         query, key = query.to(value.dtype), key.to(value.dtype)
@@ -178,13 +234,13 @@ def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torc
     return attention
 
 
-def _key_mask(*, q_length: int, mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor | None:
+def _key_mask(*, q_length: int, mask_function: Callable[..., Any], **kwargs: Any) -> Tensor | None:
     """transformers' mask for SDPA, true where a key counts; (batch, 1, 1, keys) if every query sees the same keys."""
     same = mask_function is bidirectional_mask_function
     return sdpa_mask(q_length=1 if same else q_length, mask_function=mask_function, **kwargs)
 
 
-def _is_key_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
+def _is_key_mask(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
     """Whether all of a sequence's tokens attend to all of them; a mask per query, or one to add, is something else."""
     one_row = mask is None or (mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
     return one_row and query.shape == key.shape

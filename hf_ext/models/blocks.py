@@ -37,8 +37,8 @@ def name_blocks(model: nn.Module, pattern: str | None = None) -> dict[str, nn.Mo
     Without a pattern these are, from the outside in:
     - in an `nn.ModuleList` or `nn.Sequential`, the members of a class of which two or more have parameters of the same
       names and shapes (what only some of them have, as T5's position bias, does not count);
-    - a `ModuleList`'s only member, and modules that attributes or an `nn.ModuleDict` hold under names that differ in a
-      number (`block1`, `block2`), where these hold no repeated layers themselves.
+    - a `ModuleList`'s only member, where it holds no repeated layers itself.
+    Modules that attributes or an `nn.ModuleDict` hold (`block1`, `block2`) are found by a pattern alone.
     A lone linear layer, table or norm is no block (a list of heads), nor is a whole encoder or a `PreTrainedModel` (an
     ensemble). Of a `PreTrainedModel` the part under the task head is searched, of an `AffinityModel` its encoders.
 
@@ -95,26 +95,12 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _repeated(module: nn.Module) -> set[str]:
     """Names of the children of `module` that repeat each other."""
-    children = {name: child for name, child in module.named_children() if _may_be_block(child)}
     if not isinstance(module, nn.ModuleList | nn.Sequential):
-        numbered = {name: re.sub(r"\d+", "#", name) for name in children if re.search(r"\d", name)}
-        return {
-            name
-            for stem in set(numbered.values())
-            for name in _agreeing({name: children[name] for name in numbered if numbered[name] == stem})
-            if not _holds_blocks(children[name])
-        }
+        return set()
+    children = {name: child for name, child in module.named_children() if _may_be_block(child)}
     if isinstance(module, nn.ModuleList) and len(module) == 1:
-        return {name for name, child in children.items() if not _holds_blocks(child)}
-    return _agreeing(children)
-
-
-def _holds_blocks(module: nn.Module) -> bool:
-    return any(True for _ in _walk(module, ""))
-
-
-def _agreeing(children: dict[str, nn.Module]) -> set[str]:
-    """Of each class of which two agree in their parameters, all: also a first that takes another width."""
+        return {name for name, child in children.items() if not [*_walk(child, "")]}
+    # Of each class of which two agree in their parameters, all: also a first that takes another width.
     classes: dict[type, list[tuple[dict[str, Any], str]]] = {}
     for name, child in children.items():
         classes.setdefault(type(child), []).append((_shapes(child), name))
@@ -158,14 +144,12 @@ def _match(inner: nn.Module, pattern: str) -> dict[str, nn.Module]:
             return {}
         raise ArgumentError(f"{given} matches the name of no module in {type(inner).__name__}. {_offer(inner)}")
     for name, module in matched.items():
-        if isinstance(module, _CONTAINERS):
-            raise ArgumentError(f"{given} matches {name}, which only holds modules: match its members. {_offer(inner)}")
         around = next((other for other in matched if name.startswith(f"{other}.")), None)
-        if around is not None:
-            raise ArgumentError(
-                f"{given} matches {name}, which is inside {around}, and that matches too: blocks stand side by side. "
-                f"{_offer(inner)}"
-            )
+        problem = f"is inside {around}, and that matches too: blocks stand side by side" if around else None
+        if isinstance(module, _CONTAINERS):
+            problem = "only holds modules: match its members"
+        if problem:
+            raise ArgumentError(f"{given} matches {name}, which {problem}. {_offer(inner)}")
     return matched
 
 

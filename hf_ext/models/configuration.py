@@ -7,24 +7,14 @@ from typing import Any, Literal
 
 from transformers import PretrainedConfig
 
-from ..arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_ranges
 from ..errors import ArgumentError
-from .calibration import check_calibration
 from .head import HEADS, ONE_LAYER
 from .losses import LOSSES
 from .pooling import POOLINGS
-from .prediction_intervals import check_prediction_intervals
 
 Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "mean_tokens", "cls", "max"]
 MAX_TOWERS = 3
-RANGES = {
-    "head_sizes": WIDTH,
-    "ensemble_size": COUNT,
-    **dict.fromkeys(("huber_delta", "tobit_scale", "label_std"), ABOVE_ZERO),
-    "head_dropout": SHARE_BELOW_ONE,
-    "label_mean": FINITE,
-}
 
 
 @dataclass
@@ -50,6 +40,11 @@ class TowerSpec:
     inputs: list[list[str]]
     pooling: Pooling = "mean"
 
+    @property
+    def names(self) -> list[str]:
+        """Of its inputs."""
+        return [input_name(columns) for columns in self.inputs]
+
 
 def input_name(columns: list[str]) -> str:
     """Name of an encoder input: `heavy`, or `heavy+light` for a pair."""
@@ -69,18 +64,18 @@ class AffinityConfig(PretrainedConfig):
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise).
         huber_delta: where Huber turns linear, in standardised label units.
         label_mean, label_std: in label units; predictions are `label_mean + label_std * head output`, calibrated.
-        calibration: as in `hf_ext.models.calibration`; None for none. It changes predictions, never the loss.
-        prediction_intervals: as in `hf_ext.models.prediction_intervals`; None for none. Of calibrated predictions.
+        calibration: as in `hf_ext.models.postprocess`; None for none. It changes predictions, never the loss.
+        prediction_intervals: as in `hf_ext.models.postprocess`; None for none. Of calibrated predictions.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.
-        encoder_bits: 8 or 4 where frozen encoders' linear layers are stored so, see `hf_ext.models.quantization`.
+        encoder_bits: 8 or 4 where frozen encoders' linear layers are stored so, see `hf_ext.models.frozen_weights`.
         is_scaled: whether label and embedding scales have been measured.
         save_full: save frozen encoders' weights too, instead of their id, revision and fingerprint.
 
     Raises:
-        ArgumentError: more than three towers, a column used twice, a pair of more than two columns, a number outside of
-            its range, or no such head, pooling or loss.
+        ArgumentError: more than three towers, a column used twice, a pair of more than two columns, or no such head,
+            pooling or loss.
     """
 
     model_type = "hf_ext_affinity"
@@ -109,11 +104,12 @@ class AffinityConfig(PretrainedConfig):
         self.encoders = list(self.encoders or [])
         self.towers = list(self.towers or [])
         self.head_sizes = [1024, 512, 256, 128] if self.head_sizes is None else list(self.head_sizes)
-        check_ranges(self, RANGES)
-        _check_head(self.head_form, self.head_sizes)
+        if self.head_form not in (None, *HEADS):
+            raise ArgumentError(f"head_form={self.head_form!r}: allowed are {', '.join(HEADS)}.")
+        if self.head_form in ONE_LAYER and len(self.head_sizes) != 1:
+            given = f"head_form={self.head_form!r} with head_sizes={self.head_sizes}"
+            raise ArgumentError(f"{given}: it has one hidden layer, so one size.")
         _check_towers(self.tower_specs)
-        check_calibration(self.calibration)
-        check_prediction_intervals(self.prediction_intervals)
         if self.loss not in LOSSES:
             raise ArgumentError(f"loss={self.loss!r}: allowed are {', '.join(LOSSES)}.")
         super().__post_init__(**kwargs)
@@ -132,13 +128,6 @@ class AffinityConfig(PretrainedConfig):
         return {input_name(columns): columns for tower in self.tower_specs for columns in tower.inputs}
 
 
-def _check_head(form: str | None, sizes: list) -> None:
-    if form not in (None, *HEADS):
-        raise ArgumentError(f"head_form={form!r}: allowed are {', '.join(HEADS)}.")
-    if form in ONE_LAYER and len(sizes) != 1:
-        raise ArgumentError(f"head_form={form!r} with head_sizes={sizes}: it has one hidden layer, so one size.")
-
-
 def _check_towers(towers: list[TowerSpec]) -> None:
     if len(towers) > MAX_TOWERS:
         raise ArgumentError(f"{len(towers)} towers: an affinity model has one to {MAX_TOWERS}.")
@@ -149,9 +138,8 @@ def _check_towers(towers: list[TowerSpec]) -> None:
         raise ArgumentError(f"Encoder inputs {names} repeat a column; each column goes to one tower.")
     if any(not 1 <= len(columns) <= 2 for columns in inputs):
         raise ArgumentError(f"Encoder inputs {names}: an input is one column or a pair such as heavy+light.")
-    for tower in towers:
-        if tower.pooling not in POOLINGS:
-            raise ArgumentError(f"pooling={tower.pooling!r}: allowed are {', '.join(POOLINGS)}.")
+    if unknown := {tower.pooling for tower in towers} - {*POOLINGS}:
+        raise ArgumentError(f"pooling={min(unknown)!r}: allowed are {', '.join(POOLINGS)}.")
 
 
 def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityConfig:

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -25,6 +26,7 @@ MAX_HEAD_BYTES = 3 << 20  # of one head's scores: 886 tokens in float32, 1,254 i
 # Weights that one layer keeps for its backward pass, the shortest sequences' first; it computes the others again. They
 # are what backward would compute: 33 layers keep 2 GiB at most, where a model of as many has 10 GiB of AdamW states.
 KEPT_BYTES = 64 << 20
+Bias = Tensor | None
 # False where a recomputed layer keeps the output of attention: weights would fill what recomputing it frees.
 _keeps_weights: ContextVar[bool] = ContextVar("keeps_weights", default=True)
 
@@ -42,14 +44,8 @@ def keeping_no_weights() -> Iterator[None]:
 # Left to the compiler, the loop over lengths would be compiled anew for every batch.
 @torch.compiler.disable
 def blocked_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: VarlenLayout,
-    scaling: float,
-    dropout: float,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
+) -> Tensor:
     """Attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
 
     Effect: weights above `KEPT_BYTES` are computed again in the backward pass instead of kept, so memory grows with the
@@ -81,14 +77,8 @@ def blocked_attention(
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float,
-    dropout: float,
-    bias: torch.Tensor | None = None,
-    keep: bool = False,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, dropout: float, bias: Bias = None, keep: bool = False
+) -> Tensor:
     """Attention of equally long sequences on a CPU, by whichever way is the fastest there.
 
     Args:
@@ -108,7 +98,7 @@ def attend(
     return _blocked_op(*flat, keep)[0].unflatten(0, query.shape[:2])
 
 
-def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
+def _prefers_sdpa(query: Tensor, key: Tensor) -> bool:
     """Where torch's kernel is faster (one head's scores fill the cache, or products without oneDNN's), or ours is not
     exact: scores above 65,504 are no number in float16.
     """
@@ -119,9 +109,7 @@ def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 @torch.library.custom_op("hf_ext::blocked_attention", mutates_args=())
-def _blocked_op(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """softmax(q k^T) v for (sequences * heads, tokens, head size); and the softmax, if its backward shall keep it.
 
     One operation, so that checkpointing can keep its output and FLOPs can be counted.
@@ -134,7 +122,7 @@ def _blocked_op(
     return output, kept
 
 
-def _op_backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     query, key, value, kept = ctx.saved_tensors
     grad = grad.contiguous()
     grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
@@ -149,7 +137,7 @@ def _op_backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | N
     return grad_query, grad_key, grad_value, None
 
 
-def _empty_weights(query: torch.Tensor, key: torch.Tensor, keep: bool) -> torch.Tensor:
+def _empty_weights(query: Tensor, key: Tensor, keep: bool) -> Tensor:
     return query.new_empty(len(query) if keep else 0, query.shape[1], key.shape[1])
 
 
@@ -159,13 +147,13 @@ _blocked_op.register_autograd(
 )
 
 
-def _blocks(query: torch.Tensor, key: torch.Tensor) -> list[slice]:
+def _blocks(query: Tensor, key: Tensor) -> list[slice]:
     bytes_of_one = query.shape[1] * key.shape[1] * query.element_size()
     size = max(1, BLOCK_BYTES // max(1, bytes_of_one))
     return [slice(start, start + size) for start in range(0, len(query), size)]
 
 
-def _weights(query: torch.Tensor, key: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def _weights(query: Tensor, key: Tensor, out: Tensor | None = None) -> Tensor:
     scores = torch.bmm(query, key.transpose(1, 2))
     # torch's softmax in half precision takes up to twice as long as that of a float32 copy (1.8 ns a score at 50
     # tokens against 1.0, 0.6 either way at 630; one AVX512-BF16 core, torch 2.13) and computes in float32 itself.

@@ -39,7 +39,6 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
     with reading(f"Encoder {name_or_path!r}: {what}", name_or_path, f"{hint} {remedy}".lstrip()):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     check_family(name_or_path, config.to_dict())
-    check_configuration(name_or_path, config.to_dict())
     commit = find_commit(name_or_path, revision)
     spec = EncoderSpec(
         name_or_path=str(Path(name_or_path).resolve() if Path(name_or_path).is_dir() else name_or_path),
@@ -52,22 +51,6 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
     with reading(f"Encoder {name_or_path!r} cannot be built", name_or_path, remedy), torch.device("meta"):
         _architecture(spec)  # no memory, no numbers: says now what would else end the run after the data was read
     return spec
-
-
-def check_configuration(name_or_path: str, config: dict[str, Any]) -> None:
-    """Refuses what transformers takes without a word, and fails at when the first batch comes.
-
-    Raises:
-        ArgumentError: no width, or an ESM without a padding token.
-    """
-    width = config.get("hidden_size") or config.get("d_model")
-    if not isinstance(width, int) or not width:
-        raise ArgumentError(
-            f"{name_or_path!r} is of type {config['model_type']!r}, whose config.json gives no width as hidden_size or "
-            f"d_model: give an encoder of proteins, of type {', '.join(FAMILIES)} for example."
-        )
-    if config["model_type"] == "esm" and config.get("pad_token_id") is None:
-        raise ArgumentError(f"{name_or_path!r}: its config.json has no pad_token_id, which ESM counts positions from.")
 
 
 def find_commit(name_or_path: str, revision: str | None) -> str | None:
@@ -95,8 +78,7 @@ def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
             raise ArgumentError(f"{path}: is {kind}, not a regular file. Copy the encoder, or download it, again.")
         digest.update(path.name.encode())
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -51,12 +51,14 @@ FAMILIES: dict[str, Family] = {
 
 
 def check_family(name_or_path: str, config: Mapping[str, Any], what: str = "Encoder") -> None:
-    """Refuses a model of another type, whose layers nobody has tried here.
+    """Refuses a model of another type, whose layers nobody has tried here, and an ESM without a padding token.
 
     Raises:
         ArgumentError: with the types that are served, and what to take.
     """
     model_type = config["model_type"]
+    if model_type == "esm" and config.get("pad_token_id") is None:
+        raise ArgumentError(f"{name_or_path!r}: its config.json has no pad_token_id, which ESM counts positions from.")
     if model_type in FAMILIES:
         return
     served = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ class HostOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer):
         _check(optimizer)
         self.wrapped = optimizer
-        self._twins: dict[torch.Tensor, _Twin] = {}
+        self._twins: dict[torch.Tensor, tuple[nn.Parameter, torch.Tensor]] = {}  # weight and gradient on the host
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # one list: a schedule made for `optimizer` goes on acting
         self.state = optimizer.state
@@ -65,21 +64,24 @@ class HostOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         twins = self._find_twins()
-        moving = {parameter: twin for parameter, twin in twins.items() if parameter.grad is not None}
+        moving = [parameter for parameter in twins if parameter.grad is not None]
         devices = {parameter.device for parameter in moving if parameter.is_cuda}
-        for parameter, twin in twins.items():
-            twin.take(parameter)
+        for parameter, (weight, gradient) in twins.items():
+            weight.grad = None if parameter.grad is None else gradient  # without one nothing steps it
+            if parameter.grad is not None:
+                weight.copy_(parameter, non_blocking=parameter.is_cuda)  # only CUDA is waited for
+                gradient.copy_(parameter.grad, non_blocking=parameter.is_cuda)
         _wait_for(devices)
-        with self._on_host(twins):
+        with self._on_host():
             self.wrapped.step()
-        for parameter, twin in moving.items():
-            parameter.copy_(twin.weight, non_blocking=parameter.is_cuda)
+        for parameter in moving:
+            parameter.copy_(twins[parameter][0], non_blocking=parameter.is_cuda)
         _wait_for(devices)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the state of the wrapped optimizer's class, saved with or without this wrapper, into host memory."""
-        with self._on_host(self._find_twins()):
+        with self._on_host():
             self.wrapped.load_state_dict(state_dict)
         self._move_state()  # torch leaves some values where they were loaded to
 
@@ -93,15 +95,16 @@ class HostOptimizer(Optimizer):
             self.state[parameter] = send_to_device(values, "cpu")
 
     @contextmanager
-    def _on_host(self, twins: dict[torch.Tensor, _Twin]) -> Iterator[None]:
+    def _on_host(self) -> Iterator[None]:
         """While `wrapped` holds the twins in place of the parameters; takes over what it made of groups and state."""
         live, wrapped = self.param_groups, self.wrapped
-        originals = {id(twin.weight): parameter for parameter, twin in twins.items()}
-        state = {twins[p].weight if p in twins else p: values for p, values in self.state.items()}
+        twins = {parameter: weight for parameter, (weight, _) in self._find_twins().items()}
+        originals = {id(weight): parameter for parameter, weight in twins.items()}
+        state = {twins.get(p, p): values for p, values in self.state.items()}
         wrapped.state = defaultdict(dict, state)
         wrapped.param_groups = [
             {
-                name: [twins[p].weight for p in value] if name == "params" else send_to_device(value, "cpu")
+                name: [twins[p] for p in value] if name == "params" else send_to_device(value, "cpu")
                 for name, value in group.items()
             }
             for group in live
@@ -117,37 +120,14 @@ class HostOptimizer(Optimizer):
             self.state = wrapped.state = defaultdict(dict, state)
             wrapped.param_groups = live
 
-    def _find_twins(self) -> dict[torch.Tensor, _Twin]:
-        """Those of all parameters; made where there are none yet."""
+    def _find_twins(self) -> dict[torch.Tensor, tuple[nn.Parameter, torch.Tensor]]:
+        """Those of all parameters; made where there are none yet, of their shape and dtype, pinned for CUDA."""
         parameters = [p for group in self.param_groups for p in group["params"]]
-        self._twins |= {p: _Twin.of(p) for p in parameters if p not in self._twins}
+        for p in parameters:
+            if p not in self._twins:
+                weight, gradient = (torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda) for _ in range(2))
+                self._twins[p] = nn.Parameter(weight), gradient
         return {p: self._twins[p] for p in parameters}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """With what torch's own leaves out of copies; a copy makes host memory of its own."""
-        return {**super().__getstate__(), "wrapped": self.wrapped, "_twins": {}}
-
-
-@dataclass
-class _Twin:
-    """A parameter's place in host memory."""
-
-    weight: nn.Parameter
-    gradient: torch.Tensor
-
-    @classmethod
-    def of(cls, parameter: torch.Tensor) -> _Twin:
-        """Uninitialised, of the parameter's shape and dtype; pinned for one on CUDA."""
-        given: dict[str, Any] = {"dtype": parameter.dtype, "pin_memory": parameter.is_cuda}
-        weight, gradient = (torch.empty(parameter.shape, **given) for _ in range(2))
-        return cls(nn.Parameter(weight), gradient)
-
-    def take(self, parameter: torch.Tensor) -> None:
-        """Weight and gradient as they are on the device; no gradient where there is none, so that nothing steps it."""
-        self.weight.grad = None if parameter.grad is None else self.gradient
-        if parameter.grad is not None:
-            self.weight.copy_(parameter, non_blocking=parameter.is_cuda)  # only CUDA is waited for
-            self.gradient.copy_(parameter.grad, non_blocking=parameter.is_cuda)
 
 
 def move_to_host(optimizer: Any) -> Any:

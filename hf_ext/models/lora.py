@@ -17,16 +17,12 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import ArgumentError
-from ..pretrained import reading
 from .families import FAMILIES
-from .half_linear import half_layers, widen
-from .quantization import make_float, quantized_layers
+from .frozen_weights import is_rounded, quantized_layers, widen
 
 logger = logging.getLogger(__name__)
 
 LINEAR = (nn.Linear, Conv1D)
-# Linear layers that LoRA adapts, per model type (module names in transformers); of others all in layers that repeat.
-LORA_TARGETS = {name: [*family.lora_targets] for name, family in FAMILIES.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def wrap_with_lora(model: nn.Module, settings: LoraSettings) -> PeftModel:
 def find_targets(model: nn.Module, settings: LoraSettings) -> list[str]:
     """Full names of the linear layers to adapt: those of the encoder, without heads and poolers.
 
-    GPT-2's `Conv1D` is one. Of a model type that `LORA_TARGETS` lacks, and without names: all in layers that repeat.
+    GPT-2's `Conv1D` is one. Of a model type that `FAMILIES` lacks, and without names: all in layers that repeat.
 
     Raises:
         ArgumentError: a named target matches nothing; or none are named, and the model has no configuration or no
@@ -94,15 +90,17 @@ def find_targets(model: nn.Module, settings: LoraSettings) -> list[str]:
     linear = [name for name in linear if "pooler" not in name.split(".")]
     leaves = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
     model_type = getattr(getattr(model, "config", None), "model_type", None)
-    wanted = settings.target_modules or LORA_TARGETS.get(str(model_type), [])
-    if settings.target_modules and (unmatched := [t for t in wanted if not any(_ends(name, t) for name in linear)]):
+    known = FAMILIES[model_type].lora_targets if model_type in FAMILIES else ()
+    matches = {t: [n for n in linear if f".{n}".endswith(f".{t}")] for t in settings.target_modules or known}
+    unmatched = [target for target, names in matches.items() if not names]
+    if settings.target_modules and unmatched:
         raise ArgumentError(f"--lora_target_modules {unmatched}: no such linear layer; there are {leaves}.")
-    if wanted:
-        return [name for name in linear if any(_ends(name, target) for target in wanted)]
+    if matches:
+        return [name for name in linear if any(name in names for names in matches.values())]
     repeated = [name for name in linear if any(part.isdigit() for part in name.split("."))]  # encoder.layer.0...
     if model_type is None or not repeated:
         raise ArgumentError(
-            f"LoRA targets are known for {', '.join(LORA_TARGETS)} and for layers that repeat in other models of "
+            f"LoRA targets are known for {', '.join(FAMILIES)} and for layers that repeat in other models of "
             f"transformers; this {type(model).__name__} has none: name the linear layers to adapt, with "
             f"--lora_target_modules; there are {leaves or 'none'}."
         )
@@ -165,6 +163,7 @@ def merge_layers(model: nn.Module) -> int:
     Raises:
         ValueError: from PEFT, if a merged weight is not finite.
     """
+    widen(model)
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
     for name, layer in layers:
         layer.merge(safe_merge=True)
@@ -179,53 +178,29 @@ def merged_copy(model: Any) -> Any:
     """A copy of a `PeftModel`, or of a model with `merge_adapters`, with adapters merged into the weights.
 
     Predictions are the same up to rounding (1e-5 in float32). A base that `lora_base` stored in half precision is
-    merged in float32, on the CPU: that of an `AffinityModel` read again from its encoder, of others as it was rounded.
-    Into a base in 8 or 4 bits nothing is merged: its float weights are read again, and predictions change by what the
-    codes had rounded.
+    merged in float32, on the CPU: that of an `AffinityModel`, also in 8 or 4 bits, read again from its encoder, of
+    others as it was rounded.
     Cost: memory for a second copy of the model.
 
     Raises:
-        ArgumentError: there are no adapters to merge; float weights of a base in bits are not where they were read.
+        ArgumentError: there are no adapters to merge, or those of a `PeftModel` stand beside a base in 8 or 4 bits.
     """
     if not has_adapters(model):
         raise ArgumentError(f"{type(model).__name__} has no adapters to merge: train with --use_peft.")
+    if isinstance(model, PeftModel) and quantized_layers(model):
+        raise ArgumentError(
+            "Adapters are not merged into weights in 8 or 4 bits: read the base again, in float32, and call "
+            "PeftModel.from_pretrained(base, FOLDER_OF_THE_ADAPTERS).merge_and_unload()."
+        )
     twin = copy.deepcopy(model)
-    if half_layers(twin) or quantized_layers(twin):  # float32 may not fit beside the model on its device
+    if is_rounded(twin):  # float32 may not fit beside the model on its device
         twin.cpu()
-    if isinstance(twin, PeftModel):
-        _read_quantized_again(twin)
-        if widen(twin):
-            logger.warning("The frozen weights were rounded to half precision to train; they are merged as rounded.")
-        return twin.merge_and_unload(safe_merge=True)
-    twin.merge_adapters()
-    return twin
-
-
-def _read_quantized_again(model: PeftModel) -> None:
-    """Puts float layers in place of quantised ones, with the weights that the base was read from.
-
-    Raises:
-        ArgumentError: the base was made here, or what is there now would give other codes.
-    """
-    stored = quantized_layers(model)
-    if not stored:
-        return
-    base: Any = model.get_base_model()
-    source = str(base.name_or_path or "")
-    where = f"Adapters are merged into the float weights of the base, which is here in bits alone: {source!r}"
-    if not source:
-        raise ArgumentError(f"{where} is no name, since it was made here. Save it, and train from that folder.")
-    revision = getattr(base.config, "_commit_hash", None)
-    with reading(f"{where} cannot be read", source, "Restore it, and merge again."):
-        fresh = type(base).from_pretrained(source, revision=revision, dtype="float32", trust_remote_code=False)
-    names = {id(layer): name.replace(".base_layer", "") for name, layer in quantized_layers(base).items()}
-    for layer in stored.values():
-        plain = fresh.get_submodule(names[id(layer)])
-        if not layer.has_codes_of(plain):
-            raise ArgumentError(f"{where} holds other weights now ({names[id(layer)]}). Restore it, and merge again.")
-    made_from = {name: fresh.get_submodule(names[id(layer)]).weight for name, layer in stored.items()}
-    for name in make_float(model):
-        model.get_submodule(name).weight = made_from[name].requires_grad_(False)
+    if not isinstance(twin, PeftModel):
+        twin.merge_adapters()
+        return twin
+    if widen(twin):
+        logger.warning("The frozen weights were rounded to half precision to train; they are merged as rounded.")
+    return twin.merge_and_unload(safe_merge=True)
 
 
 def _lora_config(model: nn.Module, settings: LoraSettings, heads: list[str] | None = None) -> LoraConfig:
@@ -240,7 +215,3 @@ def _lora_config(model: nn.Module, settings: LoraSettings, heads: list[str] | No
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         modules_to_save=heads or None,
     )
-
-
-def _ends(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")

@@ -64,10 +64,6 @@ class MuonAdamW(Optimizer):
             inner.step()
         return loss
 
-    def __getstate__(self) -> dict[str, Any]:
-        """With the two that step, which torch's own leaves out of copies."""
-        return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}
-
 
 def block_matrices(model: nn.Module | None, pattern: str | None = None) -> list[nn.Parameter]:
     """Weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.

@@ -8,9 +8,9 @@ positions and token dropout (models/esm/modeling_esm.py and its like, 5.24). Her
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -28,8 +28,52 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from ..data.varlen_layout import VarlenLayout
 from ..errors import ArgumentError
 from .attention import bias_for_layers
-from .padding_watch import PaddingWatch
 from .replaced_forwards import find_replaceable, replace_forward, restore_forward
+
+# Of the largest gradient of a token: a mask of -100 in place of minus infinity leaves e^-100 of it.
+LEAST = 1e-6
+
+
+class PaddingWatch:
+    """Notes, on the device, whether a gradient has come back to a position of padding since `forget`.
+
+    Somebody then reads what packed encoders do not compute: a label there, or a mean without the mask.
+
+    Cost: two passes over the gradient of an encoder's output; no read from the device.
+    """
+
+    def __init__(self) -> None:
+        self._found: torch.Tensor | None = None
+
+    def unpack(self, packed: torch.Tensor, segments: VarlenLayout) -> torch.Tensor:
+        """As that of `segments`, of the last states of an encoder, whose gradient will be looked at.
+
+        Where it is, padding is not zero.
+        """
+        is_full = len(segments.indices) == segments.shape[0] * segments.shape[1]
+        if is_full or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return segments.unpack(packed)
+        states = packed if packed.requires_grad else packed.detach().requires_grad_()  # a frozen encoder's too
+        # A token's states in place of zeros, at which squares, norms and products have no gradient.
+        flat = segments.scatter(states, filler=packed.detach()[0, 0])
+        # Not on the view, which may be changed in place and then has another.
+        flat.register_hook(partial(self._note, segments.indices))
+        return flat.unflatten(0, segments.shape)
+
+    def _note(self, tokens: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Of states (n * width, features), of which `tokens` are no padding."""
+        largest = gradient.detach().abs().amax(-1)
+        read = largest.index_fill(0, tokens, 0).max() > LEAST * largest.max()
+        self._found = read if self._found is None else self._found.to(read.device) | read
+
+    def forget(self) -> None:
+        """What comes next counts."""
+        self._found = None
+
+    def is_unread(self, device: torch.device) -> torch.Tensor:
+        """Scalar, bool, on `device`."""
+        return torch.ones((), dtype=torch.bool, device=device) if self._found is None else ~self._found.to(device)
+
 
 # From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
 # the last states, packed.
@@ -109,20 +153,14 @@ _PLAIN = (
 )
 # Attention of transformers that takes the packed row for one sequence.
 _ONE_SEQUENCE = (None, "eager", "sdpa", "flex_attention")
-_ROUND_UP = "packed_round_up"  # of a packed encoder: whether its rows are filled up to a few lengths
-_WATCHES: WeakKeyDictionary[nn.Module, PaddingWatch] = WeakKeyDictionary()  # of packed encoders; not of copies
+_PACKED = "packed_by_hf_ext"  # in a packed encoder: whether its rows are filled up to a few lengths, and its watch
 _FOR_EMBEDDINGS = ("token_type_ids",)  # what embeddings are given beside ids
 
 
 def find_encoders(model: nn.Module) -> list[PreTrainedModel]:
     """The encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
-    families: Any = tuple(PACKED)
-    return [module for module in model.modules() if isinstance(module, families) and not _is_decoder(module)]
-
-
-def _is_decoder(encoder: Any) -> bool:
-    """Whether a module of a packed family is a decoder."""
-    return bool(getattr(encoder.config, "is_decoder", False))
+    found: list[Any] = [module for module in model.modules() if isinstance(module, tuple(PACKED))]
+    return [encoder for encoder in found if not getattr(encoder.config, "is_decoder", False)]
 
 
 def pack_encoders(model: nn.Module, round_up: bool = False, watch: PaddingWatch | None = None) -> int:
@@ -141,12 +179,11 @@ def pack_encoders(model: nn.Module, round_up: bool = False, watch: PaddingWatch 
     Raises:
         ArgumentError: in a forward pass, if the encoder's attention takes the row for one sequence, as SDPA does.
     """
-    encoders = [found for found in find_replaceable(model, *PACKED) if not _is_decoder(found[0])]
+    mine = {id(encoder) for encoder in find_encoders(model)}
+    encoders = [found for found in find_replaceable(model, *PACKED) if id(found[0]) in mine]
     for encoder, family in encoders:
         replace_forward(encoder, _FORWARDS[family])
-        vars(encoder)[_ROUND_UP] = round_up
-        if watch is not None:
-            _WATCHES[encoder] = watch
+        vars(encoder)[_PACKED] = (round_up, watch)
     return len(encoders)
 
 
@@ -155,13 +192,12 @@ def unpack_encoders(model: nn.Module) -> None:
     for encoder in find_encoders(model):
         if is_packed(encoder):
             restore_forward(encoder)
-            del vars(encoder)[_ROUND_UP]
-            _WATCHES.pop(encoder, None)
+            del vars(encoder)[_PACKED]
 
 
 def is_packed(encoder: nn.Module) -> bool:
     """Whether `pack_encoders` has changed it."""
-    return _ROUND_UP in vars(encoder)
+    return _PACKED in vars(encoder)
 
 
 def keeps_sequences_apart(encoder: PreTrainedModel) -> bool:
@@ -179,7 +215,7 @@ def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -
             return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
         embeds = {name: kwargs.pop(name) for name in _FOR_EMBEDDINGS if name in kwargs}
         packed = run(encoder, segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments))
-        watch = _WATCHES.get(encoder)
+        _, watch = vars(encoder)[_PACKED]
         return put_out(encoder, segments.unpack(packed) if watch is None else watch.unpack(packed, segments))
 
     # Trainer keeps the columns of a dataset that the forward of a model names.
@@ -204,9 +240,9 @@ def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: 
             "choose one of hf_ext's or flash_attention_2 (set_attn_implementation), undo packing (unpack_encoders), or "
             "train --without packing."
         )
-    segments = layout and layout.segments
-    if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != encoder.packed_round_up:
-        segments = VarlenLayout.from_mask(torch.ones_like(ids) if mask is None else mask, encoder.packed_round_up)
+    segments, (round_up, _) = layout and layout.segments, vars(encoder)[_PACKED]
+    if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != round_up:
+        segments = VarlenLayout.from_mask(torch.ones_like(ids) if mask is None else mask, round_up)
     segments = segments.to(ids.device)
     return segments if segments.max_length else None
 

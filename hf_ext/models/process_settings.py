@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -21,25 +20,22 @@ class Held(Generic[T]):
 
     def __init__(self, read: Callable[[], T], write: Callable[[T], object]):
         self._read, self._write = read, write
-        self._before: T | None = None
-        self._holds: list[list[T]] = []  # each a list of its own, since values may be equal
-
-    def read_before(self) -> T:
-        """What is set where no run holds it."""
-        return self._before if self._holds else self._read()  # type: ignore[return-value]
+        self._held: list[list[T]] = []  # what was set before, then each value held: lists, since values may be equal
 
     def hold(self, value: T) -> Callable[[], None]:
         """Sets it; what it returns lets go of it."""
-        before = self.read_before()
-        self._write(value)
         mine = [value]
-        self._before, self._holds = before, [*self._holds, mine]
-        return lambda: self._let_go(mine)
+        self._held = [*(self._held or [[self._read()]]), mine]
+        self._write(value)
 
-    def _let_go(self, mine: list[T]) -> None:
-        before, self._holds = self._holds, [hold for hold in self._holds if hold is not mine]
-        if before and before[-1] is mine:
-            self._write(self._holds[-1][0] if self._holds else self._before)  # type: ignore[arg-type]
+        def let_go() -> None:
+            held, self._held = self._held, [one for one in self._held if one is not mine]
+            if held and held[-1] is mine:
+                self._write(self._held[-1][0])
+            if len(self._held) == 1:
+                self._held = []
+
+        return let_go
 
 
 @contextmanager
@@ -55,22 +51,11 @@ def replaced(holder: Any, **values: Any) -> Iterator[None]:
             setattr(holder, name, value)
 
 
-General = Literal["highest", "high", "medium"]
-
-
-@dataclass(frozen=True)
-class MatmulPrecision:
+class MatmulPrecision(NamedTuple):
     """`on_gpu` and `on_cpu` (oneDNN): "none" and "ieee" are float32, others "tf32" and "bf16"."""
 
     on_gpu: str
     on_cpu: str
-
-    @property
-    def general(self) -> General:
-        """The general setting that agrees with both."""
-        if self.on_cpu == "bf16":
-            return "medium"
-        return "high" if "tf32" in (self.on_gpu, self.on_cpu) else "highest"
 
     def name(self, device_type: str) -> str:
         """ "float32", "tf32" or "bf16": what products of a device ("cuda", "cpu", ...) are computed in."""
@@ -89,7 +74,8 @@ def read_matmul_precision() -> MatmulPrecision:
 
 def set_matmul_precision(precision: MatmulPrecision) -> None:
     """Sets all of torch's settings so that they agree."""
-    torch.set_float32_matmul_precision(precision.general)
+    general = "medium" if precision.on_cpu == "bf16" else "high" if "tf32" in precision else "highest"
+    torch.set_float32_matmul_precision(general)
     torch.backends.cuda.matmul.fp32_precision = precision.on_gpu
     _onednn().fp32_precision = precision.on_cpu
 

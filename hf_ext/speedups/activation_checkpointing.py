@@ -4,10 +4,9 @@ Class I: losses and gradients are those without, bit for bit, with dropout too (
 under autocast, see `models/activation_checkpointing.py`). Of any model with repeated
 layers: by transformers' own switch where it has one, else around each block that is found, or named by
 `--block_pattern` (`models/blocks.py`). `--activation_policy` says how much:
-- `pointwise` keeps products of matrices and attention, and computes norms, GELU, rotation and casts again;
 - `half` computes every second layer again; `attention` all but what attention puts out; `full` everything.
 Effect and cost: `benchmarks/results/activation_checkpointing_cpu.json`; what a step takes under each says `hf-ext
-doctor`. Goes with compiled blocks but for `pointwise` (`compile.py`). Attention is kept where it is one operation:
+doctor`. Goes with compiled blocks (`compile.py`). Attention is kept where it is one operation:
 SDPA's kernels, flash-attn, `varlen`, `padded`, `blocked`.
 With dropout of weights, or written out in products (`eager`), it is computed again. `blocked` then keeps no softmax,
 and computes it once more in the backward pass, as flash attention does.
@@ -26,7 +25,6 @@ from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, s
 
 NAME = "activation_checkpointing"
 KIND: Kind = "I"
-NAMES_OPERATIONS = ("attention", "pointwise")
 
 
 def decide(context: Context) -> Decision:
@@ -55,7 +53,7 @@ def _problem(context: Context) -> str | None:
     fsdp2 = read_fsdp2(args)
     if fsdp2 and fsdp2.activation_checkpointing:
         return "fsdp_activation_checkpointing of the YAML computes every layer again: leave one of them out"
-    if args.torch_compile and args.activation_policy in NAMES_OPERATIONS:
+    if args.torch_compile and args.activation_policy == "attention":
         return (
             f"--torch_compile compiles the whole model, inside which --activation_policy {args.activation_policy} "
             "cannot name operations: use half or full, or --speedups compile, which compiles blocks"

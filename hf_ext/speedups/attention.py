@@ -9,7 +9,7 @@ Class N. Choices of `--attention`:
   needed (`padded` holds it once per batch and sequence); for GPUs with Triton, and for frozen encoders anywhere. With
   dropout, as T5 trains by default, it is `padded`. Its speed was not measured, so `auto` does not take it.
 - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/cpu_attention.py`).
-- `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
+- `faesm`: the faesm library's flash attention for ESM (`models/faesm_bridge.py`), from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
 refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
@@ -28,10 +28,9 @@ from transformers.utils import is_kernels_available
 
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
-from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
-from ..models.held_attention import hold_attention
+from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
 from ..models.lora import unwrap_peft
-from ..models.packing import PACKED_FAMILIES, find_encoders, is_packed
+from ..models.packing import PACKED_FAMILIES, find_encoders
 from ..optional import import_problem
 from ..overrides import is_in
 from . import encoder_precision, parity
@@ -60,11 +59,7 @@ def decide(context: Context) -> Decision:
     problem = _problem(asked, context)
     if problem:
         return refused(f"--attention {asked}: {problem}")
-    reason = "asked for"
-    if asked == "faesm":
-        kernel, why = faesm_kernel(context.hardware)
-        reason = f"asked for, with its {kernel} kernel: {why}"
-    return applied(reason, {"kernel": asked, "asked": True})
+    return applied("asked for", {"kernel": asked, "asked": True})
 
 
 def _decide_auto(context: Context) -> Decision:
@@ -89,7 +84,8 @@ def _problem(asked: str, context: Context) -> str | None:
     if asked == "faesm":
         if "esm" not in context.model.families:
             return "the model has no ESM encoder"
-        return faesm_problem()
+        problem = faesm_problem(context.hardware)
+        return problem and f"{problem}: use --attention auto"
     if asked in ("varlen", "flash_attention_2"):
         families = set(context.model.families)
         if not families & set(WITHOUT_BIAS) or (asked == "flash_attention_2" and "t5" in families):
@@ -112,10 +108,8 @@ def _flex_problem(context: Context) -> str | None:
         return f"torch has no backward pass of it for {hardware.name}: use --attention auto"
     if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < TRITON:
         return f"{hardware.name} is older than Triton's 7.0: use --attention auto"
-    if context.args.activation_policy in ("attention", "pointwise"):
-        return (
-            f"--activation_policy {context.args.activation_policy} does not know its kernel by name: use half or full"
-        )
+    if context.args.activation_policy == "attention":
+        return "--activation_policy attention does not know its kernel by name: use half or full"
     return None
 
 
@@ -147,16 +141,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     Raises:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
-    # Of a model that shares its configuration with one of another run, what that run has set is not the old attention.
-    plain = [hold_attention(encoder) for encoder in find_encoders(run.model) if not is_packed(encoder)]
-    try:
-        return _apply(decision, run)
-    finally:
-        for let_go in plain:
-            let_go()
-
-
-def _apply(decision: Decision, run: Run) -> Decision:
     kernel, asked = decision.settings["kernel"], decision.settings["asked"]
     reader = _find_reader(run)
     if reader is not None and kernel != "eager":
@@ -193,18 +177,20 @@ def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Ca
     """How to give the encoders of a model (or one loaded later) this attention, and how to give them their own back."""
     if kernel == "faesm":
         return set_faesm, partial(restore_faesm, model)
-    held: list[Callable[[], None]] = []
+    before: list[tuple[Any, str]] = []  # configurations, which keep no encoder alive
 
     def swap(swapped: nn.Module) -> int:
         register_attention()
         encoders = find_encoders(swapped)
-        name = PREFIX + kernel if kernel in KERNELS else kernel  # as transformers knows it
-        held.extend(hold_attention(encoder, name) for encoder in encoders)
+        for encoder in encoders:
+            before.append((encoder.config, encoder.config._attn_implementation))
+            encoder.set_attn_implementation(PREFIX + kernel if kernel in KERNELS else kernel)
         return len(encoders)
 
     def undo() -> None:
-        while held:
-            held.pop()()
+        while before:
+            config, name = before.pop()
+            config._attn_implementation = name
 
     return swap, undo
 

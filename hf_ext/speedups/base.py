@@ -11,7 +11,7 @@ from weakref import finalize
 
 from ..data.varlen_layout import change_layout
 from ..hardware import Hardware
-from ..models.padding_watch import PaddingWatch
+from ..models.packing import PaddingWatch
 from ..models.process_settings import Held
 from ..processes import splits_weights
 

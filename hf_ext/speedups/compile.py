@@ -12,8 +12,7 @@ the checkpoint stands around their graphs. Compiled around the checkpoint, torch
 nothing where attention breaks the graph, as `blocked` does. Policy `half` leaves every second block whole.
 CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`, Trainer's
 own, switches `--torch_compile` on.
-Conflicts: `--activation_policy pointwise` (inductor writes into products of matrices that the policy keeps), FSDP's own
-checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's and flex attention.
+Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's and flex attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
 process had them compiled), those compiled after it while training, and the seconds that both took.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
@@ -69,8 +68,6 @@ def _problem(context: Context) -> str | None:
     fsdp2 = read_fsdp2(args)
     if fsdp2 and fsdp2.activation_checkpointing:
         return "not tried with FSDP's own activation checkpointing: use --activation_policy attention in its place"
-    if args.activation_policy == "pointwise":
-        return "compiled code writes into the products that --activation_policy pointwise keeps: use attention or half"
     if args.attention == "faesm":
         return "faesm's attention is not compiled"
     if args.attention == "flex":

@@ -6,7 +6,7 @@ Evidence: up to 32 distinct training sequences are encoded both ways; the roundi
 spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
 harmless for a varied set can drown them: above `max_encoder_noise`, or where a probe overflows, the encoders stay in
 float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
-With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (`hf_ext/models/quantization.py`) and
+With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (`models/frozen_weights.py`) and
 dequantised at each use, 1 or 0.56 bytes a weight. The same noise decides, with half precision and then without; above
 the bound the run is refused, with the number; `--bf16 false` leaves half precision out. The saved model keeps bits and
 precision, and predicts with them.
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..data.columns import read_columns
-from ..models.quantization import quantized_layers
+from ..models.frozen_weights import quantized_bytes, quantized_layers
 from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
@@ -115,9 +115,9 @@ def _describe(decision: Decision, model: Any, dtype: str) -> Decision:
     """The decision as it was carried out, with the bytes that codes save."""
     if "bits" not in decision.settings:
         return decision
-    layers = [layer for encoder in model.encoders.values() for layer in quantized_layers(encoder).values()]
-    stored = sum(layer.weight.nbytes + layer.scales.nbytes for layer in layers)
-    saved = sum(layer.in_features * layer.out_features for layer in layers) * model.encoder_dtype.itemsize - stored
+    layers = quantized_layers(model.encoders).values()
+    numbers = sum(layer.in_features * layer.out_features for layer in layers)
+    saved = numbers * model.encoder_dtype.itemsize - quantized_bytes(model.encoders)
     products = f"products in {dtype}" if dtype != "fp32" else "products in float32"
     reason = f"{decision.reason}, {products}: {saved / 2**20:.1f} MiB less of weights"
     decision = replace(decision, reason=reason, settings={**decision.settings, "dtype": dtype})

@@ -20,7 +20,8 @@ from transformers import set_seed
 
 from ..errors import PlanRefused
 from ..memory.stored import optimizer_bytes, trained
-from ..models.lora import LORA_TARGETS, LoraSettings, has_adapters, wrap_with_lora
+from ..models.families import FAMILIES
+from ..models.lora import LoraSettings, has_adapters, wrap_with_lora
 from .base import Context, Decision, Kind, Run, applied, refused
 
 NAME = "lora"
@@ -55,7 +56,7 @@ def decide(context: Context) -> Decision:
             "which layers to adapt is not known of a model without a configuration: give --lora_target_modules"
         )
     settings = vars(lora_settings(args))
-    is_known = args.lora_target_modules or set(model.families) & set(LORA_TARGETS)
+    is_known = args.lora_target_modules or set(model.families) & set(FAMILIES)
     reason = f"adapters train beside {'frozen' if is_known else 'all'} linear layers"
     return applied(reason if is_known else f"{reason} that repeat", settings)
 

@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import PlanRefused
-from ..models.packing import pack_encoders, unpack_encoders
-from ..models.padding_watch import PaddingWatch
+from ..models.packing import PaddingWatch, pack_encoders, unpack_encoders
 from . import attention, compile, parity
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, cannot, off, skipped
 

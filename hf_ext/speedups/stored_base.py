@@ -7,24 +7,21 @@ from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel
-from torch import nn
 
 from ..checkpoints.weights import keep_source_digests
 from ..models.affinity import AffinityModel
 from ..models.blocks import find_base_layers, find_blocks
-from ..models.half_linear import narrow
-from ..models.lora import has_adapters
-from ..models.quantization import (
-    QuantizedLinear,
+from ..models.frozen_weights import (
     find_frozen_layers,
+    narrow,
     quantize_linear_layers,
-    quantized_layers,
+    quantized_bytes,
 )
+from ..models.lora import has_adapters
 from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import Precision
 
-MAX_WEIGHT_ERROR = 0.5  # 4 bits are off by about a tenth
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -94,18 +91,17 @@ class QuantizedBase:
     """Frozen weights beside LoRA adapters in 8 or 4 bits (QLoRA): 1 or 0.56 bytes each instead of 4.
 
     Class N. Effect: with `--load_in_8bit` or `--load_in_4bit` (nf4) the frozen linear layers of encoders that have
-    adapters are stored in bitsandbytes' codes and dequantised at each use, forward and backward. Adapters, heads,
-    norms, embeddings and losses stay in float32, and autocast acts as before. Activations are as large as without:
-    checkpoint those first.
-    Hardware: any that bitsandbytes 0.50 runs on; CPUs too. The model is in memory in float32 once, on the CPU, before.
-    Evidence: bytes saved, and the largest relative error of a layer's weights. Weights that are off by more than half
-    end the run before it begins.
-    Cost: dequantising every layer in each forward and backward pass: encoding in 8 bits ran at 0.5 to 0.65 of its speed
-    beside other work on a CPU (`benchmarks/results/eight_bit.json`). Source: QLoRA, arXiv:2305.14314; LLM.int8; see
-    `hf_ext/models/quantization.py` for what is bitsandbytes' and what is not.
+    adapters are stored in bitsandbytes' own layers and dequantised at each use, forward and backward. Adapters, heads,
+    norms, embeddings and losses stay in float32. Activations are as large as without: checkpoint those first.
+    Hardware: any that bitsandbytes 0.50 runs on, but CPUs: there its layers round inputs in evaluation only, and biases
+    in place. The model is in memory in float32 once before.
+    Evidence: layers, and bytes saved.
+    Cost: dequantising every layer in each forward and backward pass. Source: QLoRA, arXiv:2305.14314; LLM.int8; see
+    `hf_ext/models/frozen_weights.py`.
     Conflicts: full fine-tuning; DoRA, whose norms are taken from the weights; `--save_full`; FSDP and ZeRO, which split
     weights, and split frozen ones too. Codes are never written: checkpoints and exports hold adapters, which a base in
-    float32 takes as well (predictions then differ by what the codes round), and merging reads the float weights again.
+    float32 takes as well (predictions then differ by what the codes round). An `AffinityModel` reads its float weights
+    again to merge; of a `PeftModel` the saved adapters are merged into a base that is read again.
     """
 
     NAME: ClassVar[str] = "quantized_base"
@@ -131,13 +127,15 @@ class QuantizedBase:
             return refused(
                 f"{flag}: FSDP and ZeRO split frozen weights over the processes instead: leave it out, or use DDP"
             )
+        if context.hardware.kind == "cpu":
+            return refused(f"{flag}: not for training on a CPU, where bitsandbytes' layers are not exact: leave it out")
         if context.replicas:
             return refused(context.replicas)
         return applied(f"frozen layers beside adapters in {bits} bits", {"bits": bits})
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Quantises the base of `run.model`, if a layer of each shape keeps its weights.
+        """Quantises the base of `run.model`, on the run's device.
 
         Raises:
             MissingDependencyError: no bitsandbytes that works here.
@@ -149,32 +147,17 @@ class QuantizedBase:
         problem = _find_problem(run.model, layers)
         if problem:
             return replace(decision, status="refused", reason=f"--load_in_{bits}bit: {problem}")
-        one_of_each = {tuple(layer.weight.shape): layer for layer in layers}
-        errors = {shape: _weight_error(layer, bits) for shape, layer in one_of_each.items()}
-        for shape, error in errors.items():
-            if not error <= MAX_WEIGHT_ERROR:  # a NaN too
-                found = f"the weights of a layer of {shape[0]} x {shape[1]} are off by {error:.0%}"
-                reason = f"in {bits} bits {found}: leave out --load_in_{bits}bit"
-                return replace(decision, status="refused", reason=reason)
         if isinstance(run.model, PeftModel):
             keep_source_digests(run.model)
         before = sum(layer.weight.nbytes for layer in layers)
         for block in blocks:
-            quantize_linear_layers(block, bits)
-        stored = quantized_layers(run.model).values()
-        saved = before - sum(layer.weight.nbytes + layer.scales.nbytes for layer in stored)
+            quantize_linear_layers(block, bits, device=run.args.device)
+        saved = before - quantized_bytes(run.model)
         reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights"
-        evidence = {"layers": len(stored), "bytes_saved": saved, "weight_error": round(max(errors.values()), 4)}
-        return replace(decision, reason=reason).with_evidence(**evidence)
+        return replace(decision, reason=reason).with_evidence(layers=len(layers), bytes_saved=saved)
 
 
-def _weight_error(layer: nn.Linear, bits: int) -> float:
-    """Relative L2 difference of what codes stand for; weights of zero have none."""
-    difference = QuantizedLinear(layer, bits).dequantize() - layer.weight
-    return float(difference.norm() / layer.weight.norm().clamp(min=1e-12))
-
-
-def _find_problem(model: Any, layers: list[nn.Linear]) -> str | None:
+def _find_problem(model: Any, layers: list[Any]) -> str | None:
     if not isinstance(model, PeftModel | AffinityModel):
         return f"{type(model).__name__} has adapters of its own making, and would be saved with codes: give --use_peft"
     if getattr(model.config, "save_full", False):

@@ -26,8 +26,8 @@ from ..embeddings.encode import EncodingReport, encode_finite, fill_store
 from ..embeddings.store import EmbeddingStore, identify
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
+from ..models.affinity import in_float32
 from ..models.encoders import identify_encoder
-from ..models.fp32_fallback import in_float32
 from ..models.process_settings import read_matmul_precision
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for

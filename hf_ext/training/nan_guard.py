@@ -15,7 +15,7 @@ from transformers.trainer_utils import has_length
 
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
-from ..models.padding_watch import PaddingWatch
+from ..models.packing import PaddingWatch
 from ..overrides import find_override
 
 MAX_SKIPPED_IN_A_ROW = 10  # then it is not a matter of some rows

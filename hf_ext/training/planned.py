@@ -13,7 +13,6 @@ import torch
 from ..checkpoints.run_lock import find_other_run
 from ..data.columns import reads_text
 from ..files import describe_failure, is_disk_failure
-from ..models.quantization import keep_gradients
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
@@ -44,8 +43,11 @@ class PlannedRun:
             MissingDependencyError: the optimizer, or a decision, needs a package that does not work here.
         """
         require_optimizer(self.run.args)
-        if isinstance(self.run.model, torch.nn.Module):
-            keep_gradients(self.run.model)
+        for module in self.run.model.modules() if isinstance(self.run.model, torch.nn.Module) else ():
+            # bitsandbytes repacks its 4-bit layers (0.50.2) when they first evaluate on a CPU with AVX512-BF16, and
+            # they then give no gradient.
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
         try:
             self.plan.apply(self.run)
             yield

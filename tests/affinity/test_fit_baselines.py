@@ -221,22 +221,6 @@ def test_partners_that_no_embedding_of_their_own_tells_apart_are_not_stacked(fol
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "partners", [{"inputs": ["heavy+light"]}, {"inputs": [], "number": 2}, {"inputs": ["antigens"], "number": 2}, 2]
-)
-def test_damaged_partners_of_a_calibration_are_refused(make_trainer, embedded, tmp_path, partners):
-    trainer = make_trainer()
-    stacked(trainer, embedded)
-    trainer.save_model(str(tmp_path))
-    (tmp_path / "model_manifest.json").unlink(missing_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["calibration"]["partners"] = partners
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ArgumentError, match=r"partners|A ridge by"):
-        AffinityPredictor.from_pretrained(tmp_path, device="cpu")
-
-
-@pytest.mark.nightly
 def test_a_partner_that_validation_lacks_has_weights_of_its_own_where_its_training_rows_are_many(
     make_trainer, embedded
 ):

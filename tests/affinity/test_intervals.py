@@ -25,7 +25,7 @@ from hf_ext.evaluation import calibration
 from hf_ext.evaluation.conformal import conformal_half_widths
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.hub import push_folder
-from hf_ext.models.prediction_intervals import half_width
+from hf_ext.models.postprocess import half_width
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -131,7 +131,7 @@ def test_an_old_or_missing_package_stops_with_the_pip_command():
         ("torchao", {"optim": "adamw_torch_8bit"}, "stops"),
         ("deepspeed", {"deepspeed": "zero2.json"}, "stops"),
         ("flash-attn", {"attention": "flash_attention_2"}, "stops"),
-        ("flash-attn", {"attention": "faesm"}, "warns"),
+        ("flash-attn", {"attention": "faesm"}, "stops"),
     ],
 )
 def test_an_optional_package_is_missed_only_where_it_is_asked_for(package, args, level):
@@ -141,12 +141,6 @@ def test_an_optional_package_is_missed_only_where_it_is_asked_for(package, args,
     assert names(swap_package(healthy(), package, **missing)) == []
     there = {**missing, "installed": "1.5"}
     assert names(swap_package(change(healthy(), args), package, **there)) == []
-
-
-def test_faesm_on_a_t4_does_not_miss_flash_attention():
-    missing = {"installed": None, "wanted": ">=2.7", "purpose": "it", "extra": "flash"}
-    t4 = change(healthy(), {"attention": "faesm"}, {"hardware": describe_hardware("t4")})
-    assert names(swap_package(t4, "flash-attn", **missing)) == []
 
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")

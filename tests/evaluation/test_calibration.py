@@ -10,7 +10,7 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.calibration import apply_calibration, cross_fit_calibration, fit_calibration
 from hf_ext.evaluation.metrics import rmse_at_limits, value_of
 from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.models.calibration import calibrate, check_calibration
+from hf_ext.models.postprocess import calibrate
 
 
 def spread_too_far(num=200, slope=3.0, noise=0.5, seed=0):
@@ -121,24 +121,6 @@ def test_an_isotonic_fit_is_applied_straight_in_between_and_constant_beyond() ->
 def test_beyond_a_limit_there_is_no_error() -> None:
     sides = np.array([-1.0, 1.0, 0.0, -1.0])
     assert rmse_at_limits(np.array([1.0, 9.0, 4.0, 7.0]), np.full(4, 5.0), sides) == math.sqrt((1 + 4) / 4)
-
-
-@pytest.mark.parametrize(
-    ("calibration", "message"),
-    [
-        ({"kind": "spline"}, "one of line, isotonic"),
-        ("line", "one of line, isotonic"),
-        ({"kind": "line", "slope": -1.0, "intercept": 0.0}, "reverse the order"),
-        ({"kind": "line", "slope": 1.0}, "every number must be finite"),
-        ({"kind": "line", "slope": math.inf, "intercept": 0.0}, "every number must be finite"),
-        ({"kind": "isotonic", "x": [0.0, 0.0], "y": [0.0, 1.0]}, "two or more x, rising"),
-        ({"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0, 0.0]}, "never falls"),
-        ({"kind": "isotonic", "x": [0.0], "y": [1.0]}, "two or more x"),
-    ],
-)
-def test_a_stored_calibration_that_could_not_be_applied_is_refused(calibration, message) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        check_calibration(calibration)
 
 
 def test_wrong_arguments_are_refused() -> None:

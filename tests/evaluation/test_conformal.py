@@ -8,7 +8,7 @@ import pytest
 from hf_ext.errors import DataError
 from hf_ext.evaluation.conformal import LEVELS, conformal_half_widths, measure_coverage
 from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.models.prediction_intervals import least_units
+from hf_ext.models.postprocess import least_units
 
 
 def units_of(sizes) -> ResamplingUnits:

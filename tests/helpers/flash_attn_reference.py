@@ -8,7 +8,10 @@ import importlib.machinery
 import sys
 import types
 
+import pytest
 import torch
+
+from hf_ext.optional import import_problem
 
 
 def unpad_input(states, mask):
@@ -51,8 +54,9 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0,
     return torch.cat(segments)
 
 
-def install(monkeypatch):
-    """Puts these functions where faesm looks for flash-attn, and a device where it asks for one."""
+@pytest.fixture
+def flash(monkeypatch):
+    """Puts these functions where faesm looks for flash-attn, and a device where it asks for one; faesm is new to it."""
     unused = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func")
     unused += ("flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache")
     contents = {
@@ -65,6 +69,8 @@ def install(monkeypatch):
         "flash_attn.ops.triton": {},
         "flash_attn.ops.triton.rotary": {"apply_rotary": apply_rotary},
     }
+    known = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "faesm"}
+    import_problem.cache_clear()
     for name, names in contents.items():
         module = types.ModuleType(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
@@ -72,3 +78,8 @@ def install(monkeypatch):
         vars(module).update(names)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "faesm"]:
+        del sys.modules[name]
+    sys.modules.update(known)
+    import_problem.cache_clear()

@@ -7,9 +7,8 @@ from torch.nn import functional
 
 from hf_ext.memory.fakes import autocast_rule
 from hf_ext.memory.forecast import TrainConfig
-from hf_ext.memory.probe import LayerLedger, Repeat, Timeline, record_pass
+from hf_ext.memory.probe import BLOCK_BYTES, Ledger, Repeat, Timeline, record_pass
 from hf_ext.models.activation_checkpointing import set_policy
-from hf_ext.models.ledger import BLOCK_BYTES
 
 ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
 
@@ -18,7 +17,7 @@ CONFIGS = [
     TrainConfig(5, "attention"),
     TrainConfig(5, "full"),
     TrainConfig(5, "half", half=True),
-    TrainConfig(5, "pointwise", half=True),
+    TrainConfig(5, "attention", half=True),
     TrainConfig(5, "none", half=True),
     TrainConfig(5, "full", half=True),
 ]
@@ -98,7 +97,7 @@ def test_fake_tensors_hold_what_real_ones_hold(name):
     mask = torch.ones_like(ids)
     mask[0, 9:] = 0  # some padding: else transformers leaves the mask out
     batch = {"input_ids": ids, "attention_mask": mask, **({"labels": ids} if labelled else {})}
-    real = record_pass(LayerLedger(BLOCK_BYTES, 0), model, [], batch, config.half, "cpu").peak()
+    real = record_pass(Ledger(BLOCK_BYTES, 0), model, [], batch, config.half, "cpu").peak()
     fake = subject.timeline(config).peak()
     assert sum(fake) == pytest.approx(sum(real), rel=0.02, abs=ROUNDING)
 

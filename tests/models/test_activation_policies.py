@@ -2,32 +2,27 @@
 
 import copy
 from collections import Counter
-from contextlib import nullcontext
 
 import pytest
 import torch
 from any_models import recomputed_layers
 from miniature_esm import make_esm
-from peft import LoraConfig, get_peft_model
 from tiny_affinity import ROWS
 from tiny_affinity import make_batch as make_affinity_batch
 from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import make_batch, packed, real_outputs, states_and_gradients, tiny_esm, tiny_t5
-from tiny_generators import make_batch as make_antigens
-from tiny_generators import make_generator
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface, BertConfig, BertModel
+from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_ext.errors import ArgumentError
+from hf_ext.memory.probe import OTHER, Ledger
 from hf_ext.models import activation_checkpointing, cpu_attention
 from hf_ext.models.activation_checkpointing import POLICIES, set_policy, trained_layers, unset_policy
-from hf_ext.models.ledger import OTHER, Ledger
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
-BLOCKED = "hf_ext::blocked_attention"
 MODELS = {
     "ESM": lambda: tiny_esm(hidden_dropout_prob=0.1),
     "ESM, weights dropped": lambda: tiny_esm(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
@@ -58,7 +53,7 @@ def same(found, expected) -> bool:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_policy_gives_the_numbers_of_none_bit_for_bit(name, kernel, half):
     expected = numbers(make(name, kernel), half)
-    layers = {"none": 0, "pointwise": 2, "half": 1, "attention": 2, "full": 2}
+    layers = {"none": 0, "half": 1, "attention": 2, "full": 2}
     for policy in POLICIES:
         model = make(name, kernel)
         assert set_policy(model, policy) == layers[policy]
@@ -148,11 +143,10 @@ def count(policy, kernel) -> Counter:
 def test_attention_is_computed_once_under_attention_and_twice_under_full():
     by_policy = {policy: count(policy, "padded") for policy in POLICIES}
     assert {policy: found[ATTENTION] for policy, found in by_policy.items()} == {
-        **{"none": 2, "pointwise": 2, "half": 3, "attention": 2, "full": 4}
+        **{"none": 2, "half": 3, "attention": 2, "full": 4}
     }
     products = {policy: found["aten::addmm"] for policy, found in by_policy.items()}
-    assert products["none"] == products["pointwise"] < products["half"] < products["attention"] <= products["full"]
-    assert by_policy["none"]["aten::native_layer_norm"] < by_policy["pointwise"]["aten::native_layer_norm"]
+    assert products["none"] < products["half"] < products["attention"] <= products["full"]
 
 
 def test_blocked_attention_is_computed_once_under_attention():
@@ -173,20 +167,6 @@ def test_blocked_attention_is_computed_once_under_attention():
     assert blocked("full") == [True] * 12
 
 
-def test_the_operation_is_the_function_bit_for_bit_and_a_good_citizen():
-    def run(context):
-        generator = torch.Generator().manual_seed(0)
-        query, key, value = (torch.randn(3, 2, 9, 8, generator=generator).requires_grad_() for _ in range(3))
-        with context:
-            output = cpu_attention.attend(query, key, value, 0.5, 0.0, keep=True)
-        output.backward(torch.arange(output.numel()).sin().view_as(output))
-        return [output, query.grad, key.grad, value.grad]
-
-    assert all(map(torch.equal, run(nullcontext()), run(cpu_attention.keeping_no_weights())))
-    rows = tuple(torch.randn(4, 5, 8).requires_grad_() for _ in range(3))
-    torch.library.opcheck(cpu_attention._blocked_op, (*rows, True))
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kernel", ["sdpa", "padded", "blocked"])
 def test_a_whole_model_keeps_less_under_each_policy(kernel):
@@ -202,26 +182,9 @@ def test_a_whole_model_keeps_less_under_each_policy(kernel):
         del output
         assert ledger.current[OTHER] < kept[policy] / 4  # what stays is autocast's and random states
     assert kept["full"] < kept["attention"] < kept["half"] < kept["none"]
-    assert kept["attention"] < kept["pointwise"] < kept["none"]
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["attention", "half"])
-def test_under_lora_no_gradient_goes_to_the_embeddings(policy):
-    def wrapped():
-        targets = LoraConfig(r=4, target_modules=["query", "value"], init_lora_weights=False, lora_dropout=0.1)
-        torch.manual_seed(0)
-        return get_peft_model(make("ESM", "padded"), targets).train()
-
-    model, seen = wrapped(), []
-    assert set_policy(model, policy) == (2 if policy == "attention" else 1)
-    model.get_input_embeddings().register_forward_hook(lambda m, i, output: seen.append(output.requires_grad))
-    expected = numbers(wrapped())
-    assert sum("lora_" in name for name in expected) == 8
-    assert same(numbers(model), expected)
-    assert not any(seen)
 
 
 @pytest.mark.parametrize(("training", "layers"), [("full", 2), ("lora", 2), ("frozen", 0)])
@@ -242,42 +205,6 @@ def test_towers_of_an_affinity_model_and_frozen_ones_are_left_alone(demo_encoder
     assert recomputed_layers(model) == []
 
 
-def test_of_two_towers_only_the_one_that_trains_is_computed_again(make_affinity):
-    model, _ = make_affinity("full", "frozen")
-    model.attach_encoders()
-    towers = [len(trained_layers(model.encoders[name])) for name in ("0", "1")]
-    assert towers[0] > 0
-    assert towers[1] == 0
-    assert set_policy(model, "full") == towers[0]
-
-
-@pytest.mark.parametrize(("architecture", "layers"), [("transformer", 4), ("lstm", 0), ("light", 0)])
-def test_generators_without_layers_of_transformers_are_left_as_they_are(architecture, layers):
-    def compute(model, batch):
-        return {"logits": model(**batch).logits}
-
-    batch = make_antigens()
-    expected = numbers(make_generator(architecture, dropout=0.1).train(), batch=batch, compute=compute)
-    for policy in ("attention", "pointwise", "full"):
-        model = make_generator(architecture, dropout=0.1).train()
-        assert set_policy(model, policy) == layers
-        assert same(numbers(model, batch=batch, compute=compute), expected)
-
-
-def test_a_bert_and_a_model_without_any_layer():
-    def bert():
-        torch.manual_seed(0)
-        shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-        return BertModel(BertConfig(vocab_size=33, **shape), add_pooling_layer=False).train()
-
-    expected = numbers(bert())
-    for policy in ("attention", "full"):
-        model = bert()
-        assert set_policy(model, policy) == 2
-        assert same(numbers(model), expected)
-    assert set_policy(torch.nn.Linear(2, 2), "full") == 0
-
-
 def test_a_policy_replaces_the_one_before_is_undone_and_goes_with_copies():
     model = make()
     assert [set_policy(model, policy) for policy in ("full", "half", "attention")] == [2, 1, 2]
@@ -289,14 +216,12 @@ def test_a_policy_replaces_the_one_before_is_undone_and_goes_with_copies():
     assert len(recomputed_layers(twin)) == 2
     frozen = make_esm().requires_grad_(False)
     assert set_policy(frozen, "full") == 0
-    with pytest.raises(ArgumentError, match="policy='most': allowed are none, pointwise, half, attention, full"):
+    with pytest.raises(ArgumentError, match="policy='most': allowed are none, half, attention, full"):
         set_policy(model, "most")
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("policy", ["attention", "pointwise"])
 @pytest.mark.parametrize("training", ["full", "lora"])
-def test_an_encoder_of_two_inputs_trains_under_autocast(demo_encoders, training, policy):
+def test_an_encoder_of_two_inputs_trains_under_autocast(demo_encoders, training):
     """Its weights are cast once in the forward pass, for both; when computed again they are cast for each."""
     esm = str(demo_encoders[1])
     model = make_affinity_model([esm, esm], training).train()
@@ -311,7 +236,7 @@ def test_an_encoder_of_two_inputs_trains_under_autocast(demo_encoders, training,
 
     expected = gradients()
     assert torch.is_autocast_cache_enabled()
-    set_policy(model, policy)
+    set_policy(model, "attention")
     found = gradients()
     assert torch.is_autocast_cache_enabled()
     assert found.keys() == expected.keys()

@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 
@@ -136,39 +135,8 @@ def test_max_length_counts_special_tokens_and_only_lowers_limits(demo_encoders, 
         collator_of([bert], [], ["heavy"], max_length=2)
 
 
-def test_esm_1_with_learned_positions_is_limited_by_them(demo_encoders, tmp_path):
-    shutil.copytree(demo_encoders[1], tmp_path / "esm")
-    for file, change in (
-        ("config.json", {"position_embedding_type": "absolute", "max_position_embeddings": 102}),
-        ("tokenizer_config.json", {"model_max_length": 10**9}),
-    ):
-        path = tmp_path / "esm" / file
-        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    # Positions start at padding id + 1 = 2, so 100 tokens fit, 98 of them residues.
-    assert limits(collator_of([str(tmp_path / "esm")], [], ["heavy"])) == {"heavy": 98}
-
-
-def test_max_residues_lowers_the_limit_where_long_sequences_are_cut(demo_encoders, tmp_path):
-    encoders = [*demo_encoders, write_t5_encoder(tmp_path)]
-    for policy in ("truncate", "window"):
-        cut = collator_of(encoders, [], max_residues=600, too_long=policy)
-        assert limits(cut) == {"heavy": 510, "light": 600, "antigen": 600}
-        assert cut.too_long == policy
-    # With "error", loading has refused longer rows already.
-    assert limits(collator_of(encoders, [], max_residues=600)) == {"heavy": 510, "light": 1022, "antigen": None}
-
-
 def splits(*antigens):
     return {"train": Dataset.from_list([{**ROWS[0], "antigen": antigen} for antigen in antigens])}
-
-
-def test_the_report_counts_distinct_rows_per_input(demo_encoders):
-    collator = collator_of(demo_encoders, ["heavy+light", "antigen"], max_residues=20, too_long="truncate")
-    report = check_inputs(collator, splits("A" * 15 + "X", "A" * 30, "A" * 30, "A" * 20))
-    assert report == {
-        "heavy+light": {"unknown_share": 0.0, "longest": 18, "num_above_limit": 0},
-        "antigen": {"unknown_share": 0.0, "longest": 30, "num_above_limit": 1},
-    }
 
 
 def test_rows_above_the_limit_are_refused_before_anything_is_computed(demo_encoders):

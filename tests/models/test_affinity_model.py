@@ -1,10 +1,9 @@
 import pytest
 import torch
-from tiny_affinity import LORA, ROWS, make_batch, make_model, predict, shift
+from tiny_affinity import ROWS, make_batch, make_model, predict, shift
 from tiny_t5 import write_t5_encoder
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.encoders import LoraSettings
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +76,6 @@ def test_sequences_embeddings_and_a_mixture_give_the_same_logits(all_three):
     assert not torch.equal(predict(model, mixed), expected)  # another row's antigen is told apart
 
 
-def test_windows_of_a_long_sequence_are_averaged_by_residues(folders):
-    model = make_model([folders["esm"]]).eval()
-    rows = [{"heavy": "MKTAYIAKDD"}, {"heavy": "MKT"}]
-    windowed = make_batch(model, rows, max_residues=6, too_long="window")["sequences"]["heavy"]
-    pieces = make_batch(model, [{"heavy": text} for text in ("MKTAYI", "AYIAKD", "YIAKDD", "MKT")])
-    apart = model.encode("heavy", pieces["sequences"]["heavy"])
-    expected = torch.stack([apart[:3].mean(0), apart[3]])
-    torch.testing.assert_close(model.encode("heavy", windowed), expected, rtol=0, atol=1e-6)
-
-
 def test_frozen_towers_stay_in_evaluation_mode_and_get_no_gradient(folders):
     model = make_model([folders["bert"]]).train()
     batch = make_batch(model)
@@ -97,19 +86,6 @@ def test_frozen_towers_stay_in_evaluation_mode_and_get_no_gradient(folders):
     first.loss.backward()
     assert all(parameter.grad is None for parameter in model.encoders.parameters())
     assert all(parameter.grad is not None for parameter in model.head.parameters())
-
-
-def test_frozen_towers_in_the_module_tree_start_in_evaluation_mode(folders):
-    model = make_model([folders["bert"]], save_full=True)
-    assert model.training
-    assert not model.encoders["0"].training
-
-
-def test_a_tower_that_trains_has_dropout_in_training_mode(folders):
-    model = make_model([folders["bert"]], "full").train()
-    batch = make_batch(model)
-    assert model.encoders["0"].training
-    assert not torch.equal(model(**batch).logits, model(**batch).logits)
 
 
 @pytest.mark.parametrize("training", ["full", "lora"])
@@ -131,30 +107,6 @@ def test_only_adapters_and_head_train_under_lora(all_three):
     # Two layers each: 6 linear layers in BERT and ESM; q, k, v, o, wi_0, wi_1, wo in T5; two matrices per layer.
     adapters = [sum(f"encoders.{i}." in name for name in trainable) for i in range(3)]
     assert adapters == [2 * 6 * 2, 2 * 7 * 2, 2 * 6 * 2]
-
-
-LORA_KINDS = [LORA, LoraSettings(4, 16, 0.0, use_rslora=True), LoraSettings(4, 16, 0.0, use_dora=True)]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("lora", LORA_KINDS, ids=["lora", "rslora", "dora"])
-def test_adapters_start_at_the_pretrained_weights(all_three, lora):
-    frozen, adapted = make_model(all_three).eval(), make_model(all_three, "lora", lora=lora).eval()
-    batch = make_batch(frozen)["sequences"]
-    for name, tensors in batch.items():
-        torch.testing.assert_close(adapted.encode(name, tensors), frozen.encode(name, tensors), rtol=0, atol=1e-5)
-    assert shift(adapted, "lora_B") > 0
-    for name, tensors in batch.items():
-        assert (adapted.encode(name, tensors) - frozen.encode(name, tensors)).abs().max() > 1e-3
-
-
-def test_lora_options_reach_the_layers(folders):
-    def scaling_and_dora(lora):
-        model = make_model([folders["esm"]], "lora", lora=lora)
-        layer = model.encoders["0"].encoder.layer[0].attention.self.query
-        return layer.scaling["default"], "default" in layer.lora_magnitude_vector
-
-    assert [scaling_and_dora(lora) for lora in LORA_KINDS] == [(16 / 4, False), (16 / 2, False), (16 / 4, True)]
 
 
 def linear_dtypes(model, batch):
@@ -190,13 +142,6 @@ def test_training_towers_follow_the_trainers_autocast_and_frozen_ones_their_own(
     assert embedding.dtype == torch.float32
 
 
-def test_frozen_encoders_are_stored_in_the_dtype_of_the_configuration(folders):
-    model = make_model([folders["esm"]], encoder_dtype="bfloat16").eval()
-    embedding = model.encode("heavy", make_batch(model)["sequences"]["heavy"])
-    assert {parameter.dtype for parameter in model.encoders.parameters()} == {torch.bfloat16}
-    assert embedding.dtype == torch.float32
-
-
 def test_released_encoders_leave_the_model_and_come_back_equal(folders):
     model = make_model([folders["bert"], folders["esm"]]).eval()
     assert not any(name.startswith("encoders.") for name in model.state_dict())
@@ -205,13 +150,6 @@ def test_released_encoders_leave_the_model_and_come_back_equal(folders):
     model.release_encoders()
     assert not any(name.startswith("encoders.") for name in model.state_dict())
     assert torch.equal(predict(model, make_batch(model)), expected)
-
-
-@pytest.mark.parametrize(("training", "settings"), [("lora", {}), ("full", {}), ("frozen", {"save_full": True})])
-def test_encoders_that_train_or_are_saved_are_not_released(folders, training, settings):
-    model = make_model([folders["esm"]], training, **settings)
-    model.release_encoders()
-    assert list(model.encoders) == ["0"]
 
 
 def test_a_transform_reaches_encoders_in_memory_and_those_loaded_later(folders):
@@ -235,14 +173,6 @@ def test_predictions_are_in_label_units_and_the_loss_in_standard_deviations(fold
     assert output.logits.tolist() == [8.0] * 4
     # labels 7, 9.5, 6.25, 8 are 0, 1.25, -0.375, 0.5; distances from 0.5: 0.5, 0.75, 0.875, 0
     assert output.loss.item() == pytest.approx((0.25 + 0.5625 + 0.765625 + 0) / 4)
-
-
-def test_bounds_reach_the_loss(folders):
-    model = make_model([folders["esm"]], loss="tobit", tobit_scale=0.5).eval()
-    rows = [{**row, "bound": 1} for row in ROWS]
-    satisfied = [{**row, "bound": 1, "label": -5.0} for row in ROWS]
-    assert model(**make_batch(model, rows)).loss > 1
-    assert model(**make_batch(model, satisfied)).loss < 1e-6
 
 
 def test_scaling_is_measured_over_each_inputs_embeddings(folders):
@@ -285,25 +215,9 @@ def test_gradients_do_not_depend_on_how_an_effective_batch_is_split(folders, tra
     assert relative_difference(gradients(model, SIXTEEN, [10, 5, 1], None), whole) > 1e-2
 
 
-def test_activation_checkpointing_reaches_the_towers_and_gives_the_same_gradients(folders):
-    model = make_model([folders["esm"], folders["esm"]], "full").train()  # this encoder has no dropout
-    plain = gradients(model, ROWS, [4], 4)
-    model.activation_checkpointing_enable()
-    assert model.encoders["0"].is_activation_checkpointing
-    assert relative_difference(gradients(model, ROWS, [4], 4), plain) < 1e-5
-
-
 def test_an_input_given_neither_way_is_refused(folders):
     model = make_model([folders["bert"], folders["esm"]])
     batch = make_batch(model)
     del batch["sequences"]["light"]
     with pytest.raises(ArgumentError, match=r"No sequences or embeddings for \['light'\]; this model reads"):
-        model(**batch)
-
-
-def test_an_input_that_the_model_does_not_have_is_refused(folders):
-    model = make_model([folders["esm"]])
-    batch = make_batch(model)
-    batch["sequences"]["antigen"] = batch["sequences"]["heavy"]
-    with pytest.raises(ArgumentError, match=r"No input 'antigen'; this model reads \['heavy'\]"):
         model(**batch)

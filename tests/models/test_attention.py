@@ -8,7 +8,6 @@ from closeness import relative_error
 from tiny_encoders import esm_encoder, largest_error, make_batch, packed, tiny_esm, tiny_t5, use_kernel
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.data.varlen_layout import VarlenLayout
@@ -76,35 +75,6 @@ def error_of(kernel, dtype=torch.float32, **settings):
     return relative_error(ours, expected, bound=2e-6)
 
 
-class CountFills(TorchDispatchMode):
-    """Counts tensors of at least `size` elements that are made of zeros."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.fills = size, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        # slice_backward, select_backward and narrow_backward fill a whole tensor and copy a part into it.
-        if function.overloadpacket.__name__ in (
-            "zeros",
-            "zeros_like",
-            "new_zeros",
-            "slice_backward",
-            "select_backward",
-        ):
-            self.fills += result.numel() >= self.size
-        return result
-
-
-def fills_in_backward(kernel, lengths):
-    segments, *rows, _ = make_inputs(lengths)
-    output = kernel(*rows, segments, SCALING, 0.0, None)
-    with CountFills(rows[0].numel()) as counted:
-        output.sum().backward()
-    return counted.fills
-
-
 def count_calls(function, name):
     with torch.profiler.profile() as profile:
         function()
@@ -133,35 +103,6 @@ def test_outputs_and_gradients_equal_one_sequence_at_a_time(kernel, bias, round_
     assert error_of(kernel, bias=bias, round_up=round_up) < 2e-6
 
 
-def count_padded_slots(kernel, lengths, round_up):
-    """Slots that torch's attention computes on, of one head; and how long the packed row is."""
-    segments, *rows, _ = make_inputs(tuple(lengths), round_up=round_up)
-    found = []
-
-    class Watch(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            if function is nn.functional.scaled_dot_product_attention:
-                found.append(args[0].shape[0] * args[0].shape[2])
-            return function(*args, **(kwargs or {}))
-
-    with Watch():
-        kernel(*rows, segments, SCALING, 0.0, None)
-    return found[0], len(rows[0])
-
-
-@pytest.mark.parametrize(("num", "shortest", "longest"), [(64, 30, 60), (128, 10, 20), (256, 20, 40), (32, 100, 150)])
-def test_filling_a_row_up_adds_no_slot_to_a_padded_copy(num, shortest, longest):
-    generator, sizes = torch.Generator().manual_seed(0), set()
-    for _ in range(10):
-        lengths = torch.randint(shortest, longest + 1, (num,), generator=generator).tolist()
-        plain, filled = (count_padded_slots(padded_attention, lengths, round_up) for round_up in (False, True))
-        assert plain == (num * max(lengths), sum(lengths))
-        assert filled[0] == plain[0]
-        sizes.add(filled[1])
-    # All of these batches lie within one doubling, of which there are eight lengths.
-    assert len(sizes) <= 4
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_comparison_tells_a_leak_apart(bias):
     assert error_of(whole_row, bias=bias) > 0.1
@@ -177,34 +118,6 @@ def test_the_comparison_tells_a_wrong_scale_and_a_lost_bias_apart(kernel):
 @pytest.mark.parametrize("bias", [False, True])
 def test_bfloat16_is_within_its_own_rounding(kernel, bias):
     assert error_of(kernel, torch.bfloat16, bias=bias) < 1.5e-2  # 8 significant bits: steps of 0.8 %
-
-
-@pytest.mark.parametrize("kernel", CPU_KERNELS)
-def test_equally_long_sequences_and_a_single_one_are_covered(kernel):
-    assert error_of(kernel, lengths=(5, 5, 5)) < 2e-6
-    assert error_of(kernel, lengths=(6,)) < 2e-6
-    assert error_of(kernel, lengths=(1, 1)) < 2e-6
-
-
-def sliced(query, *others):
-    """A broken twin: a slice of the row for each sequence, whose gradient is as large as the whole row."""
-    return torch.cat([query[start : start + 3] for start in (0, 3)])
-
-
-def test_backward_fills_no_row_with_zeros_however_many_lengths_there_are():
-    assert fills_in_backward(sliced, (3, 3)) == 2
-    assert [fills_in_backward(blocked_attention, lengths) for lengths in ((4, 4), (3, 5, 7), range(2, 12))] == [0] * 3
-
-
-def test_backward_of_the_backend_fills_no_row_with_zeros():
-    segments, *rows, _ = make_inputs((3, 5, 7))
-    backend = attention._as_backend(blocked_attention)
-    inputs = [x.detach()[None].transpose(1, 2).requires_grad_() for x in rows]
-    output, _ = backend(nn.Module(), *inputs, None, SCALING, segments=segments)
-    assert output.shape == (1, 15, HEADS, SIZE)
-    with CountFills(rows[0].numel()) as counted:
-        output.sum().backward()
-    assert counted.fills == 0
 
 
 @pytest.mark.parametrize(
@@ -256,31 +169,6 @@ def test_float32_without_onednn_goes_to_sdpa(monkeypatch):
     )
     half = [x.bfloat16() for x in rows]
     assert count_calls(lambda: blocked_attention(*half, segments, SCALING, 0.0, bias), name) == 0
-
-
-def test_float32_where_somebody_set_the_precision_of_one_backend(monkeypatch, torch_settings):
-    monkeypatch.setattr(cpu_attention, "read_matmul_precision", read_matmul_precision)
-    torch.backends.cuda.matmul.fp32_precision = "tf32"  # as `--tf32` of transformers: torch's general query raises
-    with pytest.raises(RuntimeError):
-        torch.get_float32_matmul_precision()
-    assert error_of(blocked_attention) < 2e-6
-
-
-def test_blocks_ignore_autocast():
-    segments, *rows, bias = make_inputs()
-    plain = blocked_attention(*rows, segments, SCALING, 0.0, bias)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(blocked_attention(*rows, segments, SCALING, 0.0, bias), plain)
-
-
-def test_blocked_dropout_is_dropout_of_the_weights():
-    segments, q, k, v, _ = make_inputs(lengths=(6, 6))
-    torch.manual_seed(3)
-    found = blocked_attention(q, k, v, segments, SCALING, 0.5, None)
-    torch.manual_seed(3)
-    q, k, v = (x.view(2, 6, HEADS, SIZE).transpose(1, 2) for x in (q, k, v))
-    weights = nn.functional.dropout((q @ k.transpose(2, 3) * SCALING).softmax(-1), 0.5)
-    assert torch.equal(found, (weights @ v).transpose(1, 2).flatten(0, 1))
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
@@ -375,16 +263,6 @@ def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
 
 
 # --- T5's bias --------------------------------------------------------------------------------------------------------
-
-
-def test_the_bias_of_every_sequence_is_lowest_where_a_key_is_padding_and_begins_at_multiples_of_eight():
-    segments = VarlenLayout.from_mask(torch.tensor([[1, 1, 1], [1, 0, 0]]))
-    bias = torch.arange(9.0).view(1, 1, 3, 3)
-    found = attention.padded_bias(bias, segments, torch.bfloat16)
-    lowest = torch.finfo(torch.bfloat16).min
-    one_token = [[0, lowest, lowest], [3, lowest, lowest], [6, lowest, lowest]]
-    assert found.tolist() == [[one_token], [[[0, 1, 2], [3, 4, 5], [6, 7, 8]]]]  # shortest first
-    assert found.stride() == (24, 24, 8, 1)
 
 
 class CountBiases(TorchFunctionMode):

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_t5 import write_t5_encoder
 from transformers import RobertaConfig, T5EncoderModel
-from transformers.utils import logging
 
 from hf_ext.errors import ArgumentError
 from hf_ext.models.encoders import LoraSettings, build_encoder, fingerprint_weights, load_encoder, read_encoder
@@ -60,19 +59,6 @@ def test_a_t5_tower_is_its_encoder_alone(tmp_path):
     for encoder in (load_encoder(spec), build_encoder(spec)):
         assert isinstance(encoder, T5EncoderModel)
         assert not any("decoder" in name for name, _ in encoder.named_parameters())
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_pooling_layers_are_left_out(demo_encoders, index):
-    spec = read_encoder(demo_encoders[index], None, "full", LoraSettings())
-    for encoder in (load_encoder(spec), build_encoder(spec)):
-        assert not any("pooler" in name for name, _ in encoder.named_parameters())
-
-
-def test_loading_puts_the_log_level_back(demo_encoders):
-    before = logging.get_verbosity()
-    load_encoder(read_encoder(demo_encoders[0], None, "frozen", LoraSettings()))
-    assert logging.get_verbosity() == before
 
 
 def test_an_architecture_is_built_in_float32_whatever_its_encoder_was_published_in(demo_encoders, tmp_path):

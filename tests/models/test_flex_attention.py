@@ -6,9 +6,8 @@ from tiny_encoders import esm_encoder, make_batch, packed, real_outputs, tiny_t5
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hf_ext.data.varlen_layout import VarlenLayout
-from hf_ext.models import flex_attention
-from hf_ext.models.attention import KERNELS, padded_attention
-from hf_ext.models.flex_attention import BLOCK, bias_mod, block_mask, flex_packed_attention
+from hf_ext.models import attention
+from hf_ext.models.attention import BLOCK, KERNELS, bias_mod, block_mask, padded_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -37,6 +36,10 @@ def make_rows(segments, dtype=torch.float32):
     return [torch.randn(len(segments.slots), 3, 8, generator=generator).to(dtype) for _ in range(3)]
 
 
+def flex(query, key, value, segments, scaling, bias=None):
+    return KERNELS["flex"](query, key, value, segments, scaling, 0.0, bias)
+
+
 @pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize("lengths", LAYOUTS)
 def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(lengths, round_up):
@@ -50,22 +53,16 @@ def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(lengths, round_
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
-def test_strangers_share_no_block_where_they_end_with_one():
-    # Shortest first: one block of 128, two of 256.
-    assert block_mask(layout((256, 128))).to_dense()[0, 0].tolist() == [[1, 0, 0], [0, 1, 1], [0, 1, 1]]
-    assert block_mask(layout((256, 128))).full_kv_num_blocks.flatten().tolist() == [1, 2, 2]
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize("lengths", LAYOUTS)
 def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_up):
     segments = layout(lengths, round_up)
     rows, num = make_rows(segments), len(segments.indices)
-    found = flex_packed_attention(*rows, segments, 0.3)[:num]
+    found = flex(*rows, segments, 0.3)[:num]
     expected = padded_attention(*rows, segments, 0.3, 0.0, None)[:num]
     assert (found - expected).abs().max() < 2e-6
-    assert (flex_packed_attention(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
+    assert (flex(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
 
 
 @pytest.mark.sampled(12)
@@ -74,22 +71,11 @@ def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_u
 def test_a_bias_is_that_of_places_in_each_sequence(lengths, round_up):
     segments = layout(lengths, round_up)
     rows, num, bias = make_rows(segments), len(segments.indices), make_bias(segments)
-    found = flex_packed_attention(*rows, segments, 0.3, bias)[:num]
+    found = flex(*rows, segments, 0.3, bias)[:num]
     expected = padded_attention(*rows, segments, 0.3, 0.0, bias)[:num]
     assert (found - expected).abs().max() < 2e-6
-    turned = flex_packed_attention(*rows, segments, 0.3, bias.transpose(2, 3))[:num]
+    turned = flex(*rows, segments, 0.3, bias.transpose(2, 3))[:num]
     assert (turned - expected).abs().max() > 1e-3  # a bias of the other direction would be seen
-
-
-def test_the_bias_of_two_tokens_by_hand():
-    """Shortest first: places are 0 1, 0 1 2."""
-    segments = layout((3, 2))
-    bias = torch.arange(9.0).view(1, 1, 3, 3)
-    add = bias_mod(bias, segments)
-    index = [torch.tensor(x) for x in (0, 0)]
-    pairs = [(0, 1), (1, 0), (2, 4), (4, 3)]
-    found = [add(torch.tensor(100.0), *index, torch.tensor(q), torch.tensor(k)).item() for q, k in pairs]
-    assert found == [101, 103, 102, 107]
 
 
 def test_the_comparison_sees_sequences_that_meet(monkeypatch):
@@ -97,8 +83,8 @@ def test_the_comparison_sees_sequences_that_meet(monkeypatch):
     rows = make_rows(segments)
     expected = padded_attention(*rows, segments, 0.3, 0.0, None)
     whole = layout((70,))
-    monkeypatch.setattr(flex_attention, "block_mask", lambda _: block_mask(whole))
-    assert (flex_packed_attention(*rows, segments, 0.3) - expected).abs().max() > 0.1
+    monkeypatch.setattr(attention, "block_mask", lambda _: block_mask(whole))
+    assert (flex(*rows, segments, 0.3) - expected).abs().max() > 0.1
 
 
 def test_gradients_of_what_the_mask_lets_through_are_those_of_padded_attention():
@@ -116,16 +102,6 @@ def test_gradients_of_what_the_mask_lets_through_are_those_of_padded_attention()
     factors = torch.arange(found.numel()).view_as(found).sin()
     ours, theirs = (torch.autograd.grad((x * factors).sum(), [*rows, bias]) for x in (found, expected))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
-
-
-def test_a_mask_is_made_once_for_all_layers_and_not_taken_to_another_device():
-    segments = layout((5, 9))
-    flex_packed_attention(*make_rows(segments), segments, 0.3, make_bias(segments))
-    made = dict(segments.memo)
-    assert len(made) == 2
-    flex_packed_attention(*make_rows(segments), segments, 0.5, make_bias(segments))
-    assert all(segments.memo[name] is one for name, one in made.items())
-    assert segments.to("cpu").memo == {}
 
 
 def test_a_packed_encoder_gives_the_states_of_a_padded_one_and_dropout_goes_another_way():
@@ -150,7 +126,7 @@ def test_torch_has_no_backward_pass_on_a_cpu():
     """When this fails, `--attention flex` need not be refused for training on CPUs any more."""
     segments = layout((5, 9))
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        flex_packed_attention(*(x.requires_grad_() for x in make_rows(segments)), segments, 0.3)
+        flex(*(x.requires_grad_() for x in make_rows(segments)), segments, 0.3)
 
 
 @pytest.mark.gpu

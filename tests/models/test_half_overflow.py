@@ -7,13 +7,10 @@ scores and softmax in float32, weights and output rounded to float16. torch's ke
 import pytest
 import torch
 from tiny_encoders import esm_encoder, make_batch, packed, tiny_t5
-from tiny_masked_lm import make_args
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_ext.data.varlen_layout import VarlenLayout
-from hf_ext.hardware import describe_hardware
 from hf_ext.models.attention import padded_attention
-from hf_ext.speedups import Context, DataFacts, ModelFacts, attention
 
 LARGEST = torch.finfo(torch.float16).max
 LENGTHS = (9, 4, 6, 4)
@@ -36,13 +33,6 @@ def as_on_a_t4(query, key, value, segments, scaling):
         outputs.append((weights.float() @ v).half().transpose(0, 1))
         start += length
     return torch.cat(outputs)
-
-
-def test_a_t4_trains_esm_in_float16_with_padded_attention():
-    context = Context(
-        describe_hardware("T4"), make_args(speedups=["all"]), ModelFacts(("esm",)), DataFacts(100, True, 0.3)
-    )
-    assert attention.decide(context).settings["kernel"] == "padded"
 
 
 def test_scores_that_float16_does_not_hold_are_not_stored():

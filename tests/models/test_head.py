@@ -37,10 +37,6 @@ def test_output_is_the_same_float32_number_under_autocast(head):
     assert not torch.equal(rounded.float(), expected)
 
 
-def test_half_precision_embeddings_are_widened_first(head):
-    assert torch.equal(head(EMBEDDINGS.bfloat16()), head(EMBEDDINGS.bfloat16().float()))
-
-
 def linear_head(mean, std):
     head = RegressionHead(len(mean), [], 0.0)
     nn.init.ones_(head.layers[0].weight)
@@ -59,10 +55,6 @@ def test_a_constant_feature_is_centred_and_not_scaled_up(mean, std):
     head = linear_head([mean], [std])
     assert head.input_scale.tolist() == [1.0]
     assert head(torch.tensor([[mean + 0.25]])).item() == pytest.approx(0.25)
-
-
-def test_a_feature_with_a_small_but_real_spread_is_scaled():
-    assert linear_head([1.0], [1e-3]).input_scale.item() == pytest.approx(1000.0)
 
 
 def test_scaling_is_saved_with_the_weights(head):

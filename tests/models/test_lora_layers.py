@@ -4,7 +4,6 @@ import pytest
 import torch
 from miniature_esm import NO_DROPOUT, make_esm
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file
 from tiny_affinity import make_batch, make_model, predict, shift
 from tiny_t5 import write_t5_encoder
@@ -95,12 +94,6 @@ def test_t5_gets_adapters_in_attention_and_in_both_kinds_of_feed_forward_layer(c
     expected |= {f"{block}.1.DenseReluDense.{name}" for name in feed_forward}
     assert set(find_targets(model, EXACT)) == expected
     assert find_heads(model) == heads
-
-
-def test_named_targets_replace_those_of_the_family():
-    settings = LoraSettings(target_modules=["query", "output.dense"])
-    found = [name.removeprefix("encoder.layer.0.") for name in find_targets(make_still_esm(EsmModel), settings)]
-    assert sorted(found) == ["attention.output.dense", "attention.self.query", "output.dense"]
 
 
 def test_a_named_target_that_matches_nothing_is_refused_with_what_there_is():
@@ -222,70 +215,3 @@ def test_there_is_nothing_to_merge_without_adapters(make_affinity):
         make_affinity("frozen", "full")[0].merge_adapters()
     with pytest.raises(ArgumentError, match="EsmModel has no adapters to merge: train with --use_peft"):
         merged_copy(make_still_esm(EsmModel))
-
-
-# --- the full fine-tuning twin ---------------------------------------------------------------------------------------
-
-
-# --- activation checkpointing ----------------------------------------------------------------------------------------
-
-
-def gradients(model, batch, checkpointing=None):
-    """Gradients of the adapters in training mode, with the kind of checkpointing that is given."""
-    model.train()
-    if checkpointing is not None:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=checkpointing)
-    shift(model, "lora_B")
-    model.zero_grad()
-    model(**batch).loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if "lora_" in name and p.grad is not None}
-
-
-CHECKPOINTING = [{"use_reentrant": False}, {"use_reentrant": True}]
-
-
-def same(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.allclose(ours[k], theirs[k], atol=1e-7) for k in ours)
-
-
-@pytest.mark.parametrize("kind", CHECKPOINTING, ids=["non-reentrant", "reentrant"])
-def test_recomputed_activations_give_a_wrapped_model_the_same_gradients(kind):
-    def make():
-        torch.manual_seed(1)
-        return wrap_with_lora(make_still_esm(EsmForSequenceClassification, 2), EXACT)
-
-    batch = {**IDS, "labels": torch.tensor([0, 1])}
-    stored = gradients(make(), batch)
-    assert len(stored) == 24
-    assert same(gradients(make(), batch, kind), stored)
-    shifted = make()
-    shift(shifted, "lora_A")
-    assert not same(gradients(shifted, batch, kind), stored)
-
-
-@pytest.mark.parametrize("kind", CHECKPOINTING, ids=["non-reentrant", "reentrant"])
-def test_recomputed_activations_give_towers_the_same_gradients(demo_encoders, kind):
-    model = make_model(demo_encoders[1:], "lora")
-    twin = make_model(demo_encoders[1:], "lora")
-    twin.load_state_dict(model.state_dict())
-    batch = make_batch(model)
-    stored = gradients(model, batch)
-    assert len(stored) == 24
-    assert same(gradients(twin, batch, kind), stored)
-
-
-def test_reentrant_checkpointing_records_nothing_over_inputs_without_gradients(demo_encoders):
-    """Why `AffinityModel` lets its embeddings require gradients: without, the adapters get none."""
-    model = make_model(demo_encoders[1:], "lora").train()
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
-    model.disable_input_require_grads()
-    model(**make_batch(model)).loss.backward()
-    assert not [name for name, p in model.named_parameters() if "lora_" in name and p.grad is not None]
-
-
-def test_adapted_layers_are_layers_of_peft(demo_encoders):
-    model = make_model(demo_encoders[1:], "lora")
-    assert sum(isinstance(module, BaseTunerLayer) for module in model.modules()) == 12
-    assert has_adapters(model)
-    assert not has_adapters(make_model(demo_encoders[1:], "full"))
-    assert not has_adapters(None)

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from tiny_affinity import ROWS, make_batch, make_model, shift
-from tiny_encoders import use_kernel
 
 from hf_ext.errors import ArgumentError
 from hf_ext.models.head import HEADS
-from hf_ext.models.packing import pack_encoders
 
 COLUMNS = ["heavy", "light"]
 LACKING = [ROWS[0], {**ROWS[1], "light": ""}, ROWS[2], {**ROWS[3], "light": ""}]
@@ -83,21 +81,6 @@ def test_nothing_leaks_from_what_stands_in_the_place_of_a_missing_input(make, va
     assert not all(torch.equal(a, b) for a, b in zip(expected, run(dirty, {})))  # the mask is what keeps it out
 
 
-def test_live_and_cached_embeddings_agree_to_the_bit(make):
-    model = make()
-    batch = collate(model, LACKING)
-    with torch.no_grad():
-        live = model(**batch).logits
-        tokens = batch["sequences"]
-        pooled = {name: model.encode(name, tokens[name]) for name in COLUMNS}
-        table = torch.full((4, pooled["light"].shape[1]), float("nan"))
-        table[~MISSING] = pooled["light"]
-        cached = model(embeddings={**pooled, "light": table}, missing={"light": MISSING}).logits
-        other = model(embeddings={**pooled, "light": table.nan_to_num()}).logits
-    assert torch.equal(live, cached)
-    assert not torch.equal(live, other)
-
-
 def test_a_name_in_missing_that_is_no_input_is_refused(make):
     model = make()
     embeddings = {name: torch.zeros(4, width) for name, width in model.embedding_sizes.items()}
@@ -164,13 +147,3 @@ def test_a_batch_in_which_no_row_has_it_gives_every_weight_of_its_tower_a_gradie
     assert light
     assert all(torch.all(gradient == 0) for gradient in light)
     assert any(torch.any(gradient != 0) for gradient in heavy)
-
-
-def test_packed_encoders_predict_the_same(make):
-    model = make()
-    batch = collate(model, LACKING)
-    with torch.no_grad():
-        expected = model(**batch).logits
-        use_kernel(model.encoders["0"])
-        assert pack_encoders(model) == 1
-        torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,5 @@
 """Muon for matrices and AdamW for the rest: torch's two optimizers in one that keeps, copies and loads its state."""
 
-import copy
 import math
 
 import pytest
@@ -111,25 +110,6 @@ def test_state_loads_bit_for_bit(tmp_path):
     assert distance(whole, resumed) == 0.0
     take_steps(lost, [make_both(lost)], 3, 6)
     assert distance(whole, lost) > 1e-4
-
-
-def test_a_copy_steps_by_itself():
-    net = make_net()
-    optimizer = make_both(net)
-    net_too, optimizer_too = copy.deepcopy((net, optimizer))
-    take_steps(net_too, [optimizer_too])
-    assert distance(net, make_net()) == 0.0
-    take_steps(net, [optimizer])
-    assert distance(net, net_too) == 0.0
-
-
-def test_muon_keeps_one_number_per_weight_where_adamw_keeps_two():
-    net = make_net()
-    optimizer = make_both(net)
-    take_steps(net, [optimizer], 0, 1)
-    kept = {name: set(optimizer.state[p]) for name, p in net.named_parameters()}
-    assert kept["0.weight"] == {"momentum_buffer"}
-    assert kept["2.weight"] == kept["0.bias"] == {"step", "exp_avg", "exp_avg_sq"}
 
 
 @pytest.mark.parametrize(("chosen", "says"), [("none", "0 of 0"), ("foreign", "1 of 1"), ("bias", "2D")])

@@ -1,7 +1,5 @@
 """A training step that asks its device for nothing: on torch's meta device, where every read is an error."""
 
-from collections import Counter
-
 import datasets
 import pytest
 import torch
@@ -101,26 +99,6 @@ def test_a_layout_of_other_rows_is_not_believed(collator):
     assert torch.equal(model(**filled).loss, model(**cut).loss)
 
 
-def test_models_that_were_not_changed_take_such_batches(collator):
-    plain = collator(ROWS)
-    change_layout(collator, packs=True, locates_labels=True)
-    model = tiny_esm().eval()
-    assert torch.equal(model(**collator(ROWS)).logits, model(**plain).logits)
-    model.set_attn_implementation("hf_ext_padded")  # not packed: a layout is no reason to take rows for one
-    assert torch.equal(model(**collator(ROWS)).logits, model(**plain).logits)
-
-
-def test_a_collator_makes_a_layout_only_while_a_speed_up_reads_it(collator):
-    assert collator.layout is None
-    change_layout(collator, packs=True)
-    change_layout(collator, locates_labels=True)
-    change_layout(collator, packs=False)
-    assert collator(ROWS)["layout"].segments is None
-    change_layout(collator, locates_labels=False)
-    assert collator.layout is None
-    change_layout(lambda rows: rows, packs=True)  # of other collators it is read from the mask
-
-
 class CountReads(TorchDispatchMode):
     """Counts what would wait, were the tensors on a device."""
 
@@ -135,33 +113,6 @@ class CountReads(TorchDispatchMode):
         if name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1]):
             self.reads.append("boolean index")
         return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("workers", "with_layout"), [(0, True), (1, True), (0, False)])
-def test_forward_and_backward_of_a_trainer_read_nothing(collator, tmp_path, workers, with_layout):
-    speedups = {"speedups": ["attention", "packing", "masked_lm_head"], "attention": "padded"}
-    settings = {"max_steps": 3, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, **speedups}
-    sizes = {"per_device_train_batch_size": 4, "dataloader_num_workers": workers}
-    args = FastTrainingArguments(str(tmp_path), use_cpu=True, **settings, **sizes)
-    trainer = FastTrainer(tiny_esm(), args, collator, datasets.Dataset.from_list(ROWS * 8))
-    assert all(trainer.plan.applied(name) for name in speedups["speedups"])
-    reads = []
-
-    class Watched(type(trainer)):
-        def training_step(self, *args, **kwargs):
-            with CountReads() as counted:
-                loss = super().training_step(*args, **kwargs)
-            reads.append(counted.reads)
-            return loss
-
-    trainer.__class__ = Watched
-    collator.layout = collator.layout if with_layout else None
-    trainer.train()
-    # Where sequences and where labels stand; in the first step, the tokens are looked at.
-    assert reads[1:] == [[] if with_layout else ["nonzero", "nonzero"]] * 2
-    trainer.end()
-    assert collator.layout is None
 
 
 class ReadsOfSteps(TrainerCallback):
@@ -200,32 +151,3 @@ def test_whole_steps_wait_for_nothing(collator, tmp_path, settings):
 
 def test_a_step_that_is_logged_waits_and_would_be_seen(collator, tmp_path):
     assert "_local_scalar_dense" in count_reads_of_steps(tmp_path, collator, logging_steps=7)
-
-
-class CountCasts(TorchDispatchMode):
-    """Counts casts of weights, by their place in memory; the same weight has one."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.names = {p.data_ptr(): name for name, p in model.named_parameters()}
-        self.casts = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket.__name__ == "_to_copy" and args[0].data_ptr() in self.names:
-            self.casts[self.names[args[0].data_ptr()]] += 1
-        return function(*args, **(kwargs or {}))
-
-
-def test_a_weight_is_cast_once_in_forward_and_backward(collator):
-    """However many layers or labels use it: autocast keeps what it rounded."""
-    change_layout(collator, packs=True, locates_labels=True)
-    model = make_model()
-    with CountCasts(model) as counted:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(**collator(ROWS)).loss
-        loss.backward()
-    assert len(counted.casts) > 15
-    assert set(counted.casts.values()) == {1}
-    with CountCasts(model) as uncached, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        model(**collator(ROWS)).loss.backward()
-    assert sum(uncached.casts.values()) >= sum(counted.casts.values())

@@ -5,9 +5,6 @@ import torch
 from closeness import relative_error
 from miniature_esm import MASK
 from peft import LoraConfig, get_peft_model
-from tiny_affinity import ROWS
-from tiny_affinity import make_batch as make_affinity_batch
-from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import (
     esm_encoder,
     largest_error,
@@ -22,7 +19,6 @@ from tiny_encoders import (
     tiny_t5,
     without_empty_rows,
 )
-from tiny_t5 import write_t5_encoder
 from transformers import (
     AttentionInterface,
     BertModel,
@@ -33,10 +29,7 @@ from transformers import (
     EsmForTokenClassification,
     EsmModel,
 )
-from transformers.models.bert.modeling_bert import BertSelfAttention
-from transformers.models.esm.modeling_esm import EsmEmbeddings, EsmSelfAttention
-from transformers.models.esmc.modeling_esmc import EsmcAttention
-from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.esm.modeling_esm import EsmEmbeddings
 
 from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.models.blocks import find_blocks
@@ -165,21 +158,6 @@ def test_the_comparison_tells_token_dropout_over_the_whole_row_apart():
 # --- ways to train ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["masked language model", "T5 encoder", "ESM C encoder", "BERT masked language model"])
-def test_under_activation_checkpointing(name, reentrant):
-    model, batch = packed(HEADS[name](), round_up=True).train(), make_batch()
-    calls = []
-    for module in model.modules():
-        if isinstance(module, EsmSelfAttention | T5Attention | EsmcAttention | BertSelfAttention):
-            module.register_forward_hook(lambda *_: calls.append(1))
-    states_and_gradients(model, batch)
-    assert len(calls) == 2
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    assert largest_error(model, HEADS[name](), batch) < BOUND
-    assert len(calls) == 2 + 4  # two layers, each computed once more
-
-
 def with_lora(model, targets):
     torch.manual_seed(0)
     return get_peft_model(model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.0))
@@ -207,40 +185,6 @@ def test_under_lora_with_activation_checkpointing(name, targets):
             assert largest_error(model, stock, make_batch()) < BOUND
 
 
-@pytest.fixture(scope="module")
-def t5_folder(tmp_path_factory):
-    return write_t5_encoder(tmp_path_factory.mktemp("t5"))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("training", ["frozen", "full", "lora"])
-def test_towers_of_an_affinity_model(demo_encoders, t5_folder, training):
-    folders = [demo_encoders[1], t5_folder]
-    stock, model = (make_affinity_model(folders, training).eval() for _ in range(2))
-    if training == "lora":
-        for twin in (stock, model):
-            torch.manual_seed(1)
-            for name, parameter in twin.named_parameters():
-                if "lora_B" in name:
-                    torch.nn.init.normal_(parameter, std=0.1)
-    model.transform_encoders(lambda encoder: packed(encoder, round_up=True))  # frozen ones are loaded later
-    batch = make_affinity_batch(model, ROWS)
-
-    def rows_alone(twin, _):
-        return {"logits": torch.cat([twin(**make_affinity_batch(twin, [row])).logits for row in ROWS])}
-
-    def together(twin, _):
-        return {"logits": twin(**batch).logits}
-
-    found, padded, alone = (
-        states_and_gradients(*x) for x in ((model, {}, together), (stock, {}, together), (stock, {}, rows_alone))
-    )
-    assert [len(found[1]) > 8, len(found[1]) < 8] == [training != "frozen", training == "frozen"]
-    for expected in (padded, alone):
-        assert relative_error(found[0], expected[0]) < BOUND
-        assert relative_error(found[1], expected[1]) < BOUND
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_as_far_from_float32_as_padded_autocast_is(dtype):
     for make in (tiny_esm, tiny_t5, tiny_esmc, tiny_bert):
@@ -248,27 +192,6 @@ def test_autocast_is_as_far_from_float32_as_padded_autocast_is(dtype):
         with torch.autocast("cpu", dtype):
             new, old = (real_outputs(model, make_batch()) for model in (packed(make()), make()))
         assert relative_error(new, exact) < 2 * relative_error(old, exact) < 0.2
-
-
-def test_evaluation_and_inference_mode_compute_the_same():
-    for make in (tiny_esm, tiny_t5, tiny_esmc, tiny_bert):
-        expected = real_outputs(make(), make_batch())
-        for context in (torch.no_grad, torch.inference_mode):
-            with context():
-                assert relative_error(real_outputs(packed(make()).eval(), make_batch()), expected) < BOUND
-
-
-def test_dropout_is_that_of_training_mode_only():
-    for make, settings in (
-        (tiny_esm, {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}),
-        (tiny_t5, {"dropout_rate": 0.3}),
-        (tiny_esmc, {"attention_dropout": 0.3}),
-        (tiny_bert, {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}),
-    ):
-        model, batch = packed(make(**settings)), make_batch()
-        a, b = (real_outputs(model.train(), batch) for _ in range(2))
-        assert relative_error(a, b) > 0.05
-        assert relative_error(real_outputs(model.eval(), batch), real_outputs(make(), batch)) < BOUND
 
 
 # --- per-block compile -----------------------------------------------------------------------------------------------
@@ -309,10 +232,3 @@ def test_compiled_blocks_are_not_compiled_anew_for_other_lengths_or_numbers_of_s
         assert largest_error(model, HEADS[name](), make_batch(lengths)) < BOUND
         graphs.append(fresh_compiler["unique_graphs"])
     assert graphs[2:] == [graphs[2]] * 4
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["masked language model", "T5 encoder", "ESM C masked language model"])
-def test_blocks_compiled_with_inductor(fresh_compiler, name):
-    model = compile_blocks(packed(HEADS[name](), round_up=True), "inductor")
-    assert largest_error(model, HEADS[name](), make_batch()) < BOUND

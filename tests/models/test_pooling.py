@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from hf_ext.errors import ArgumentError
 from hf_ext.models.pooling import merge_windows, pool
 
 # Two rows of four tokens, two wide: special, residues, special or padding.
@@ -50,23 +49,6 @@ def test_pooling_is_float32_also_for_half_precision_states_and_under_autocast(me
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(pool(states, mask, method), expected)
         assert pool(states.bfloat16(), mask, method).dtype == torch.float32
-
-
-def test_a_mean_in_bfloat16_is_told_apart_from_one_in_float32():
-    states = torch.full((1, 40, 2), 100.0) + torch.arange(40.0)[None, :, None] / 64
-    mask = all_residues(40)
-    assert not torch.equal(states.bfloat16().mean(1).float(), pool(states, mask, "mean"))
-
-
-def test_an_unknown_pooling_is_refused():
-    with pytest.raises(ArgumentError, match="pooling='median': allowed are mean, mean_tokens, cls, max"):
-        pool(STATES, MASKS, "median")
-
-
-def test_windows_are_averaged_by_their_residues():
-    pooled = torch.tensor([[1.0, 0.0], [4.0, 8.0], [5.0, 6.0]])
-    merged = merge_windows(pooled, torch.tensor([0, 0, 1]), torch.tensor([2, 1, 9]), 2)
-    assert torch.allclose(merged, torch.tensor([[2.0, 8.0 / 3.0], [5.0, 6.0]]))
 
 
 def merged_and_whole(weights_of):

@@ -1,42 +1,21 @@
 """What FSDP2 splits by, found in the model itself: every family, adapters and wrappers included."""
 
 import pytest
-from tiny_encoders import tiny_esm, tiny_t5
-from torch import nn
-from transformers import BertConfig, BertForMaskedLM, EsmForSequenceClassification, EsmModel
+from tiny_encoders import tiny_esm
+from transformers import BertConfig, BertForMaskedLM
 
 from hf_ext.errors import ArgumentError
 from hf_ext.models.blocks import (
     block_classes,
     choose_classes,
     exact_modules,
-    find_blocks,
     unused_parameters,
 )
-from hf_ext.models.lora import LoraSettings, wrap_with_lora
 
 
 def tiny_bert():
     shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
     return BertForMaskedLM(BertConfig(vocab_size=30, **shape))
-
-
-@pytest.mark.parametrize(
-    ("make", "names", "count"),
-    [
-        (tiny_esm, ["EsmLayer"], 2),
-        (lambda: tiny_esm(EsmModel), ["EsmLayer"], 2),
-        (lambda: wrap_with_lora(tiny_esm(EsmForSequenceClassification), LoraSettings(r=2)), ["EsmLayer"], 2),
-        (tiny_t5, ["T5Block"], 2),  # and not the lists of parts inside a block
-        (tiny_bert, ["BertLayer"], 3),
-        (lambda: nn.Linear(2, 2), [], 0),
-    ],
-    ids=["masked language model", "encoder", "PeftModel", "T5", "BERT", "no layers"],
-)
-def test_the_repeated_layers_of_an_encoder_are_what_it_is_split_by(make, names, count):
-    model = make()
-    assert block_classes(model) == names
-    assert len(find_blocks(model)) == count
 
 
 def test_towers_are_split_by_the_layers_of_all_their_encoders(make_affinity):

@@ -9,7 +9,7 @@ import torch
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.errors import MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.quantization import quantized_layers
+from hf_ext.models.frozen_weights import quantized_layers
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
@@ -107,7 +107,7 @@ def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(train
 @pytest.mark.nightly
 def test_without_bitsandbytes_such_a_model_does_not_predict_otherwise_but_says_so(trained, monkeypatch):
     folder, _ = trained
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
     import_problem.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"hf_ext\[quantization\]"):
         AffinityPredictor.from_pretrained(folder)

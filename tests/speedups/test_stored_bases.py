@@ -1,7 +1,6 @@
 """LoRA beside a frozen base in half precision, 8 or 4 bits: what it computes, what it stores, saves and merges."""
 
 import importlib.util
-import sys
 
 import pytest
 import torch
@@ -13,14 +12,11 @@ from token_rows import pad_rows
 from transformers import EsmForMaskedLM
 
 from hf_ext.affinity.predictor import load_model
-from hf_ext.errors import ArgumentError, CheckpointError, MissingDependencyError, PlanRefused
+from hf_ext.errors import ArgumentError, CheckpointError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.half_linear import HalfLinear
+from hf_ext.models.frozen_weights import HalfLinear, quantized_layers
 from hf_ext.models.lora import merged_copy
-from hf_ext.models.quantization import make_float, quantized_layers
-from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
-from hf_ext.speedups import stored_base
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -37,7 +33,9 @@ STORED = pytest.mark.parametrize("how", [pytest.param(HALF, id="half"), *CODES])
 
 def make_trainer(folder, model, collator, rows, **given):
     args = FastTrainingArguments(output_dir=str(folder), **{**FIXED, **given})
-    plan = make_plan(args, model, rows, collator, describe_hardware("cpu-amx-bf16"))
+    # Bits are for cards; what bitsandbytes does of them on this CPU will do for a test that does not evaluate.
+    hardware = "H100" if args.load_in_8bit or args.load_in_4bit else "cpu-amx-bf16"
+    plan = make_plan(args, model, rows, collator, describe_hardware(hardware))
     return FastTrainer(model, args, collator, rows, plan=plan)
 
 
@@ -86,7 +84,8 @@ def test_storage_falls_by_the_bytes_that_were_computed_by_hand_and_the_rest_stay
         "4": 4 * numbers - numbers // 2 - 4 * (numbers // 64),  # and for each 64 numbers
     }["half" if how is HALF else "8" if how is EIGHT else "4"]
     stored = [sum(p.nbytes for p in trainer.model.parameters()) for trainer in (plain, ours)]
-    assert found["bytes_saved"] == by_hand == stored[0] - stored[1]
+    assert found["bytes_saved"] == by_hand
+    assert how is not HALF or by_hand == stored[0] - stored[1]  # scales are no parameters
     assert found["layers"] == len(layers) >= 12
     narrow = [name for name, p in ours.model.named_parameters() if p.dtype != torch.float32]
     assert len(narrow) == len(layers)
@@ -94,8 +93,7 @@ def test_storage_falls_by_the_bytes_that_were_computed_by_hand_and_the_rest_stay
 
 
 @pytest.mark.nightly
-@STORED
-def test_losses_are_those_of_a_float_base_that_was_rounded_so_and_of_no_other(trainer_for, how):
+def test_losses_are_those_of_a_float_base_that_was_rounded_so_and_of_no_other(trainer_for):
     def train(folder, change=lambda model: None, **given):
         trainer = trainer_for(folder, **given)  # at once: making a trainer sets the seed that its dropout is drawn with
         change(trainer.model)
@@ -106,15 +104,11 @@ def test_losses_are_those_of_a_float_base_that_was_rounded_so_and_of_no_other(tr
         for layer in narrow_layers(model):
             layer.weight.data = layer.weight.data.to(torch.float8_e4m3fn).to(torch.bfloat16)
 
-    ours = train("ours", **how)
-    if how is HALF:
-        rounded, other = train("rounded", **how, without=["lora_base"]), train("other", round_further, **how)
-    else:
-        rounded, other = train("rounded", make_float, **how), train("other")
-    assert losses(ours) == pytest.approx(losses(rounded), abs=0 if how is HALF else 1e-6)
-    assert max(abs(a - b) for a, b in zip(losses(ours), losses(other))) > (0 if how is HALF else 1e-5)
-    ours, rounded = trained_weights(ours.model), trained_weights(rounded.model)
-    assert all((ours[name] - rounded[name]).abs().max() <= (0 if how is HALF else 1e-4) for name in ours)
+    ours, other = train("ours", **HALF), train("other", round_further, **HALF)
+    rounded = train("rounded", **HALF, without=["lora_base"])
+    assert losses(ours) == losses(rounded)
+    assert losses(ours) != losses(other)
+    assert same_tensors(trained_weights(ours.model), trained_weights(rounded.model))
 
 
 @pytest.mark.sampled(4)
@@ -175,23 +169,6 @@ def test_towers_are_merged_into_the_weights_read_again(make_affinity, towers, ho
     assert narrow_layers(trainer.model)  # which goes on as it was
 
 
-@needs_bitsandbytes
-def test_a_wrapped_model_is_merged_into_its_own_float_weights_and_loads_without_bitsandbytes(
-    base, tmp_path, monkeypatch
-):
-    trainer = make_trainer(tmp_path / "run", base(), pad_rows, make_rows(), **FOUR)
-    trainer.train()
-    trainer.save_merged(tmp_path / "merged")
-    plain = make_trainer(tmp_path / "plain", base(), pad_rows, make_rows())
-    plain.model.load_state_dict(trained_weights(trainer.model), strict=False)
-    for name in ("bitsandbytes", "bitsandbytes.functional"):
-        monkeypatch.setitem(sys.modules, name, None)
-    found = EsmForMaskedLM.from_pretrained(tmp_path / "merged").state_dict()
-    expected, before = merged_copy(plain.model).state_dict(), base().state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in found.items())
-    assert any(not torch.equal(value, before[name]) for name, value in found.items())
-
-
 def test_a_half_base_that_cannot_be_read_again_is_merged_as_it_was_rounded_and_says_so(tmp_path, caplog):
     trainer = make_trainer(tmp_path, make_wide_esm(), pad_rows, make_rows(), **HALF)
     merged = merged_copy(trainer.model)
@@ -200,13 +177,9 @@ def test_a_half_base_that_cannot_be_read_again_is_merged_as_it_was_rounded_and_s
 
 
 @needs_bitsandbytes
-def test_codes_of_what_cannot_be_read_again_are_not_merged(base, tmp_path):
-    made_here = make_trainer(tmp_path / "a", make_wide_esm(), pad_rows, make_rows(), **EIGHT)
-    with pytest.raises(ArgumentError, match="it was made here"):
-        merged_copy(made_here.model)
-    trainer = make_trainer(tmp_path / "b", base(), pad_rows, make_rows(), **EIGHT)
-    make_wide_esm(seed=5).save_pretrained(tmp_path / "base", save_original_format=False)
-    with pytest.raises(ArgumentError, match="holds other weights now"):
+def test_adapters_of_a_wrapped_model_are_not_merged_into_codes(base, tmp_path):
+    trainer = make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
+    with pytest.raises(ArgumentError, match="not merged into weights in 8 or 4 bits: read the base again"):
         merged_copy(trainer.model)
 
 
@@ -219,18 +192,3 @@ def test_weights_that_would_be_saved_with_the_model_are_refused(make_affinity, d
     with pytest.raises(PlanRefused, match="--save_full keeps the weights that are saved in float32"):
         make_trainer(tmp_path, model, collator, demo_rows, **EIGHT)
     assert not quantized_layers(model)
-
-
-@needs_bitsandbytes
-def test_weights_that_are_too_far_off_end_the_run_before_it_begins(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_base, "MAX_WEIGHT_ERROR", 1e-3)
-    with pytest.raises(PlanRefused, match=r"in 8 bits the weights of a layer of 32 x 32 are off by 1%"):
-        make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
-
-
-def test_without_bitsandbytes_the_extra_is_named(base, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
-    import_problem.cache_clear()
-    with pytest.raises(MissingDependencyError, match=r"hf_ext\[quantization\]"):
-        make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
-    import_problem.cache_clear()

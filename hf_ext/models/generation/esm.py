@@ -13,7 +13,7 @@ from ...data.tokenization import ResidueTokenizer
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..encoders import build_encoder, identify_encoder, load_encoder, set_trainable
-from ..fp32_fallback import computing_in_float32
+from ..frozen_weights import computing_in_float32
 from ..lora import merge_layers
 from .configuration import GeneratorConfig
 from .states import EncoderStates

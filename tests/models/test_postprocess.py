@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_ext.models.stacked_ridge import StackedRidge
+from hf_ext.models.postprocess import StackedRidge
 
 # Two features that vary, and two that tell partners apart.
 PARTNERS = torch.tensor([[1.0, 0.0], [0.0, 1.0]])

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hf_ext.models.ledger import GRADIENTS, OTHER, WEIGHTS, Ledger
+from hf_ext.memory.probe import GRADIENTS, OTHER, WEIGHTS, Ledger
 
 
 def test_a_linear_layer_takes_its_output():
