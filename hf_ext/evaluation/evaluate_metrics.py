@@ -15,7 +15,6 @@ from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, score_n
 from .scores import score_predictions
 
 METRIC_NAMES = score_names(DEFAULT_THRESHOLD, has_groups=True)
-_KNOWN_ARGUMENTS = frozenset(inspect.signature(evaluate.EvaluationModule.__init__).parameters) - {"self", "kwargs"}
 
 
 class RegressionMetric(evaluate.Metric):
@@ -31,12 +30,8 @@ class RegressionMetric(evaluate.Metric):
     because `evaluate.combine` hands the same ones to all. Any other argument is an error.
     """
 
-    def __init__(self, config_name: str, **kwargs: Any) -> None:
-        known = {*_KNOWN_ARGUMENTS, *(["threshold"] if config_name in THRESHOLD_METRICS else [])}
-        if unknown := sorted(set(kwargs) - known):  # evaluate would swallow them
-            allowed = ", ".join(sorted(known))
-            raise ArgumentError(f"{config_name}: unknown argument {unknown[0]!r}; allowed are {allowed}.")
-        self.threshold = float(kwargs.pop("threshold", DEFAULT_THRESHOLD))
+    def __init__(self, config_name: str, threshold: float = DEFAULT_THRESHOLD, **kwargs: Any) -> None:
+        self.threshold = float(threshold)
         super().__init__(config_name=config_name, **kwargs)
 
     @property
@@ -78,24 +73,28 @@ class RegressionMetric(evaluate.Metric):
         return found
 
 
-def load_metric(name: str, *, keep_in_memory: bool | None = None, **kwargs: Any) -> evaluate.Metric:
+def load_metric(
+    name: str, *, threshold: float = DEFAULT_THRESHOLD, num_process: int = 1, process_id: int = 0, **kwargs: str
+) -> evaluate.Metric:
     """Makes one of the package's metrics, ready for `add_batch`, `compute` and `evaluate.combine`.
+
+    Rows are held in memory, without a file and its lock under the Hugging Face cache, but with several processes.
 
     Args:
         name: one of `METRIC_NAMES`.
-        keep_in_memory: hold the rows in memory, without a file and its lock under the Hugging Face cache. None: yes,
-            unless `num_process` is above 1, where `evaluate` cannot.
-        **kwargs: for the metric's constructor: `threshold` for those of binders; `experiment_id`, `num_process`
-            and the like for all.
+        threshold: of the metrics of binders.
+        num_process, process_id: as in `evaluate.load`.
+        **kwargs: `experiment_id` and `cache_dir`, as there.
 
     Raises:
-        ArgumentError: no such metric, or no such constructor argument.
+        ArgumentError: no such metric, or no such argument.
     """
-    if keep_in_memory is None:
-        keep_in_memory = kwargs.get("num_process", 1) == 1
     if name not in METRIC_NAMES:
         raise ArgumentError(f"metric {name!r}: allowed are {', '.join(METRIC_NAMES)}.")
-    return RegressionMetric(name, keep_in_memory=keep_in_memory, **kwargs)
+    if unknown := kwargs.keys() - {"experiment_id", "cache_dir"}:  # evaluate would swallow them
+        raise ArgumentError(f"{name}: unknown argument {min(unknown)!r}; allowed beside are experiment_id, cache_dir.")
+    shared = {"num_process": num_process, "process_id": process_id, "keep_in_memory": num_process == 1}
+    return RegressionMetric(name, threshold, **shared, **kwargs)
 
 
 def _named(key: str, score: Mapping[str, Any]) -> dict[str, Any]:

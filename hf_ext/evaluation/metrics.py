@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -45,6 +44,7 @@ VARYING = {  # sides that must not be constant
     "r2": ("references",),
 }
 
+GroupScore = dict[str, Any]  # `value`, None where `undefined` says why, and `n` rows
 Counted = Callable[[FloatArray], FloatArray]  # counts (resamples, n) -> (resamples,), NaN where there is no value
 
 
@@ -106,14 +106,11 @@ class Regression(Rows):
     Args:
         predicted, measured: (n,) float64.
         threshold: rows at or above it are binders; None: `DEFAULT_THRESHOLD`.
-        ranks: `Once(rank(measured))`, where several predictions of the same labels share these.
     """
 
-    def __init__(
-        self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
-    ) -> None:
+    def __init__(self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None) -> None:
         super().__init__(len(measured))
-        self.predicted, self.measured, self._shared = predicted, measured, ranks
+        self.predicted, self.measured = predicted, measured
         self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
@@ -134,11 +131,16 @@ class Regression(Rows):
         return None
 
     @cached_property
-    def _ranks(self) -> tuple[Callable[[FloatArray], tuple[FloatArray, FloatArray]], Callable[[FloatArray], Any]]:
-        return rank(self.predicted), self._shared or rank(self.measured)
+    def label_ranks(self) -> Once:
+        """Of `rank`; regressions of the same labels may share it."""
+        return Once(rank(self.measured))
+
+    @cached_property
+    def _ranks(self) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+        return rank(self.predicted)
 
     def spearman(self, counts: FloatArray) -> FloatArray:
-        (left, left_squares), (right, right_squares) = (ranks(counts) for ranks in self._ranks)
+        (left, left_squares), (right, right_squares) = self._ranks(counts), self.label_ranks(counts)
         products = np.einsum("bn,bn,bn->b", counts, left, right)
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
@@ -271,35 +273,15 @@ def is_ratio(metric: str) -> bool:
 
 
 def rows_of(
-    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
+    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None
 ) -> Regression | Summed:
     """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
-    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, ranks)
+    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold)
 
 
-@dataclass(frozen=True)
-class GroupedValue:
-    """One metric per group. `mean` weighs every group that has a value the same, whatever its size."""
-
-    values: dict[str, MetricValue]
-    sizes: dict[str, int]
-
-    @property
-    def defined(self) -> list[float]:
-        return [result.value for result in self.values.values() if result.undefined is None]
-
-    @property
-    def mean(self) -> MetricValue:
-        if not self.values:
-            return MetricValue(math.nan, "no rows")
-        if not self.defined:
-            first = next(iter(self.values.values())).undefined
-            reason = f"none of the {len(self.values):,} groups has a value (first group: {first})"
-            return MetricValue(math.nan, reason)
-        return MetricValue(float(np.mean(self.defined)))
-
-
-def per_group_spearman(predictions: Any, references: Any, groups: Sequence[Any] | NDArray[Any]) -> GroupedValue:
+def per_group_spearman(
+    predictions: Any, references: Any, groups: Sequence[Any] | NDArray[Any]
+) -> dict[str, GroupScore]:
     """Correlates within every group of 10 rows and more, which takes away what a model gains by telling groups apart.
 
     Args:
@@ -307,19 +289,35 @@ def per_group_spearman(predictions: Any, references: Any, groups: Sequence[Any] 
         groups: (n,) names (antibody, antigen, assay, ...); compared as text.
 
     Returns:
-        Values and sizes, keyed by group name in sorted order. About 0.1 ms per group.
+        Keyed by group name in sorted order. About 0.1 ms per group.
     """
     predicted, measured = as_pair(predictions, references)
     names, inverse, counts = np.unique(as_groups(groups, len(measured)), return_inverse=True, return_counts=True)
-    rows_by_group = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-    values: dict[str, MetricValue] = {}
-    for name, rows in zip(names.tolist(), rows_by_group):
+    found: dict[str, GroupScore] = {}
+    for name, rows in zip(names.tolist(), np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])):
         few = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}; at least {MIN_GROUP_ROWS} are needed"
-        is_small = len(rows) < MIN_GROUP_ROWS
-        values[name] = (
-            MetricValue(math.nan, few) if is_small else Regression(predicted[rows], measured[rows]).value("spearman")
-        )
-    return GroupedValue(values, dict(zip(names.tolist(), counts.tolist())))
+        result = MetricValue(math.nan, few)
+        if len(rows) >= MIN_GROUP_ROWS:
+            result = Regression(predicted[rows], measured[rows]).value("spearman")
+        value = None if result.undefined else result.value
+        found[name] = {"value": value, "n": len(rows), "undefined": result.undefined}
+    return found
+
+
+def defined_values(groups: Mapping[str, GroupScore]) -> FloatArray:
+    """Values of the groups that have one, (groups,)."""
+    return np.array([one["value"] for one in groups.values() if one["value"] is not None], np.float64)
+
+
+def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
+    """The mean over the groups that have a value, each weighing the same, whatever its size."""
+    if not groups:
+        return MetricValue(math.nan, "no rows")
+    values = defined_values(groups)
+    if not len(values):
+        first = next(iter(groups.values()))["undefined"]
+        return MetricValue(math.nan, f"none of the {len(groups):,} groups has a value (first group: {first})")
+    return MetricValue(float(np.mean(values)))
 
 
 def at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,6 @@ MAX_DRAWS = 50_000_000
 MIN_RESAMPLES = 200
 CHUNK_DRAWS = 400_000  # keeps the dozen (chunk, n) arrays of a step in the CPU's cache
 ALIKE = 1e-9  # a relative standard error that is rounding
-
-
-class UnitFacts(TypedDict):
-    """What an interval resampled, as results name it."""
-
-    interval_by: str | None
-    num_units: int
-    num_effective_units: float
 
 
 @dataclass(frozen=True)
@@ -50,12 +42,10 @@ class ResamplingUnits:
     @classmethod
     def of(cls, column: str, values: Sequence[Any] | NDArray[Any]) -> ResamplingUnits:
         """Units of rows whose values, (n,), are equal as text; raises `DataError` where a row has none."""
-        names = as_groups(values, len(values))
-        _, first, number = np.unique(names, return_index=True, return_inverse=True)
-        # By first appearance, so that units of one row each are the rows in their order.
-        place = np.empty(len(first), np.int64)
-        place[np.argsort(first)] = np.arange(len(first))
-        return cls(column, place[number.reshape(-1)])
+        # Numbered by first appearance, so that units of one row each are the rows in their order.
+        number: dict[str, int] = {}
+        names = as_groups(values, len(values)).tolist()
+        return cls(column, np.array([number.setdefault(name, len(number)) for name in names], np.int64))
 
     @cached_property
     def sizes(self) -> FloatArray:
@@ -99,8 +89,8 @@ class ResamplingUnits:
             return f"All rows have the same {self.column}: no interval can be had from one."
         return f"An interval from only {self.describe()} is not to be trusted: {MIN_UNITS} of like size are the least."
 
-    def facts(self) -> UnitFacts:
-        """As results name them, JSON-able."""
+    def facts(self) -> dict[str, Any]:
+        """`interval_by`, `num_units` and `num_effective_units`, as results name them, JSON-able."""
         return {"interval_by": self.column, "num_units": self.num_units, "num_effective_units": self.num_effective}
 
 
@@ -117,7 +107,7 @@ def check_units(units: ResamplingUnits | None, num_rows: int) -> ResamplingUnits
     return None if units.are_rows else units
 
 
-def unit_facts(units: ResamplingUnits | None, num_rows: int) -> UnitFacts:
+def unit_facts(units: ResamplingUnits | None, num_rows: int) -> dict[str, Any]:
     """`ResamplingUnits.facts`, also where the units are rows."""
     if units is not None:
         return units.facts()
@@ -125,7 +115,12 @@ def unit_facts(units: ResamplingUnits | None, num_rows: int) -> UnitFacts:
 
 
 def check_options(
-    *, confidence: float, num_resamples: int, least: int = 2, threshold: float | None = None, seed: int = 0
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    least: int = 2,
+    threshold: float | None = None,
+    seed: int = 0,
 ) -> None:
     """Raises `ArgumentError` where an option of a bootstrap is out of range; fewer than `least` resamples are."""
     if threshold is not None and not math.isfinite(threshold):
@@ -154,8 +149,7 @@ def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits |
     chunk = max(1, CHUNK_DRAWS // num_rows)
 
     def draw(num: int) -> FloatArray:
-        drawn = generator.integers(0, size, size=(num, size))
-        drawn += np.arange(num)[:, None] * size
+        drawn = generator.integers(0, size, size=(num, size)) + np.arange(num)[:, None] * size
         counts = np.bincount(drawn.reshape(-1), minlength=num * size).reshape(num, size).astype(np.float64)
         return counts if units is None else np.take(counts, units.unit_of_row, axis=1)
 

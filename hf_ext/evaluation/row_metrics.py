@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.columns import column_names, has_numbered_rows, read_columns
+from ..data.columns import has_numbered_rows
 from ..errors import DataError
+from . import metrics
 from ._arrays import FloatArray, as_groups
-from .metrics import (
-    GROUP_METRIC,
-    MIN_GROUP_ROWS,
-    THRESHOLD_METRICS,
-    Regression,
-    per_group_spearman,
-    score_names,
-)
-from .subset import LABEL_COLUMNS, one_per_row
+from .metrics import GROUP_METRIC, MIN_GROUP_ROWS, THRESHOLD_METRICS, Regression, score_names
+from .subset import read_group_column, read_labels
 
 CLOSE = 0.01  # of the largest label: what labels of one row may differ by after half precision
 
@@ -59,13 +53,12 @@ class RowMetrics:
         rows = Regression(predicted, measured, self.threshold)
         found = {name: rows.value(name).value for name in score_names(self.threshold)}
         if self.groups is not None:
-            self._check_rows(measured)
-            grouped = per_group_spearman(predicted, measured, self.groups)
-            found |= {GROUP_METRIC: grouped.mean.value, "num_defined_groups": len(grouped.defined)}
-        return {
-            **{name: float(value) for name, value in found.items()},
-            "num_distinct": float(len(np.unique(predicted))),
-        }
+            self._check_rows(measured, self.groups)
+            of_groups = metrics.per_group_spearman(predicted, measured, self.groups)
+            found[GROUP_METRIC] = metrics.mean_of_groups(of_groups).value
+            found["num_defined_groups"] = len(metrics.defined_values(of_groups))
+        found["num_distinct"] = len(np.unique(predicted))
+        return {name: float(value) for name, value in found.items()}
 
     def of_rows(self, dataset: Any, rows: NDArray[np.int64] | None) -> RowMetrics:
         """The same for predictions of these rows, in this order; as it is where there are no groups, or of a stream.
@@ -79,11 +72,8 @@ class RowMetrics:
         """
         if self.group_column is None or not has_numbered_rows(dataset):
             return self
-        names = column_names(dataset)
-        if self.group_column not in names:
-            raise DataError(f"group_column={self.group_column!r}: the evaluation set has {', '.join(names) or 'none'}.")
-        groups = as_groups([value for (value,) in read_columns(dataset, [self.group_column])], len(dataset))
-        labels = read_labels(dataset)
+        groups = as_groups(read_group_column(dataset, self.group_column), len(dataset))
+        labels = _read_numbers(dataset)
         chosen: Any = slice(None) if rows is None else rows
         return replace(self, groups=groups[chosen], labels=None if labels is None else labels[chosen])
 
@@ -104,13 +94,11 @@ class RowMetrics:
             return "a stream has no groups"
         if metric == GROUP_METRIC and self.count_groups(dataset, rows) == 0:
             return f"no {self.group_column} has {MIN_GROUP_ROWS} of the evaluation rows"
-        if metric not in THRESHOLD_METRICS or self.threshold is None or not has_numbered_rows(dataset):
-            return None
-        labels = read_labels(dataset)
-        chosen: Any = slice(None) if rows is None else rows
-        if labels is None or np.any(labels[chosen] >= self.threshold):
-            return None
-        return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
+        if metric in THRESHOLD_METRICS and self.threshold is not None and has_numbered_rows(dataset):
+            labels = _read_numbers(dataset)
+            if labels is not None and not np.any(labels[slice(None) if rows is None else rows] >= self.threshold):
+                return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
+        return None
 
     def count_groups(self, dataset: Any, rows: NDArray[np.int64] | None) -> int:
         """How many groups have rows enough for a correlation of their own; 0 of a stream."""
@@ -118,15 +106,12 @@ class RowMetrics:
         sizes = np.zeros(0) if groups is None else np.unique(groups, return_counts=True)[1]
         return int(np.count_nonzero(sizes >= MIN_GROUP_ROWS))
 
-    def _check_rows(self, measured: FloatArray) -> None:
+    def _check_rows(self, measured: FloatArray, groups: NDArray[np.str_]) -> None:
         """Groups are told by place: rows in another order would get those of others, and nobody would notice."""
-        assert self.groups is not None
-        known = self.labels
-        is_right = len(self.groups) == len(measured)
-        if is_right and known is not None:
-            close = CLOSE * float(np.abs(known).max(initial=0.0))
-            is_right = bool(np.allclose(measured, known, rtol=0.0, atol=close, equal_nan=True))
-        if not is_right:
+        known = measured if self.labels is None else self.labels
+        close = CLOSE * float(np.abs(known).max(initial=0.0))
+        is_right = len(known) == len(measured) == len(groups)
+        if not is_right or not np.allclose(measured, known, rtol=0.0, atol=close, equal_nan=True):
             raise DataError(
                 f"group_column={self.group_column!r}: the labels of this evaluation are not those of the evaluation "
                 "set, row by row, so that groups cannot be told. Let loader and collator keep rows and labels as they "
@@ -134,13 +119,11 @@ class RowMetrics:
             )
 
 
-def read_labels(dataset: Any) -> FloatArray | None:
+def _read_numbers(dataset: Any) -> FloatArray | None:
     """Labels of a map-style dataset, (n,); None without a column of plain numbers."""
-    name = next((name for name in LABEL_COLUMNS if name in column_names(dataset)), None)
-    values = None if name is None else one_per_row([value for (value,) in read_columns(dataset, [name])])
-    if values is None or not all(isinstance(value, Real) for value in values):
-        return None
-    return np.asarray(values, np.float64)
+    values = read_labels(dataset)
+    are_numbers = values is not None and all(isinstance(value, Real) for value in values)
+    return np.asarray(values, np.float64) if are_numbers else None
 
 
 def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:

@@ -14,10 +14,7 @@ from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
 from ._arrays import as_column, as_groups, count_not_finite, to_numpy
 
-NUM_QUANTILES = 10
 LABEL_COLUMNS = ("label", "labels")
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class ChosenRows:
         kept: of a stream, the rows themselves, in order; else None.
     """
 
-    rows: IntArray
+    rows: NDArray[np.int64]
     num_rows: int
     kept: list[Any] | None = None
 
@@ -58,25 +55,35 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
 
     Cost: one pass over two columns; a stream is read twice, and its chosen rows are kept in memory.
     """
-    labels, groups, num_rows = (
-        _read(dataset, group_column) if has_numbered_rows(dataset) else _read_stream(dataset, group_column)
-    )
-    if num_rows == 0:
+    is_stream = not has_numbered_rows(dataset)
+    names = {*LABEL_COLUMNS, group_column}
+    table = [_narrow(row, names) for row in dataset] if is_stream else dataset
+    if len(table) == 0:
         raise DataError("The evaluation set has no rows: give it some, or --eval_strategy no.")
-    if labels is None:
-        labels = np.zeros(num_rows)
-    rows = choose_subset(labels, groups, size=size, seed=seed)
-    return ChosenRows(rows, num_rows, None if has_numbered_rows(dataset) else _keep(dataset, rows))
+    groups = None if group_column is None else read_group_column(table, group_column)
+    labels = read_labels(table)
+    rows = choose_subset(np.zeros(len(table)) if labels is None else labels, groups, size=size, seed=seed)
+    if not is_stream:
+        return ChosenRows(rows, len(table))
+    wanted = set(rows.tolist())
+    kept = [row for number, row in enumerate(dataset) if number in wanted]
+    if len(kept) != len(rows):
+        raise DataError(
+            f"The evaluation stream had {len(rows)} chosen rows when it was read first and {len(kept)} the second "
+            "time: it must give the same rows whenever it is read. Read it into memory (list(stream)) beforehand."
+        )
+    return ChosenRows(rows, len(table), kept)
 
 
-def choose_subset(labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42) -> IntArray:
+def choose_subset(
+    labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42
+) -> NDArray[np.int64]:
     """Chooses rows that stand for all of them; the same labels, groups, size and seed give the same rows.
 
-    Numbers are cut into ten quantiles. Equal numbers stay together, and a number that a tenth of the rows share (a
-    floor, a detection limit) is a stratum of its own. Labels of at most ten distinct values, text and booleans are
-    classes. Every stratum gets its share of the rows, rounded by largest remainders, and every group within a stratum
-    its share, rounded up or down. Which groups are rounded up is drawn, with the remainder as chance, so that small
-    groups are not left out: with more groups than rows every row still has about the same chance.
+    A systematic sample: rows are put in order by group, within it by label, equal ones at random, and from a random
+    start every (n / size)-th is taken. So each row has the same chance, and of each run of this order (a class, the
+    rows of a group, those of its lower labels) as many are taken as are its share, rounded up or down. Groups too small
+    for a row of their own are one group in this. Text and booleans are classes.
 
     Args:
         labels: (n,) or (n, 1) finite numbers, or (n,) class names or booleans.
@@ -93,40 +100,22 @@ def choose_subset(labels: Any, groups: Sequence[Any] | None = None, *, size: int
 
     Cost: two sorts; 0.2 s for 100,000 rows in 1,000 groups.
     """
-    strata = _label_strata(labels)
-    num_rows = len(strata)
+    rank = _rank_labels(labels)
+    num_rows = len(rank)
     num_wanted = _num_wanted(size, num_rows)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ArgumentError(f"seed={seed!r}: a whole number of 0 or more is needed.")
-    group_of_row = np.zeros(num_rows, dtype=np.int64)
-    if groups is not None:
-        group_of_row = np.unique(as_groups(groups, num_rows), return_inverse=True)[1].reshape(-1)
+    names = np.zeros(num_rows) if groups is None else as_groups(groups, num_rows)
+    _, group, counts = np.unique(names, return_inverse=True, return_counts=True)
+    group = np.where((counts * num_wanted >= num_rows)[group], group, -1)
+    rank = np.where(group % 2, -rank, rank)  # up one group and down the next: neighbours in this order are alike
     generator = np.random.default_rng(seed)
-    num_groups = int(group_of_row.max()) + 1
-    cells, cell_of_row, cell_sizes = np.unique(
-        strata * num_groups + group_of_row, return_inverse=True, return_counts=True
-    )
-    quotas = _cell_quotas(cells // num_groups, cells % num_groups, cell_sizes, num_wanted, generator)
-    return _draw_rows(cell_of_row.reshape(-1), cell_sizes, quotas, generator)
+    order = np.lexsort((generator.random(num_rows), rank, group))
+    return np.sort(order[(np.arange(num_wanted) * num_rows + generator.integers(num_rows)) // num_wanted])
 
 
-def _num_wanted(size: int | float, num_rows: int) -> int:
-    allowed = "give a count of 1 or more (50) or a share above 0 and at most 1.0 (0.05)"
-    is_count = isinstance(size, int)
-    if (
-        isinstance(size, bool)
-        or not isinstance(size, int | float)
-        or not (size >= 1 if is_count else 0.0 < size <= 1.0)
-    ):
-        raise ArgumentError(f"size={size!r} (eval_subset): {allowed}.")
-    num = min(size, num_rows) if is_count else round(size * num_rows)
-    if num == 0:
-        raise ArgumentError(f"size={size} (eval_subset): less than one of {num_rows} rows; {allowed}.")
-    return int(num)
-
-
-def _label_strata(labels: Any) -> IntArray:
-    """Returns the number of each row's stratum, (n,)."""
+def _rank_labels(labels: Any) -> NDArray[np.int64]:
+    """Of each row the rank of its label among the distinct ones, (n,)."""
     values = to_numpy(labels)
     if values.size == 0:
         raise DataError("labels: no rows to choose from; give at least one.")
@@ -142,109 +131,39 @@ def _label_strata(labels: Any) -> IntArray:
         raise DataError(f"labels: shape {values.shape} given; one class per row, (n,), is needed.")
     else:
         values = as_groups(values, len(values), "labels", "class")
-    distinct, value_of_row, counts = np.unique(values, return_inverse=True, return_counts=True)
-    value_of_row = value_of_row.reshape(-1).astype(np.int64)
-    if not are_numbers or len(distinct) <= NUM_QUANTILES:
-        return value_of_row
-    middle = np.cumsum(counts) - counts / 2
-    strata = (middle * NUM_QUANTILES / len(values)).astype(np.int64)
-    shared = counts * NUM_QUANTILES >= len(values)
-    strata[shared] = NUM_QUANTILES + np.flatnonzero(shared)
-    return strata[value_of_row]
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _cell_quotas(
-    stratum_of_cell: IntArray,
-    group_of_cell: IntArray,
-    cell_sizes: IntArray,
-    num_wanted: int,
-    generator: np.random.Generator,
-) -> IntArray:
-    """Returns how many rows each cell (stratum and group) gives, (cells,): its share, rounded down or up."""
-    num_rows = int(cell_sizes.sum())
-    shares, remainders = np.divmod(cell_sizes * num_wanted, num_rows)  # whole numbers: no rounding error decides
-    strata, position = np.unique(stratum_of_cell, return_inverse=True)
-    stratum_sizes = np.bincount(position, weights=cell_sizes).astype(np.int64)
-    open_rows = _largest_remainders(stratum_sizes, num_wanted, generator)
-    open_rows -= np.bincount(position, weights=shares).astype(np.int64)
-    # What each group is owed so far, carried from stratum to stratum. The draw from [0, 1) it starts with rounds a
-    # remainder of 0.3 up with chance 0.3; the largest remainders themselves would never look at a small group.
-    owed = generator.random(int(group_of_cell.max()) + 1)
-    for stratum in np.argsort(generator.random(len(strata))):
-        cells = np.flatnonzero((position == stratum) & (remainders > 0))
-        owed[group_of_cell[cells]] += remainders[cells] / num_rows
-        chosen = cells[np.argsort(-owed[group_of_cell[cells]], kind="stable")[: open_rows[stratum]]]
-        shares[chosen] += 1
-        owed[group_of_cell[chosen]] -= 1
-    return shares
+def _num_wanted(size: int | float, num_rows: int) -> int:
+    allowed = "give a count of 1 or more (50) or a share above 0 and at most 1.0 (0.05)"
+    is_count = isinstance(size, int) and not isinstance(size, bool)
+    if not (is_count and size >= 1) and not (isinstance(size, float) and 0.0 < size <= 1.0):
+        raise ArgumentError(f"size={size!r} (eval_subset): {allowed}.")
+    num = min(size, num_rows) if is_count else round(size * num_rows)
+    if num == 0:
+        raise ArgumentError(f"size={size} (eval_subset): less than one of {num_rows} rows; {allowed}.")
+    return int(num)
 
 
-def _largest_remainders(sizes: IntArray, num_wanted: int, generator: np.random.Generator) -> IntArray:
-    """Divide `num_wanted` in proportion to `sizes`; equal remainders are decided by a draw."""
-    shares, remainders = np.divmod(sizes * num_wanted, int(sizes.sum()))
-    order = np.lexsort((generator.random(len(sizes)), -remainders))
-    shares[order[: num_wanted - int(shares.sum())]] += 1
-    return shares
+# --- columns of an evaluation set -----------------------------------------------------------------------------------
 
 
-def _draw_rows(
-    cell_of_row: IntArray, cell_sizes: IntArray, quotas: IntArray, generator: np.random.Generator
-) -> IntArray:
-    """Draws `quotas` rows of each cell, without replacement."""
-    order = np.lexsort((generator.random(len(cell_of_row)), cell_of_row))
-    place_in_cell = np.arange(len(order)) - np.repeat(np.cumsum(cell_sizes) - cell_sizes, cell_sizes)
-    return np.sort(order[place_in_cell < quotas[cell_of_row[order]]]).astype(np.int64)
+def read_group_column(dataset: Any, name: str) -> list[Any]:
+    """Values of a map-style set, (n,); raises `DataError` where there is no such column."""
+    names = column_names(dataset)
+    if name not in names:
+        raise DataError(f"group_column={name!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
+    return [value for (value,) in read_columns(dataset, [name])]
 
 
-def _read(dataset: Any, group_column: str | None) -> tuple[Any, Any, int]:
-    num_rows = len(dataset)
-    has_columns = num_rows > 0 and (hasattr(dataset, "column_names") or isinstance(dataset[0], Mapping))
-    names = column_names(dataset) if has_columns else []
-    wanted = _wanted(names, group_column) if num_rows else {}
-    read = {key: [value for (value,) in read_columns(dataset, [name])] for key, name in wanted.items()}
-    return one_per_row(read.get("label")), read.get("group"), num_rows
-
-
-def _read_stream(stream: Any, group_column: str | None) -> tuple[Any, Any, int]:
-    read: dict[str, list[Any]] = {}
-    num_rows = 0
-    wanted: dict[str, str] = {}
-    for row in stream:
-        if num_rows == 0:
-            wanted = _wanted(list(row) if isinstance(row, Mapping) else [], group_column)
-        num_rows += 1
-        for key, name in wanted.items():
-            read.setdefault(key, []).append(row[name])
-    return one_per_row(read.get("label")), read.get("group"), num_rows
-
-
-def _wanted(names: list[str], group_column: str | None) -> dict[str, str]:
-    """Which columns to read, by what they are for."""
-    if group_column is not None and group_column not in names:
-        raise DataError(f"group_column={group_column!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
-    label = next((name for name in LABEL_COLUMNS if name in names), None)
-    return {**({"label": label} if label else {}), **({"group": group_column} if group_column else {})}
-
-
-def one_per_row(labels: list[Any] | None) -> list[Any] | None:
-    """Plain values; None where a row has no single one, as in labels of tokens."""
-    if labels is None or any(to_numpy(label).size != 1 for label in labels):
+def read_labels(dataset: Any) -> list[Any] | None:
+    """Labels of a map-style set, plain values, (n,); None without a column of one per row, as labels of tokens are."""
+    name = next((name for name in LABEL_COLUMNS if name in column_names(dataset)), None)
+    values = [] if name is None else [value for (value,) in read_columns(dataset, [name])]
+    if not values or any(to_numpy(value).size != 1 for value in values):
         return None
-    return [label if isinstance(label, str) else _plain(label) for label in labels]
+    return [to_numpy(value).reshape(-1).tolist()[0] for value in values]
 
 
-def _plain(label: Any) -> Any:
-    while isinstance(label, list | tuple):
-        (label,) = label
-    return label.item() if hasattr(label, "item") else label
-
-
-def _keep(stream: Any, rows: IntArray) -> list[Any]:
-    wanted = set(rows.tolist())
-    kept = [row for number, row in enumerate(stream) if number in wanted]
-    if len(kept) != len(rows):
-        raise DataError(
-            f"The evaluation stream had {len(rows)} chosen rows when it was read first and {len(kept)} the second "
-            "time: it must give the same rows whenever it is read. Read it into memory (list(stream)) beforehand."
-        )
-    return kept
+def _narrow(row: Any, names: set[str | None]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name in names} if isinstance(row, Mapping) else {}

@@ -148,14 +148,6 @@ MISTAKES = [
         before="silent",
     ),
     Mistake(
-        "Kd in nM among pKd",
-        labels([300 * (row + 1) if row < 6 else value for row, value in enumerate(PKD)]),
-        ("labels lie between 2 and 15, as pKd do, and 5 at 300 and above", "two units"),
-        labels([*spread(5, 12, 58), 14, 14.5]),
-        kind="warning",
-        before="silent",
-    ),
-    Mistake(
         "repeated rows with labels far apart",
         Case(columns={"sequence": TWICE, "pKd": [value + 1.5 * (row % 2) for row, value in enumerate(LEVELS)]}),
         # Noise: every pair differs by 1.5, so sqrt(1.5^2 / 2) = 1.061 remains.

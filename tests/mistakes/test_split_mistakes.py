@@ -98,7 +98,7 @@ MISTAKES = [
     Mistake(
         "test labels in nM",
         parts(pKd=change_test(lambda value: round(10 ** (9 - value), 3))),
-        ("Labels of test", "another scale than those of train", "convert one"),
+        ("Labels of test", "another scale or sign than those of train", "convert one"),
         parts(pKd=sorted(PKD)),  # trained on the weak, tested on the strong
         kind="warning",
         before="silent",
@@ -106,7 +106,7 @@ MISTAKES = [
     Mistake(
         "test labels as energies",
         parts(pKd=change_test(lambda value: round(-1.364 * value, 3))),
-        ("Labels of test (-1", "another sign than those of train"),
+        ("Labels of test (-1", "another scale or sign than those of train"),
         parts(words="--split_column split --binder_threshold 0", pKd=sorted(spread(-4, 2))),  # from losses to gains
         kind="warning",
         before="silent",
