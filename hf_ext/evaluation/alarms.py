@@ -58,10 +58,9 @@ def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
         predictions, references: (n,) or (n, 1) numbers in one unit.
 
     Returns:
-        n, num_not_finite, num_distinct, distinct_share, most_frequent_value, most_frequent_share, prediction_std,
-        reference_std, spread_ratio, rmse, constant_rmse (of the references' own mean), looks_bfloat16 (None: too few
-        rows to tell), alarms (sentences; empty where nothing is wrong). Numbers are over rows where both are finite,
-        None where undefined.
+        What `label_audit` says of the predictions; reference_std (also the RMSE of the references' own mean),
+        spread_ratio, rmse, looks_bfloat16 (None: too few rows to tell), alarms (sentences; empty where nothing is
+        wrong). Numbers are over rows where both are finite, None where undefined.
 
     Raises:
         DataError: shapes or lengths do not fit.
@@ -76,20 +75,16 @@ def examine_predictions(predictions: Any, references: Any) -> tuple[dict[str, An
     problems = [count_not_finite(predicted, "predictions"), count_not_finite(measured, "references")]
     finite = np.isfinite(predicted) & np.isfinite(measured)
     predicted, measured = predicted[finite], measured[finite]
-    spread, constant = _std(predicted), _std(measured)
-    report = {
-        "n": len(finite),
-        "num_not_finite": int(np.count_nonzero(~finite)),
-        **_distinct(predicted),
-        "prediction_std": spread,
+    report, of_references = _describe(predicted, len(finite)), _describe(measured, len(finite))
+    spread, constant = report["std"], of_references["std"]
+    report |= {
         "reference_std": constant,
-        "spread_ratio": spread / constant if spread is not None and constant else None,
+        "spread_ratio": spread / constant if constant else None,
         "rmse": float(np.sqrt(np.mean((predicted - measured) ** 2))) if len(measured) else None,
-        "constant_rmse": constant,
         "looks_bfloat16": _looks_bfloat16(predicted),
     }
     alarms = [Alarm(AlarmKind.NOT_FINITE, f"{problem}.") for problem in problems if problem]
-    return report, [*alarms, *_collapse_alarms(report, measured)]
+    return report, [*alarms, *_collapse_alarms(report, len(measured), of_references["num_distinct"])]
 
 
 def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
@@ -101,8 +96,8 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
 
     Returns:
         n, num_not_finite, min, max, mean, std, num_distinct, distinct_share, tied_share (rows that share their value
-        with another), most_frequent_value, most_frequent_share, share_at_min, share_at_max, censored_share,
-        censored_below_share, censored_above_share, alarms. Shares are of the finite rows, None where there are none.
+        with another), most_frequent_value, most_frequent_share, share_at_min, share_at_max, censored_share, alarms.
+        Shares are of the finite rows, None where there are none.
 
     Raises:
         DataError: shapes or lengths do not fit.
@@ -111,25 +106,9 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
     sides = np.zeros(len(column)) if bounds is None else as_pair(bounds, column)[0]
     problem, finite = count_not_finite(column, "labels"), np.isfinite(column)
     values, sides = column[finite], sides[finite]
-    low, high, mean = (float(values.min()), float(values.max()), float(values.mean())) if len(values) else (None,) * 3
-    shares = {
-        "share_at_min": values == low,
-        "share_at_max": values == high,
-        "censored_share": sides != 0,
-        "censored_below_share": sides < 0,
-        "censored_above_share": sides > 0,
-    }
-    report = {
-        "n": len(column),
-        "num_not_finite": len(column) - len(values),
-        "min": low,
-        "max": high,
-        "mean": mean,
-        "std": _std(values),
-        **_distinct(values),
-        **{key: float(np.mean(rows)) if len(values) else None for key, rows in shares.items()},
-    }
-    return {**report, "alarms": [*([f"{problem}."] if problem else []), *_label_alarms(values, sides)]}
+    censored = float(np.mean(sides != 0)) if len(values) else None
+    alarms = [*([f"{problem}."] if problem else []), *_label_alarms(values, sides)]
+    return {**_describe(values, len(column)), "censored_share": censored, "alarms": alarms}
 
 
 def unit_alarms(labels: FloatArray) -> list[str]:
@@ -207,8 +186,8 @@ def _looks_bfloat16(values: FloatArray) -> bool | None:
     return bool(np.all(as_float32 == values) and np.all(as_float32.view(np.uint32) & 0xFFFF == 0))
 
 
-def _collapse_alarms(report: Mapping[str, Any], measured: FloatArray) -> Iterator[Alarm]:
-    num_rows, distinct, of_references = len(measured), report["num_distinct"], len(np.unique(measured))
+def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: int) -> Iterator[Alarm]:
+    distinct, constant = report["num_distinct"], report["reference_std"]
     value, most, ratio = report["most_frequent_value"], report["most_frequent_share"], report["spread_ratio"]
     if distinct == 1 < num_rows:
         sure = ": the model is a constant" if num_rows >= MIN_ROWS else ""
@@ -223,9 +202,11 @@ def _collapse_alarms(report: Mapping[str, Any], measured: FloatArray) -> Iterato
     if distinct > 1 and ratio is not None and ratio < MIN_SPREAD_RATIO:
         text = f"The predictions spread {ratio:.3f} times as far as the references: close to a constant."
         yield Alarm(AlarmKind.LITTLE_SPREAD, text)
-    if 0 < report["constant_rmse"] <= report["rmse"]:
-        rmse = f"RMSE {report['rmse']:.4f} is no better than the {report['constant_rmse']:.4f} of predicting the mean"
-        yield Alarm(AlarmKind.NO_BETTER, f"{rmse} of these references everywhere.")
+    if 0 < constant <= report["rmse"]:
+        text = (
+            f"RMSE {report['rmse']:.4f} is no better than the {constant:.4f} of predicting the mean of these references"
+        )
+        yield Alarm(AlarmKind.NO_BETTER, f"{text} everywhere.")
     if report["looks_bfloat16"]:
         text = "Every prediction is a bfloat16 number: the head ran, or its output was kept, in bfloat16."
         yield Alarm(AlarmKind.BFLOAT16, text)
@@ -265,24 +246,25 @@ def _block_alarm(values: FloatArray, sides: FloatArray, value: float, sign: str,
     )
 
 
-def _distinct(values: FloatArray) -> dict[str, Any]:
-    """Counts distinct values; the most frequent one is the smallest of equals."""
-    if len(values) == 0:
-        empty = ("distinct_share", "tied_share", "most_frequent_value", "most_frequent_share")
-        return {"num_distinct": 0, **dict.fromkeys(empty)}
+def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
+    """Range, spread and ties of the finite ones of `num_rows` numbers; None where there are none."""
+    if not len(values):
+        nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
+        return {**nothing, "n": num_rows, "num_not_finite": num_rows, "num_distinct": 0}
     distinct, counts = np.unique(values, return_counts=True)
-    top = int(np.argmax(counts))
+    shares, top = counts / len(values), int(np.argmax(counts))  # of equally frequent ones the smallest
     return {
+        "n": num_rows,
+        "num_not_finite": num_rows - len(values),
+        "min": float(distinct[0]),
+        "max": float(distinct[-1]),
+        "mean": float(values.mean()),
+        "std": 0.0 if len(distinct) == 1 else float(values.std()),
         "num_distinct": len(distinct),
         "distinct_share": len(distinct) / len(values),
-        "tied_share": float(counts[counts > 1].sum() / len(values)),
+        "tied_share": float(shares[counts > 1].sum()),
         "most_frequent_value": float(distinct[top]),
-        "most_frequent_share": float(counts[top] / len(values)),
+        "most_frequent_share": float(shares[top]),
+        "share_at_min": float(shares[0]),
+        "share_at_max": float(shares[-1]),
     }
-
-
-def _std(values: FloatArray) -> float | None:
-    """Population standard deviation: 0.0 exactly for equal values, None for no values."""
-    if len(values) == 0:
-        return None
-    return 0.0 if values.min() == values.max() else float(values.std())

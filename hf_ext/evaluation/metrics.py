@@ -54,6 +54,11 @@ class MetricValue(NamedTuple):
     value: float
     undefined: str | None = None
 
+    @property
+    def known(self) -> float | None:
+        """The number, or None."""
+        return None if self.undefined else float(self.value)
+
 
 def score_names(threshold: float | None = None, has_groups: bool = False) -> tuple[str, ...]:
     """Names of the metrics of a regression with such a threshold, or None, and with groups or without."""
@@ -299,8 +304,7 @@ def per_group_spearman(
         result = MetricValue(math.nan, few)
         if len(rows) >= MIN_GROUP_ROWS:
             result = Regression(predicted[rows], measured[rows]).value("spearman")
-        value = None if result.undefined else result.value
-        found[name] = {"value": value, "n": len(rows), "undefined": result.undefined}
+        found[name] = {"value": result.known, "n": len(rows), "undefined": result.undefined}
     return found
 
 

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..reporting.units import less_is_better
 from . import metrics
 from ._arrays import FloatArray, as_column, as_pair
-from .metrics import DEFAULT_THRESHOLD, ERRORS, GROUP_METRIC, THRESHOLD_METRICS, MetricValue, Regression
+from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, MetricValue, Regression
 from .resampling import (
     MIN_UNITS,
     ResamplingUnits,
@@ -59,7 +59,7 @@ def make_score(
     samples = np.empty(0) if value.undefined else samples
     low, high = percentile_interval(samples, confidence, units)
     return {
-        "value": None if value.undefined else float(value.value),
+        "value": value.known,
         "low": low,
         "high": high,
         "n": num_rows,
@@ -150,20 +150,17 @@ def score_predictions(
     scores = {
         name: make_score(rows.value(name), drawn, num_rows, confidence, units) for name, drawn in zip(names, samples)
     }
-    for name in ERRORS if units is not None and samples.size else ():
-        error = np.abs(predicted - measured)
-        ends = mean_loss_interval(
-            error**2 if name == "rmse" else error,
-            units,
-            confidence=confidence,
-            num_resamples=samples.shape[1],
-            seed=seed,
-        )
-        if ends is not None:
-            scores[name]["low"], scores[name]["high"] = np.sqrt(ends).tolist() if name == "rmse" else ends
-    for name in THRESHOLD_METRICS if threshold is not None else ():
+    if units is not None and samples.size:
+        options = {"confidence": confidence, "num_resamples": samples.shape[1], "seed": seed}
+        squares, sizes = (predicted - measured) ** 2, np.abs(predicted - measured)
+        if ends := mean_loss_interval(squares, units, **options):
+            scores["rmse"]["low"], scores["rmse"]["high"] = np.sqrt(ends).tolist()
+        if ends := mean_loss_interval(sizes, units, **options):
+            scores["mae"]["low"], scores["mae"]["high"] = ends
+    if threshold is not None:
         base, called = (float(np.mean(side >= threshold)) if has_values else None for side in (measured, predicted))
-        scores[name].update({"threshold": float(threshold), "base_rate": base, "predicted_rate": called})
+        for name in THRESHOLD_METRICS:
+            scores[name].update({"threshold": float(threshold), "base_rate": base, "predicted_rate": called})
     if groups is not None:
         scores[GROUP_METRIC] = _score_groups(predicted, measured, groups, num_resamples, confidence, seed)
     return scores
@@ -308,9 +305,9 @@ def compare_paired(
         improvement = 0.0
     samples = np.empty(0) if reasons else resample(gain, num_drawn, num_resamples, seed, units)
     score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, len(measured), confidence, units)
-    both = (None if value.undefined else value.value for value in values)
     del score["is_trusted"]  # the comparison knows
-    return PairedComparison(metric, *both, score.pop("value"), **score)
+    before_value, after_value = (value.known for value in values)
+    return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)
 
 
 def _compare_groups(

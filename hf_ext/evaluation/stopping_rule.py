@@ -184,9 +184,9 @@ class StoppingRule:
     @property
     def _scored(self) -> str:
         """Metric, labels, and what else decides a score, as a hash."""
-        threshold, further = self._options.get("threshold"), None
+        threshold, further = self._options.get("threshold"), ""
         if self.metric in THRESHOLD_METRICS:
-            further = [DEFAULT_THRESHOLD if threshold is None else float(threshold)]
+            further = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
         elif self.metric == GROUP_METRIC:
-            further = [*map(str, self._options["groups"])]
-        return hashlib.sha256(self.labels.astype("<f8").tobytes() + repr((self.metric, further)).encode()).hexdigest()
+            further = repr([*map(str, self._options["groups"])])
+        return hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{self.metric} {further}".encode()).hexdigest()
