@@ -12,7 +12,6 @@ from ..reporting.units import format_cell, share
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 
 MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
-MIN_OTHER_ROWS = 10  # of a split that is held against train
 FEW_DISTINCT_SHARE = 0.01
 FEW_DISTINCT_OF_REFERENCES = 0.1
 MIN_SPREAD_RATIO = 0.1
@@ -26,10 +25,6 @@ DECADES = 1e3  # between the smallest and the largest concentration of one table
 SKEWED = 3.0  # mean over median: 1 of symmetric labels, above 3 where ln(label) has a standard deviation above 1.5
 UNIT_GAP = 2.0  # decades without any label: units differ by three at least, and labels of one unit leave no such hole
 MIN_SIDE = 0.02  # of the labels, on each side of the gap
-MIN_ISOLATED_GAP = 0.5  # of the range of all other labels, between them and a value that many rows share
-MIN_DISTINCT = 10  # of the other labels: fewer are classes
-FAR_MEANS = 5.0  # standard deviations, the larger of both; splits into low and high labels touch at 2 to 3
-OTHER_SPREAD = 100.0  # times as wide; a skewed fitness, split into its low and high half, differs seventyfold
 
 
 class AlarmKind(Enum):
@@ -140,29 +135,6 @@ def unit_alarms(labels: FloatArray) -> list[str]:
     ]
 
 
-def split_alarms(labels: Mapping[str, Any]) -> list[str]:
-    """Sentences about splits whose labels cannot be of train's scale.
-
-    Args:
-        labels: split name -> (n,) numbers; "train" needs 30, others are held against it from 10 rows on.
-    """
-    columns = {name: as_column(values, f"labels of {name}") for name, values in labels.items()}
-    train = columns.pop("train", np.zeros(0))
-    found = []
-    for name, other in columns.items() if len(train) >= MIN_ROWS else ():
-        if len(other) < MIN_OTHER_ROWS:
-            continue
-        narrow, wide = sorted((float(train.std()), float(other.std())))
-        spreads_differ = narrow > 0 and wide > OTHER_SPREAD * narrow  # 0: all labels of one split are the same
-        if abs(train.mean() - other.mean()) > FAR_MEANS * wide or spreads_differ:
-            here, there = (f"{one.min():.3g} to {one.max():.3g}, mean {one.mean():.3g}" for one in (train, other))
-            found.append(
-                f"Labels of {name} ({there}) have another scale or sign than those of train ({here}): another unit, "
-                "or the logarithm of one of them? Scores between them mean nothing; convert one."
-            )
-    return found
-
-
 def format_report(report: Mapping[str, Any], title: str = "") -> list[str]:
     """Returns the lines that print a `collapse_report` or a `label_audit`: one per number, then one per alarm."""
     width = max(map(len, report))
@@ -222,28 +194,17 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
         return []
     if len(distinct) == 2 and not sides.any():
         return [f"Two values, {distinct[0]:g} and {distinct[1]:g}: classes? hf_ext trains numbers alone, so these too."]
-    ends = ((distinct[0], "<=", "lowest"), (distinct[-1], ">=", "highest"))
-    return [*unit_alarms(values), *filter(None, (_block_alarm(values, sides, *end) for end in ends))]
-
-
-def _block_alarm(values: FloatArray, sides: FloatArray, value: float, sign: str, kind: str) -> str | None:
-    """About many labels at the lowest or highest value; rows that say on which side the truth lies are handled."""
-    num, others = int(np.count_nonzero((values == value) & (sides == 0))), np.unique(values[values != value])
-    block = f"{num / len(values):.1%} of the labels ({num:,} of {len(values):,}) are exactly {value:g}"
-    low, high = others[0], others[-1]
-    is_isolated = len(others) >= MIN_DISTINCT and max(value - high, low - value) >= MIN_ISOLATED_GAP * (high - low)
-    if num >= 2 and is_isolated:
-        limit = f"{sign}{low if sign == '<=' else high:.3g}"
-        return (
-            f"{block}, and all others lie between {low:g} and {high:g}: written where nothing was measured? Leave "
-            f"these rows out (--filter), or write the limit ({limit})."
-        )
-    if num < BLOCK_SHARE * len(values):
-        return None
-    return (
-        f"{block}, the {kind} value, and not marked as censored: a detection limit? If so, write them as "
-        f"{sign}{value:g}."
-    )
+    alarms = unit_alarms(values)
+    for value, sign, kind in ((distinct[0], "<=", "lowest"), (distinct[-1], ">=", "highest")):
+        # Rows that already say which side the truth lies on are handled; the rest pretend to be exact.
+        num = int(np.count_nonzero((values == value) & (sides == 0)))
+        if num >= BLOCK_SHARE * len(values):
+            alarms.append(
+                f"{num / len(values):.1%} of the labels ({num:,} of {len(values):,}) are exactly {value:g}, the {kind} "
+                f"value, and not marked as censored: a detection limit? If so, write them as {sign}{value:g}; if "
+                "nothing was measured there, leave them out (--filter)."
+            )
+    return alarms
 
 
 def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:

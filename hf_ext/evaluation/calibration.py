@@ -42,15 +42,7 @@ class FittedCalibration:
     reason: str | None = None
 
 
-def fit_calibration(
-    predictions: Any,
-    labels: Any,
-    *,
-    ridge: Any = None,
-    bounds: Any = None,
-    units: ResamplingUnits | None = None,
-    seed: int = 0,
-) -> FittedCalibration:
+def fit_calibration(predictions: Any, labels: Any, *, ridge: Any = None, **options: Any) -> FittedCalibration:
     """Fits a line from predictions to labels, and keeps it only if it helps rows that it was not fitted on.
 
     That is tried out by cross-fitting in ten folds, which never cut a unit in two. A line leaves every order as it is;
@@ -59,17 +51,16 @@ def fit_calibration(
     Args:
         predictions, labels: (n,) or (n, 1), label units, of rows that the model was not trained on.
         ridge: (n,), label units: predictions of a regression beside the model, to stack; None for none.
-        bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. Only exact labels
-            are fitted; in the errors that decide, a prediction beyond a limit is no error.
-        units: rows that were held out together (of an antibody, of a cluster); None for rows.
-        seed: of the folds.
+        options: `bounds`, (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None: only
+            exact labels are fitted, and in the errors that decide, a prediction beyond a limit is no error. `units`,
+            rows that were held out together (of an antibody, of a cluster), None for rows. `seed` of the folds.
 
     Raises:
         DataError: lengths do not fit, or a value is not a number.
 
     Cost: eleven fits per form: some milliseconds.
     """
-    rows = _Rows.of(predictions, labels, ridge, bounds, units, seed)
+    rows = _Rows.of(predictions, labels, ridge, **options)
     if reason := rows.why_impossible():
         before = None if count_not_finite(rows.columns[:, 0], "predictions") else rows.rmse(rows.columns[:, 0])
         return FittedCalibration(None, len(rows.labels), before, reason=reason)
@@ -92,21 +83,14 @@ def apply_calibration(predictions: Any, calibration: dict[str, Any] | None, ridg
 
 
 def cross_fit_calibration(
-    predictions: Any,
-    labels: Any,
-    calibration: dict[str, Any] | None,
-    *,
-    ridge: Any = None,
-    bounds: Any = None,
-    units: ResamplingUnits | None = None,
-    seed: int = 0,
+    predictions: Any, labels: Any, calibration: dict[str, Any] | None, *, ridge: Any = None, **options: Any
 ) -> FloatArray:
     """Each prediction as calibrated by a fit of the form of `calibration` on the other folds: (n,), label units.
 
     Its errors are those of rows that no fit has seen; where `calibration` is None predictions are as they were.
     Arguments and cost as `fit_calibration`; `ridge` only where `calibration` stacks it, `units` of the rows.
     """
-    rows = _Rows.of(predictions, labels, ridge, bounds, units, seed)
+    rows = _Rows.of(predictions, labels, ridge, **options)
     if calibration is None:
         return rows.columns[:, 0]
     return rows.cross_fit(rows.columns.shape[1])
@@ -125,7 +109,7 @@ class _Rows:
 
     @classmethod
     def of(
-        cls, predictions: Any, labels: Any, ridge: Any, bounds: Any, units: ResamplingUnits | None, seed: int
+        cls, predictions: Any, labels: Any, ridge: Any, bounds: Any = None, units: Any = None, seed: int = 0
     ) -> _Rows:
         predicted, measured = as_pair(predictions, labels)
         columns = [predicted, *([] if ridge is None else [as_pair(ridge, measured)[0]])]

@@ -11,7 +11,7 @@ import datasets
 import evaluate
 
 from ..errors import ArgumentError
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, score_names
+from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, score_names
 from .scores import score_predictions
 
 METRIC_NAMES = score_names(DEFAULT_THRESHOLD, has_groups=True)
@@ -59,17 +59,14 @@ class RegressionMetric(evaluate.Metric):
             raise ArgumentError(f"{name}: groups=None; one group name per row is needed.")
         at = self.threshold if threshold is None else threshold
         given = groups if name == GROUP_METRIC else None
-        score: Mapping[str, Any] = score_predictions(
-            predictions, references, groups=given, threshold=at, num_resamples=0
-        )[name]
+        score = score_predictions(predictions, references, groups=given, threshold=at, num_resamples=0)[name]
         found = _named(name, score)
-        if name in THRESHOLD_METRICS:
-            rates = ("base_rate", "predicted_rate", "threshold")
-            found |= {f"{name}_{rate}": math.nan if score[rate] is None else score[rate] for rate in rates}
-        if name == GROUP_METRIC:
-            found |= {f"{name}_{number}": score[number] for number in ("num_groups", "num_defined_groups")}
-            by_group = {group: {**_named("value", one), "n": one["n"]} for group, one in score["groups"].items()}
-            found[f"{name}_by_group"] = by_group
+        for extra in ("base_rate", "predicted_rate", "threshold", "num_groups", "num_defined_groups"):
+            if extra in score:
+                found[f"{name}_{extra}"] = math.nan if score[extra] is None else score[extra]
+        if "groups" in score:
+            of_groups = score["groups"].items()
+            found[f"{name}_by_group"] = {group: {**_named("value", one), "n": one["n"]} for group, one in of_groups}
         return found
 
 

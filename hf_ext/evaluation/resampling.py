@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
 from ._arrays import FloatArray, as_groups
+from .metrics import Counted
 
 MIN_UNITS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it
 # 50 million drawn rows take about 3 s on two cores; beyond that the number of resamples is lowered, but not below the
@@ -158,11 +159,7 @@ def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits |
 
 
 def resample(
-    measure: Callable[[FloatArray], FloatArray],
-    num_rows: int,
-    num_resamples: int,
-    seed: int,
-    units: ResamplingUnits | None = None,
+    measure: Counted, num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None
 ) -> FloatArray:
     """Returns what `measure` makes of the counts of each draw, (resamples,) or (measures, resamples)."""
     return np.concatenate([measure(counts) for counts in draws(num_rows, num_resamples, seed, units)], axis=-1)

@@ -151,7 +151,7 @@ def score_predictions(
         name: make_score(rows.value(name), drawn, num_rows, confidence, units) for name, drawn in zip(names, samples)
     }
     if units is not None and samples.size:
-        options = {"confidence": confidence, "num_resamples": samples.shape[1], "seed": seed}
+        options: dict[str, Any] = {"confidence": confidence, "num_resamples": samples.shape[1], "seed": seed}
         squares, sizes = (predicted - measured) ** 2, np.abs(predicted - measured)
         if ends := mean_loss_interval(squares, units, **options):
             scores["rmse"]["low"], scores["rmse"]["high"] = np.sqrt(ends).tolist()

@@ -21,13 +21,6 @@ CONSTANT = "training mean"
 
 Outcome = Literal["better", "no better", "undecided", "undefined", "worse", "no difference"]
 
-# Metric of `Summed` rows -> what its interval is of, and what has no value; `{unit}` is filled in.
-WORDS = {
-    "token_loss": ("improvement of the loss per {unit}", "the loss per {unit}"),
-    "nrmse": ("improvement", "the error"),
-    "accuracy": ("difference", "the accuracy"),
-}
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -68,7 +61,6 @@ class _Case:
     labels: FloatArray
     sides: FloatArray
     metric: str
-    unit: str
     options: dict[str, Any]
 
     @property
@@ -83,24 +75,20 @@ class _Case:
 
     def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
         """The sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
-        gain, nothing = WORDS.get(result.metric, ("difference", metric_name(result.metric)))
         if result.undefined:
-            return _undefined(result.n, f"{nothing.format(unit=self.unit)} is undefined ({result.undefined})")
-        against = "" if result.metric == "nrmse" else f" of {f'the {baseline}' if baseline == CONSTANT else baseline}"
+            return _undefined(result.n, f"{metric_name(result.metric)} is undefined ({result.undefined})")
+        rival = f"the {baseline}" if baseline == CONSTANT else baseline
         limits = " (limits counted from their wrong side only)" if result.metric == "rmse" and self.sides.any() else ""
-        text = (
-            f"{than}: {_scores(result)}{against}{several if result.is_better else ''}{limits} "
-            f"({gain.format(unit=self.unit)} {_difference(result)}, {result.n:,} rows)"
-        )
-        found: tuple[bool | None, Outcome, str] = (True, "better", f"Better than {text}.{also}")
-        if not result.is_better and (result.improvement or 0) <= 0:
-            found = (False, "no better", f"No better than {text}.{also}")
-        elif not result.is_better:
-            more = "rows" if result.interval_by is None else f"values of {result.interval_by}"
-            text = f"Not shown to be better than {text}, which may be 0: more {more} decide.{also}"
-            found = (None, "undecided", text)
-        is_better, outcome, sentence = found
-        return Verdict(sentence, is_better, outcome, result.n, baseline, result.as_dict())
+        what = "difference of the loss" if result.metric == "token_loss" else "difference"
+        numbers = f"({what} {_difference(result)}, {result.n:,} rows)"
+        text = f"{than}: {_scores(result)} of {rival}{several if result.is_better else ''}{limits} {numbers}"
+        if result.is_better:
+            return Verdict(f"Better than {text}.{also}", True, "better", result.n, baseline, result.as_dict())
+        if (result.improvement or 0) <= 0:
+            return Verdict(f"No better than {text}.{also}", False, "no better", result.n, baseline, result.as_dict())
+        more = "rows" if result.interval_by is None else f"values of {result.interval_by}"
+        text = f"Not shown to be better than {text}, which may be 0: more {more} decide.{also}"
+        return Verdict(text, None, "undecided", result.n, baseline, result.as_dict())
 
 
 def judge(
@@ -111,7 +99,6 @@ def judge(
     is_scale_free: bool = False,
     metric: str | None = None,
     units: ResamplingUnits | None = None,
-    unit: str = "masked residue",
     **options: Any,
 ) -> Verdict:
     """Decide, on the same rows, whether a model beats the baselines beside it.
@@ -135,7 +122,6 @@ def judge(
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order. A baseline without a value in it is not compared.
         units: rows that were held out together, and are resampled together; None: each by itself.
-        unit: what one of the predictions that token_loss counts is called.
         options: `confidence`, `num_resamples`, `seed`, `threshold` and `groups`, as in `compare_paired`.
 
     Raises:
@@ -151,7 +137,7 @@ def judge(
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
     units = check_units(units, len(measured))
     options = {"confidence": 0.95, "num_resamples": 1000, "seed": 0, **options, "units": units}
-    case = _Case(columns, measured, sides, metric or ("spearman" if is_scale_free else "rmse"), unit, options)
+    case = _Case(columns, measured, sides, metric or ("spearman" if is_scale_free else "rmse"), options)
     check_comparison(case.metric, **{name: options[name] for name in ("confidence", "num_resamples", "seed")})
     verdict = _judge_baselines(case) if is_ratio(case.metric) else _judge_regression(case, is_scale_free)
     verdict = verdict or _undefined(len(measured), "there is no baseline to compare with")

@@ -126,14 +126,14 @@ def test_a_lower_token_loss_is_an_improvement_over_rows_of_unequal_length() -> N
     assert decisions[2].against_best.improvement == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("broken", [np.full(200, 7.0), np.where(np.arange(200) == 3, np.nan, LABELS)])
-def test_predictions_without_a_score_are_undecided_and_never_the_best(broken: np.ndarray) -> None:
-    rule = StoppingRule(LABELS, patience=1)
-    decisions = feed(rule, broken, model(1.0), broken, model(0.3))
-    assert verdicts(decisions) == ["undecided", "improved", "undecided", "improved"]
-    assert [decision.best_step for decision in decisions] == [None, 2, 2, 4]
-    assert decisions[0].against_best.undefined
-    assert np.isfinite(rule.state_dict()["best_predictions"]).all()
+def test_predictions_without_a_score_are_undecided_and_never_the_best() -> None:
+    for broken in (np.full(200, 7.0), np.where(np.arange(200) == 3, np.nan, LABELS)):
+        rule = StoppingRule(LABELS, patience=1)
+        decisions = feed(rule, broken, model(1.0), broken, model(0.3))
+        assert verdicts(decisions) == ["undecided", "improved", "undecided", "improved"]
+        assert [decision.best_step for decision in decisions] == [None, 2, 2, 4]
+        assert decisions[0].against_best.undefined
+        assert np.isfinite(rule.state_dict()["best_predictions"]).all()
 
 
 def noisy_run() -> Iterator[np.ndarray]:
@@ -176,6 +176,8 @@ def test_a_state_of_other_rows_or_another_metric_is_refused_and_changes_nothing(
     feed(rule, model(1.0))
     state = rule.state_dict()
     untouched = repr(state)
+    assert rule.is_of(LABELS.copy())
+    assert not rule.is_of(LABELS[::-1])
     for other in (StoppingRule(LABELS[::-1]), StoppingRule(LABELS, metric="rmse")):
         with pytest.raises(CheckpointError, match="on other rows or labels than this run's, or in another metric than"):
             other.load_state_dict(state)
