@@ -19,7 +19,7 @@ BUDGET = {
     "data": (3541, 33),
     "doctor": (2388, 26),
     "embeddings": (453, 6),
-    "evaluation": (1703, 13),
+    "evaluation": (1692, 13),
     "generation": (2961, 30),
     "hub": (368, 6),
     "masked_lm": (359, 4),

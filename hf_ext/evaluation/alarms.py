@@ -223,7 +223,7 @@ def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
         "std": 0.0 if len(distinct) == 1 else float(values.std()),
         "num_distinct": len(distinct),
         "distinct_share": len(distinct) / len(values),
-        "tied_share": float(shares[counts > 1].sum()),
+        "tied_share": float(counts[counts > 1].sum() / len(values)),
         "most_frequent_value": float(distinct[top]),
         "most_frequent_share": float(shares[top]),
         "share_at_min": float(shares[0]),

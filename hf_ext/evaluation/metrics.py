@@ -151,15 +151,14 @@ class Regression(Rows):
 
     @cached_property
     def _moments(self) -> Once:
-        """Counts to: covariance and both variances, of predictions and labels scaled to 1; squared, absolute error."""
-        left, right = _scaled(self.predicted), _scaled(self.measured)
-        with np.errstate(over="ignore"):
-            error = self.predicted - self.measured
-            terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
+        """Counts to: covariance and both variances of predictions and labels; squared, absolute error; rows."""
+        error = self.predicted - self.measured
+        # Around their means: squares of numbers far from 0 would lose what varies.
+        left, right = self.predicted - self.predicted.mean(), self.measured - self.measured.mean()
+        terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
-            with np.errstate(invalid="ignore"):  # an error beyond float64 counted 0 times
-                left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
+            left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
             num_rows = counts.sum(axis=1)
             variances = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
             return product - left * right / num_rows, *variances, error_sq, error_abs, num_rows
@@ -181,7 +180,7 @@ class Regression(Rows):
     def r2(self, counts: FloatArray) -> FloatArray:
         """Share of the labels' variance that is explained; 0 is what their own mean scores, below it is worse."""
         _, _, variance, squares, *_ = self._moments(counts)
-        return 1.0 - divide(squares, variance * _largest(self.measured) ** 2)
+        return 1.0 - divide(squares, variance)
 
     @cached_property
     def _hits(self) -> Once:
@@ -223,7 +222,7 @@ class Regression(Rows):
         """
         rows, hits = self._from_the_top(counts)
         precision = np.divide(hits, rows, out=np.zeros_like(hits), where=rows > 0)
-        return divide(np.einsum("bt,bt->b", _steps(hits), precision), hits[:, -1])
+        return divide(np.einsum("bt,bt->b", np.diff(hits, axis=1, prepend=0.0), precision), hits[:, -1])
 
     def enrichment_1pct(self, counts: FloatArray) -> FloatArray:
         return self._enrichment(counts, 1)
@@ -367,7 +366,7 @@ def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatAr
         up_to = np.cumsum(np.take(counts, order, axis=1), axis=1)
         if len(ends) < counts.shape[1]:
             up_to = up_to[:, ends]
-        in_tie = _steps(up_to)
+        in_tie = np.diff(up_to, axis=1, prepend=0.0)
         centred = up_to - (in_tie - 1) / 2 - (up_to[:, -1:] + 1) / 2
         return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
 
@@ -379,25 +378,6 @@ def _sort(values: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
-
-
-def _steps(up_to: FloatArray) -> FloatArray:
-    """What each column adds to the one before: cumulative sums undone."""
-    steps = up_to.copy()
-    steps[:, 1:] -= up_to[:, :-1]
-    return steps
-
-
-def _largest(values: FloatArray) -> float:
-    """The largest deviation from the mean, 1 where nothing deviates."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.abs(values - values.mean()).max()) or 1.0
-
-
-def _scaled(values: FloatArray) -> FloatArray:
-    """Deviations from the mean, the largest 1: squares of very small or large ones would leave the range of float64."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return (values - values.mean()) / _largest(values)
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:

@@ -150,7 +150,8 @@ def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits |
     chunk = max(1, CHUNK_DRAWS // num_rows)
 
     def draw(num: int) -> FloatArray:
-        drawn = generator.integers(0, size, size=(num, size)) + np.arange(num)[:, None] * size
+        drawn = generator.integers(0, size, size=(num, size))
+        drawn += np.arange(num)[:, None] * size
         counts = np.bincount(drawn.reshape(-1), minlength=num * size).reshape(num, size).astype(np.float64)
         return counts if units is None else np.take(counts, units.unit_of_row, axis=1)
 

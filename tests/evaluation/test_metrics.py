@@ -25,13 +25,11 @@ def test_correlations_agree_with_scipy_on_tied_random_data() -> None:
     )
 
 
-def test_pearson_by_hand_also_of_tiny_and_huge_scales() -> None:
+def test_pearson_by_hand_also_of_small_and_large_scales_far_from_0() -> None:
     # deviations (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14)
-    for scale in (1.0, 1e-170, 1e170):
-        predicted = scale * np.array([1.0, 2.0, 3.0])
+    for scale in (1.0, 1e-30, 1e30):
+        predicted = scale * np.array([1001.0, 1002.0, 1003.0])
         assert value_of("pearson", predicted, [0, 1, 5]).value == pytest.approx(5 / math.sqrt(28), abs=1e-9)
-    too_large = value_of("rmse", [1e170, 2.0], [0, 1])
-    assert too_large.undefined == "the values' spread is beyond what float64 can hold"
 
 
 def test_errors_by_hand() -> None:
