@@ -12,10 +12,14 @@ import torch
 
 from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_calibration
 from ..evaluation.metrics import at_limits, rmse_at_limits
-from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import unpack_labelled
+<<<<<<< HEAD
 from ..models.postprocess import StackedRidge, is_ridge_alone, stacks_ridge
+=======
+from ..evaluation.scores import compare_paired
+from ..models.postprocess import is_ridge_alone, stacks_ridge
+>>>>>>> w-ev
 from ..models.process_settings import replaced
 from ..reporting.units import format_cell
 from .baselines import FloatArray, pooled_features, read_bounds, sequence_columns
@@ -54,7 +58,7 @@ def calibrate_model(
 
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` is trained. Called by all processes.
-        kind: "stack", "line", "isotonic" or "none"; what cannot be stacked is a line.
+        kind: "stack", "line" or "none"; what cannot be stacked is a line.
         rows: of validation, which the model was not trained on.
         ridge: to stack, from `stacking.fit_ridge`; None where there is none.
         units: rows that were held out together, from `find_units`. No fold cuts one in two, and the comparison with
@@ -67,7 +71,6 @@ def calibrate_model(
         `interval_by`, `num_units` and `num_effective_units`.
 
     Raises:
-        ArgumentError: isotonic, and some labels are limits.
         DataError: the units are of another number of rows.
 
     Cost: one pass over the rows, and `fit_calibration`.
@@ -94,7 +97,6 @@ def _fit(
     fitted = fit_calibration(
         deciding.predicted,
         deciding.labels,
-        kind="isotonic" if kind == "isotonic" else "line",
         ridge=beside,
         bounds=deciding.sides,
         units=deciding.units,
@@ -134,7 +136,7 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
     if found is None:
         lines.append(f"Predictions are not calibrated: {facts['reason']}.")
     else:
-        form = "an isotonic fit" if found["kind"] == "isotonic" else f"a line of slope {found['slope']:.3g}"
+        form = f"a line of slope {found['slope']:.3g}"
         if is_ridge_alone(found):
             form = f"taking {found['ridge']:.3g} x a ridge on the embeddings{_each(found)} alone, chosen"
         elif stacks_ridge(found):

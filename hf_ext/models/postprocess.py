@@ -11,22 +11,18 @@ from torch import nn
 
 from ..errors import ArgumentError
 
-KINDS = ("line", "isotonic")
 # Of the distance between the two most alike partners: as far as an embedding may be from a partner's to be taken for
 # it. Cached in half precision, or computed on another machine, it is not the same to the bit.
 TOLERANCE = 0.1
 
 
-def calibrate(
-    values: torch.Tensor, calibration: Mapping[str, Any] | None, ridge: torch.Tensor | None = None
-) -> torch.Tensor:
+def calibrate(values: Any, calibration: Mapping[str, Any] | None, ridge: Any = None) -> Any:
     """Maps predictions onto calibrated ones.
 
     Args:
-        values: any shape, floating point, label units.
+        values: a tensor or array of any shape, floating point, label units.
         calibration: of kind "line" with `slope` and `intercept`, and, where it stacks, `ridge`, the weight of a ridge
-            regression beside the model, with `partners` where it has some (see `AffinityModel.new_ridge`); of kind
-            "isotonic" with `x`, rising, and `y`, not falling: in between straight, beyond the ends constant. None
+            regression beside the model, with `partners` where it has some (see `AffinityModel.new_ridge`). None
             changes nothing.
         ridge: predictions of that regression, label units; like `values`, or broadcast to them.
 
@@ -38,15 +34,10 @@ def calibrate(
     """
     if calibration is None:
         return values
-    if calibration["kind"] not in KINDS:
-        raise ArgumentError(f"calibration={dict(calibration)!r}: its kind must be one of {', '.join(KINDS)}.")
-    if calibration["kind"] == "line":
-        mapped = values * calibration["slope"] + calibration["intercept"]
-        return mapped if ridge is None else mapped + ridge * calibration["ridge"]
-    x, y = (torch.tensor(calibration[axis], dtype=values.dtype, device=values.device) for axis in "xy")
-    right = torch.searchsorted(x, values.contiguous()).clamp(1, len(x) - 1)
-    share = ((values - x[right - 1]) / (x[right] - x[right - 1])).clamp(0, 1)
-    return y[right - 1] + share * (y[right] - y[right - 1])
+    if calibration["kind"] != "line":
+        raise ArgumentError(f"calibration={dict(calibration)!r}: its kind must be line.")
+    mapped = values * calibration["slope"] + calibration["intercept"]
+    return mapped if ridge is None else mapped + ridge * calibration["ridge"]
 
 
 def stacks_ridge(calibration: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...evaluation._arrays import FloatArray
-from ...evaluation.paired import PairedComparison
-from ...evaluation.scores import Score
+from ...evaluation.scores import PairedComparison, Score
 from ...reporting.tables import format_table
 from ...reporting.units import format_cell, score
 from .affinities import AffinityScores

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...errors import ArgumentError, DataError
-from ...evaluation.paired import PairedComparison
+from ...evaluation.scores import PairedComparison
 from .scores import Sampling, compare_losses
 
 Reading = Literal["reads", "ignores", "undecided"]

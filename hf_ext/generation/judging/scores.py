@@ -11,9 +11,8 @@ import numpy as np
 from ...errors import DataError
 from ...evaluation._arrays import FloatArray, as_column, as_pair
 from ...evaluation.metrics import MetricValue
-from ...evaluation.paired import PairedComparison, compare_paired
 from ...evaluation.resampling import ResamplingUnits, check_options, check_units, resample
-from ...evaluation.scores import Score, make_score
+from ...evaluation.scores import PairedComparison, Score, compare_paired, make_score
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...evaluation.paired import PairedComparison
+from ...evaluation.scores import PairedComparison
 from ...evaluation.verdict import find_hardest
 from ...reporting.units import capitalize
 from .baselines import RANDOM
