@@ -72,7 +72,9 @@ def test_a_command_of_another_program_names_what_there_is(page: str, command: st
         scripts = [ROOT / words[1], *(ROOT / "benchmarks" / "gpu").glob("*.py")]
         sources = "".join(script.read_text(encoding="utf-8") for script in scripts)
         flags = [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in sources]
-        assert {flag[2:] for flag in flags} <= known_flags() | ELSEWHERE | {"exit-code"}  # those that a launcher hands on; git's
+        assert {flag[2:] for flag in flags} <= known_flags() | ELSEWHERE | {
+            "exit-code"
+        }  # those that a launcher hands on; git's
     else:
         assert words[0] in {"python", *PROGRAMS}
     for word in words:

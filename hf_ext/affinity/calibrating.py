@@ -14,12 +14,8 @@ from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_c
 from ..evaluation.metrics import at_limits, rmse_at_limits
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import unpack_labelled
-<<<<<<< HEAD
-from ..models.postprocess import StackedRidge, is_ridge_alone, stacks_ridge
-=======
 from ..evaluation.scores import compare_paired
-from ..models.postprocess import is_ridge_alone, stacks_ridge
->>>>>>> w-ev
+from ..models.postprocess import StackedRidge, is_ridge_alone, stacks_ridge
 from ..models.process_settings import replaced
 from ..reporting.units import format_cell
 from .baselines import FloatArray, pooled_features, read_bounds, sequence_columns

@@ -12,12 +12,8 @@ from ..data.splits import SPLIT_CLUSTER
 from ..evaluation.calibration import LEVELS, conformal_half_widths, cross_fit_calibration
 from ..evaluation.resampling import ResamplingUnits, check_units
 from ..evaluation.row_metrics import unpack_labelled
-<<<<<<< HEAD
-from ..models.postprocess import describe_basis, half_width
-=======
 from ..evaluation.scores import score_mean
 from ..models.postprocess import describe_basis, half_width
->>>>>>> w-ev
 from ..reporting.units import format_cell, share
 from .baselines import read_bounds
 from .calibrating import ridge_part, uncalibrated
