@@ -17,11 +17,16 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import seed_worker
 
-from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows
+from ..data.batching import (
+    EvenBatchSampler,
+    LengthGroupedSampler,
+    RepeatedRows,
+    TokenBudgetBatchSampler,
+    count_tokens,
+)
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..data.masking import EPOCH_COLUMN
 from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
-from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError, DataError, DataWorkerDied
 from ..models.process_settings import replaced
 from ..overrides import find_override

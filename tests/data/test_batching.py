@@ -6,9 +6,8 @@ from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler as StockSampler
 
-from hf_ext.data.batching import EvenBatchSampler, LengthGroupedSampler
+from hf_ext.data.batching import EvenBatchSampler, LengthGroupedSampler, TokenBudgetBatchSampler
 from hf_ext.data.columns import factorize
-from hf_ext.data.token_budget import TokenBudgetBatchSampler
 
 
 def deal(sampler, world_size: int, num_skipped: int = 0) -> list[list[list[int]]]:

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from hf_ext.data.token_budget import TokenBudgetBatchSampler, count_tokens, cut_padded, pack_best_fit, split_batches
+from hf_ext.data.batching import (
+    TokenBudgetBatchSampler,
+    batches_by_tokens,
+    count_tokens,
+    cut_padded,
+    pack_best_fit,
+    split_batches,
+)
 from hf_ext.errors import ArgumentError, DataError
 
 MODES = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -41,6 +48,13 @@ def test_padded_batches_are_cut_where_the_longest_row_times_the_rows_would_excee
     # 2,2,3 pad to 9; with the 5 they would pad to 20. 5,5 pad to 10; with the 6 to 18.
     assert cut_padded(lengths, np.arange(6), 10) == [[0, 1, 2], [3, 4], [5]]
     assert cut_padded(lengths, np.arange(6), 10, max_batch_size=2) == [[0, 1], [2, 3], [4], [5]]
+
+
+def test_without_a_seed_batches_begin_with_the_longest_row():
+    # 6 alone; 5,5 pad to 10; 3,2 and then 2 to 9
+    assert batches_by_tokens([2, 5, 3, 6, 5, 2], 10) == [[3], [1, 4], [2, 0, 5]]
+    assert batches_by_tokens([20, 1], 10) == [[0], [1]]  # above the budget
+    assert batches_by_tokens([], 10) == []
 
 
 def test_two_inputs_are_padded_each_on_its_own():
