@@ -16,9 +16,9 @@ BUDGET = {
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
     "comparing": (1530, 19),
-    "data": (3539, 32),
+    "data": (3504, 32),
     "doctor": (2388, 26),
-    "embeddings": (453, 6),
+    "embeddings": (415, 5),
     "evaluation": (2196, 18),
     "generation": (2955, 30),
     "hub": (368, 6),
@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3939, 63),
     "speedups": (1904, 20),
-    "training": (2189, 20),
+    "training": (2187, 20),
 }
 SEAMS, PRIVATE = 22, 10
 

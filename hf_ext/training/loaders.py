@@ -17,13 +17,7 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import seed_worker
 
-from ..data.batching import (
-    EvenBatchSampler,
-    LengthGroupedSampler,
-    RepeatedRows,
-    TokenBudgetBatchSampler,
-    count_tokens,
-)
+from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows, TokenBudgetBatchSampler, count_tokens
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..data.masking import EPOCH_COLUMN
 from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
@@ -144,7 +138,6 @@ class Loaders(TrainerCallback):
             batch_size,
             pass_column=EPOCH_COLUMN if by_epoch else None,
             num_remembered=args.world_size * (loaded + 2 * args.gradient_accumulation_steps),
-            world_size=args.world_size,
         )
 
     def _sample_by_tokens(self, rows: Any) -> TokenBudgetBatchSampler:
