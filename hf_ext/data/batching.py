@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Sampler
-from transformers.trainer_pt_utils import get_length_grouped_indices
+from transformers import trainer_pt_utils
 
 from ..errors import ArgumentError, DataError
 from .columns import column_names, read_columns
@@ -27,7 +27,7 @@ PROBES = 4  # plans drawn to fix the number of batches
 ATTEMPTS = 8  # plans drawn in an epoch before the tightest one is taken
 
 
-class LengthGroupedSampler(Sampler[int]):
+class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
     """Yields every row number once per epoch, rows of similar length together, as transformers' sampler does.
 
     That one draws from the process's random state, so that a resumed run sees other batches from its second epoch on
@@ -42,19 +42,17 @@ class LengthGroupedSampler(Sampler[int]):
     """
 
     def __init__(self, lengths: Sequence[int], group_size: int, seed: int):
-        self.lengths, self.group_size, self.seed, self.epoch = lengths, group_size, seed, 0
+        super().__init__(group_size, lengths=lengths)
+        self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of the next iteration."""
         self.epoch = epoch
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     def __iter__(self) -> Iterator[int]:
         (drawn,) = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(drawn))
-        return iter(get_length_grouped_indices(self.lengths, self.group_size, generator=generator))
+        self.generator = torch.Generator().manual_seed(int(drawn))
+        return super().__iter__()
 
 
 class RepeatedRows(dict):
