@@ -41,7 +41,7 @@ class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
     Cost: one sort of the rows per epoch, about 0.5 s per million.
     """
 
-    def __init__(self, lengths: Sequence[int], group_size: int, seed: int):
+    def __init__(self, lengths: list[int], group_size: int, seed: int):
         super().__init__(group_size, lengths=lengths)
         self.seed, self.epoch = seed, 0
 
