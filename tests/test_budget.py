@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
     "comparing": (1530, 19),
-    "data": (3474, 32),
+    "data": (3477, 32),
     "doctor": (2388, 26),
     "embeddings": (415, 5),
     "evaluation": (2196, 18),

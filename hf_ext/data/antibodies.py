@@ -255,10 +255,13 @@ def _unpadded(batch: dict[str, Any]) -> list[np.ndarray]:
 
 def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> None:
     for i, sequence in enumerate(sequences):
-        if not isinstance(sequence, str) or not (sequence or may_be_empty) or not _LETTERS.issuperset(sequence):
+        if not isinstance(sequence, str) or not (sequence or may_be_empty):
+            raise DataError(f"Row {i}, {what}: {sequence!r}; must be a sequence of residues. Leave the row out.")
+        if not _LETTERS.issuperset(sequence):
+            wrong = sorted(set(sequence) - _LETTERS)[0]
             raise DataError(
-                f"Row {i}, {what}: {shorten(sequence)!r}; must be residues in upper case ({STANDARD}, {UNKNOWN} and "
-                f"{RARE}). Clean the column first (hf_ext.data.proteins.clean_sequences), or leave the row out."
+                f"Row {i}, {what}: {shorten(sequence)!r} has {wrong!r}; allowed are {STANDARD}, {UNKNOWN} and {RARE}, "
+                "in upper case. Clean the column first (hf_ext.data.proteins.clean_sequences)."
             )
 
 
