@@ -425,6 +425,18 @@ def command_times() -> str:
     return format_markdown_table(rows, ["seconds by the clock / of the processor", "before", "now"])
 
 
+def embedding_store() -> str:
+    """What a store of ten million embeddings takes to open and to read."""
+    found = json.loads((RESULTS / "embedding_store.json").read_text())
+    rows = [
+        ["opened", f"{found['open_s']:.3f} s, {found['open_mb']:.1f} MB of memory"],
+        [f"{found['rows_read']:,} rows read first, which hashes all files", f"{found['first_read_s']:.1f} s"],
+        [f"{found['rows_read']:,} rows read again", f"{found['read_s']:.2f} s, {found['read_mb']:.1f} MB of memory"],
+        ["on disk", f"{found['files']} files, the largest of {found['largest_file_mib']:.0f} MiB"],
+    ]
+    return format_markdown_table(rows, ["", f"{found['sequences']:,} sequences"])
+
+
 def host_optimizer() -> str:
     """What a step in host memory takes beside one on the device; medians and quartiles."""
     result = json.loads((RESULTS / "host_optimizer_cpu.json").read_text())
@@ -726,6 +738,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare": compare,
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16.json", on_gpus=False),
     "embed_once": embed_once,
+    "embedding_store": embedding_store,
     "evaluation": evaluation,
     "faults": faults,
     "generator_affinities": generator_affinities,

@@ -29,7 +29,7 @@ _HOMES = {
     "ResidueTokenizer": "data.tokenization",
     "SequenceCollator": "data.collators",
     "ThroughputCallback": "reporting.throughput",
-    "TokenBudgetBatchSampler": "data.token_budget",
+    "TokenBudgetBatchSampler": "data.batching",
     "detect_hardware": "hardware",
     "make_plan": "plan",
     "merged_copy": "models.lora",

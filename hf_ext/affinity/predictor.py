@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
+from ..data.batching import batches_by_tokens
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.missing_chains import remedy_if_missing
 from ..data.proteins import ResiduePolicy, clean_chains
@@ -163,14 +164,9 @@ class AffinityPredictor:
 
     def _embed(self, name: str, inputs: Sequence[tuple[str, ...]]) -> torch.Tensor:
         """Pooled embeddings of distinct inputs: (n, width), float32, on the CPU."""
-        lengths = np.array([sum(map(len, parts)) for parts in inputs], np.int64)
-        order = np.argsort(-lengths, kind="stable")  # the longest first: what does not fit fails at once
         table = torch.empty(len(inputs), self.model.embedding_sizes[name])
-        start = 0
-        while start < len(order):
-            chosen = order[start : start + max(1, TOKENS_PER_BATCH // int(lengths[order[start]]))]
-            table[torch.from_numpy(chosen)] = self._encode(name, [join_parts(inputs[i]) for i in chosen])
-            start += len(chosen)
+        for chosen in batches_by_tokens([sum(map(len, parts)) for parts in inputs], TOKENS_PER_BATCH):
+            table[torch.tensor(chosen)] = self._encode(name, [join_parts(inputs[i]) for i in chosen])
         return table
 
     def _encode(self, name: str, sequences: list[str]) -> torch.Tensor:

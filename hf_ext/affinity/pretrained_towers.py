@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..data.batching import batches_by_tokens
 from ..embeddings.encode import encode_finite
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
@@ -56,9 +57,8 @@ class PretrainedTowers:
             NotFiniteError: some are NaN or infinite.
         """
         known = self._known[name]
-        missing = sorted({one for one in sequences if one not in known}, key=lambda one: (-len(one), one))
-        while missing:
-            size = max(1, TOKENS_PER_BATCH // max(1, len(missing[0])))
-            batch, missing = missing[:size], missing[size:]
+        missing = sorted({one for one in sequences if one not in known})
+        for chosen in batches_by_tokens([*map(len, missing)], TOKENS_PER_BATCH):
+            batch = [missing[i] for i in chosen]
             known.update(zip(batch, encode_finite(partial(self._encode, name), None, batch)[0].float()))
         return torch.stack([known[one] for one in sequences]) if sequences else torch.empty(0, self._widths[name])

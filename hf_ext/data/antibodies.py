@@ -212,10 +212,8 @@ class AntibodyCollator:
             in place of `input_ids`: one tensor in a tuple, (k, longest antigen, width), zero where padding is.
 
         Raises:
-            DataError: no rows; labels in some rows only; or an affinity that is infinite.
+            DataError: labels in some rows only; or an affinity that is infinite.
         """
-        if not rows:
-            raise DataError("A batch of no rows: give at least one.")
         num_labelled = sum(row.get("labels") is not None for row in rows)
         if num_labelled not in (0, len(rows)):
             raise DataError(f"{num_labelled} of {len(rows)} rows of a batch have labels: give them to all, or to none.")

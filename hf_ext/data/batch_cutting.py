@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from .varlen_layout import IGNORED, BatchLayout, LayoutMaker
+from .varlen_layout import IGNORED
 
 SHARED = ("input_ids", "attention_mask", "encoder_outputs")  # of antigens, which rows name by `antigen_index`
 
@@ -31,7 +31,8 @@ def count_rows(batch: Any) -> int | None:
 def cut_batch(batch: Any, rows_each: int) -> list[Any] | None:
     """`batch` in parts of `rows_each` rows, the last one of what is left; None where it cannot be cut.
 
-    Padding that no row of a part needs is left out, so that a part is as wide as its own longest row.
+    Padding that no row of a part needs is left out, so that a part is as wide as its own longest row. Models find out
+    for themselves what a `layout` would have told them.
 
     Args:
         batch: a mapping whose tensors have one row each along their first dimension; or one of our collators, in which
@@ -48,10 +49,9 @@ def cut_batch(batch: Any, rows_each: int) -> list[Any] | None:
     if rows is None or rows <= rows_each:
         return None
     try:
-        parts = [_take(batch, slice(start, start + rows_each), rows) for start in range(0, rows, rows_each)]
+        return [_take(batch, slice(start, start + rows_each), rows) for start in range(0, rows, rows_each)]
     except _CannotCut:
         return None
-    return [_with_layout(part, batch.get("layout")) for part in parts]
 
 
 def copy_batch(batch: Any) -> Any:
@@ -61,19 +61,18 @@ def copy_batch(batch: Any) -> Any:
 
 
 def _take(batch: Any, part: slice, rows: int) -> Any:
-    """The rows in `part` of a batch of `rows`, without its layout."""
+    """The rows in `part` of a batch of `rows`, or of one input of it."""
     taken = copy_batch(batch)
     taken.pop("layout", None)
     if "owner" in taken or "place" in taken:
         _take_input(taken, part, rows)
     else:
-        shared = [name for name in SHARED if name in taken] if "antigen_index" in taken else []
+        shared = {name: taken[name] for name in SHARED if name in taken and "antigen_index" in taken}
         taken.update({name: _take_value(value, part, rows) for name, value in taken.items() if name not in shared})
-        if "antigen_index" in taken:
+        if shared:
             taken["antigen_index"], chosen = _renumber(taken["antigen_index"])
-        for name in shared:
-            value = taken[name]
-            taken[name] = value[chosen] if torch.is_tensor(value) else tuple(states[chosen] for states in value)
+            for name, value in shared.items():
+                taken[name] = value[chosen] if torch.is_tensor(value) else tuple(states[chosen] for states in value)
     _trim(taken)
     return taken
 
@@ -81,9 +80,8 @@ def _take(batch: Any, part: slice, rows: int) -> Any:
 def _take_value(value: Any, part: slice, rows: int) -> Any:
     if isinstance(value, Mapping):
         return _take(value, part, rows)
-    if torch.is_tensor(value) and value.dim() and len(value) == rows:
-        return value[part]
-    if isinstance(value, list) and len(value) == rows:
+    is_column = (torch.is_tensor(value) and value.dim()) or isinstance(value, list)
+    if is_column and len(value) == rows:
         return value[part]
     if isinstance(value, str | int | float | bool | None):
         return value
@@ -120,10 +118,10 @@ def _trim(batch: Any) -> None:
     """Takes columns away, at the end, in which no row has a token; of a decoder's labels, those without a label."""
     has_decoder, labels, mask = "antigen_index" in batch, batch.get("labels"), batch.get("attention_mask")
     if has_decoder and torch.is_tensor(labels):
-        batch["labels"] = labels[:, : _last_used(labels.ne(IGNORED))]
+        batch["labels"] = labels[:, : _count_used(labels.ne(IGNORED))]
     if not torch.is_tensor(mask) or mask.dim() != 2:
         return
-    longest = _last_used(mask)
+    longest = _count_used(mask)
     for name, value in batch.items():
         if name == "encoder_outputs":
             batch[name] = tuple(states[:, :longest] for states in value)
@@ -131,15 +129,7 @@ def _trim(batch: Any) -> None:
             batch[name] = value[:, :longest]
 
 
-def _last_used(mask: torch.Tensor) -> int:
+def _count_used(mask: torch.Tensor) -> int:
     """Columns of a (rows, columns) mask up to the last one that a row uses; all where none does."""
     used = mask.any(0).nonzero()
     return int(used[-1]) + 1 if len(used) else mask.shape[1]
-
-
-def _with_layout(part: Any, layout: BatchLayout | None) -> Any:
-    if layout is None:
-        return part
-    segments = layout.segments
-    maker = LayoutMaker(segments is not None, bool(segments and segments.rounds_up), layout.labelled is not None)
-    return maker.add_to(part)

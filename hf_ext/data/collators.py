@@ -19,7 +19,6 @@ from .columns import column_names, row_lengths
 from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
-TOO_LONG = ("error", "truncate", "window")
 OPTIONS = ("too_long", "window_overlap", "missing_chains")
 STAND_IN = "X"
 
@@ -40,8 +39,7 @@ class SequenceCollator:
         optional_inputs: names of inputs all of whose columns may be "".
 
     Raises:
-        DataError: an input is too long and `too_long` is "error", or is a pair and `too_long` is "window"; or one part
-            of a pair may be missing, and its tokenizer frames a single sequence otherwise than a pair.
+        DataError: (when called) an input is too long and `too_long` is "error", or is a pair and it is "window".
     """
 
     def __init__(
@@ -54,17 +52,7 @@ class SequenceCollator:
     ):
         self.tokenizers = dict(tokenizers)
         self.columns = {name: list(parts) for name, parts in columns.items()}
-        self.too_long = too_long
-        self.window_overlap = window_overlap
-        self.missing_chains = [*missing_chains]
-        for name, parts in self.columns.items():
-            lacking = [column for column in parts if column in self.missing_chains]
-            if len(parts) == 2 and lacking and not self.tokenizers[name].frames_alike:
-                raise DataError(
-                    f"--missing_chains {' '.join(lacking)}: the tokenizer of input '{name}' frames a pair and a single "
-                    "sequence differently, so one part of it cannot stand alone. Encode both columns apart: "
-                    f"--tower_inputs {','.join(parts)}."
-                )
+        self.too_long, self.window_overlap, self.missing_chains = too_long, window_overlap, [*missing_chains]
 
     @property
     def optional_inputs(self) -> list[str]:
@@ -85,22 +73,27 @@ class SequenceCollator:
         """Reads back what `save_pretrained` wrote: the same ids for the same text.
 
         Raises:
-            DataError: `inputs.json` or a tokenizer is not there, or `inputs.json` is damaged.
-            ArgumentError: a tokenizer is damaged, or needs code of its own.
+            DataError: `inputs.json` is not there, or damaged.
+            ArgumentError: a tokenizer is not there, damaged, or needs code of its own.
         """
         root = Path(folder)
-        settings = _read_settings(root / INPUTS_NAME)
-        tokenizers, columns = {}, {}
-        for i, spec in enumerate(settings["inputs"]):
-            name, path = "+".join(spec["columns"]), root / "tokenizers" / str(i)
-            if not path.is_dir():
-                raise DataError(f"{path}: no tokenizer there for input '{name}'. Restore it, or copy the model again.")
-            with reading(f"{path}: no tokenizer there", path, "Copy the model again."):
-                tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-            columns[name] = spec["columns"]
-            tokenizers[name] = ResidueTokenizer(tokenizer, len(columns[name]))
-            tokenizers[name].max_residues = spec["max_residues"]
-        return cls(tokenizers, columns, **{name: settings[name] for name in OPTIONS})
+        path = root / INPUTS_NAME
+        if not path.is_file():
+            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that recipes/max_speed.py wrote.")
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
+            options = {name: settings[name] for name in OPTIONS}
+        except (ValueError, TypeError, KeyError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+            raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Copy the model again.") from error
+        tokenizers = {}
+        for i, (name, (columns, max_residues)) in enumerate(inputs.items()):
+            place = root / "tokenizers" / str(i)
+            with reading(f"{place}: no tokenizer there for input '{name}'", place, "Copy the model again."):
+                tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
+            tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
+            tokenizers[name].max_residues = max_residues
+        return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options)
 
     def __call__(self, features: Any) -> dict[str, Any]:
         """`labels` and `bounds` of rows that have them, and `sequences`: the tensors of each input."""
@@ -193,19 +186,3 @@ def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
         keep_b = min(len(b), max(limit - len(a), limit // 2))
         kept.append((a[: limit - keep_b], b[:keep_b]))
     return [list(part) for part in zip(*kept)]
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    """What `save_pretrained` wrote to `inputs.json`, checked."""
-    if not path.is_file():
-        raise DataError(f"{path.parent}: no {path.name} there. Give a folder that recipes/max_speed.py wrote.")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        columns = [column for spec in settings["inputs"] for column in spec["columns"]]
-        counts = [settings["window_overlap"], *(spec["max_residues"] for spec in settings["inputs"])]
-        is_whole = settings["too_long"] in TOO_LONG and all(isinstance(count, int | None) for count in counts)
-        if not (columns and is_whole and {*settings["missing_chains"]} <= {*columns}):
-            raise ValueError("its columns, limits or options do not fit together")
-    except (ValueError, TypeError, KeyError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Copy the model again.") from error
-    return settings

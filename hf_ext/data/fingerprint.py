@@ -58,16 +58,15 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
 
 def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """What two fingerprints say of each other: (what differs, what cannot be told), a line each."""
+    if old["kind"] != new["kind"]:
+        return [f"kind: {old['kind']} in the checkpoint, {new['kind']} now"], []
     before, now = _stated(old), _stated(new)
-    is_one_kind = before["kind"] == now["kind"]
     differences = [
         f"{name}: {before.get(name, 'nothing')} in the checkpoint, {now.get(name, 'nothing')} now"
-        for name in ({**before, **now} if is_one_kind else ["kind"])
+        for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
-    if not is_one_kind:
-        return differences, []
-    if before["kind"] == "stream":
+    if old["kind"] == "stream":
         knows_files = any(name.startswith("file ") for name in before)
         return differences, [] if knows_files else ["a stream is not read to be compared"]
     were, are = old.get("columns"), new.get("columns")
@@ -82,7 +81,7 @@ def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tupl
 def _stated(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a fingerprint says in values that people can read."""
     columns = {"columns": found.get("columns")} if found.get("kind") == "stream" else {}
-    return {"kind": found.get("kind"), "rows": found.get("num_rows"), **found.get("source", {}), **columns}
+    return {"rows": found.get("num_rows"), **found.get("source", {}), **columns}
 
 
 def _describe_stream(stream: Any) -> dict[str, Any]:

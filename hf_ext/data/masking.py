@@ -103,8 +103,6 @@ class MaskedLMCollator:
 
     def set_epoch(self, epoch: int) -> None:
         """Masks what is collated from now on, in worker processes too, for `epoch` (0 or more)."""
-        if epoch < 0:
-            raise ArgumentError(f"epoch={epoch}: must be 0 or more; {EVALUATION_EPOCH} is evaluation's.")
         self._epoch.fill_(epoch)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -53,10 +53,10 @@ def can_seek(stream: Any) -> bool:
     """Whether `stream.load_state_dict` continues with the very row that comes after `stream.state_dict`.
 
     `datasets` says that its states are exact but for shuffle buffers, whose contents they leave out, and for batches
-    made of Arrow, pandas or polars tables. Other streams are believed if they have both methods.
+    made of Arrow, pandas or polars tables. Streams of torch have no states.
     """
     if not isinstance(stream, datasets.IterableDataset):
-        return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
+        return False
     # Private: a state does not say whether a shuffle buffer was behind it (datasets 5.2).
     is_table = stream._formatting is not None and stream._formatting.is_table
     return not is_table and not any(isinstance(part, BufferShuffledExamplesIterable) for part in parts_of(stream))
@@ -75,8 +75,8 @@ class StreamBatchSampler(Sampler[list[Any]]):
 
     Batches run across the end of a pass, so all are full. `set_epoch(pass)` is called before each pass where the stream
     has it, so that what shuffles, shuffles anew. Several processes all read the stream; Accelerate's
-    `BatchSamplerShard` deals out the batches, and the rows of a step do not depend on the number of processes. Where a
-    stream that can be read only once ends, processes without a last batch get the one before it.
+    `BatchSamplerShard` deals out the batches, and the rows of a step do not depend on the number of processes. A stream
+    that can be read only once ends there.
 
     A stream that cannot seek (`can_seek`) is resumed by reading its current pass again up to the position. That is
     exact if each pass is the same whenever it is read; of the last row it is checked.
@@ -87,7 +87,6 @@ class StreamBatchSampler(Sampler[list[Any]]):
         pass_column: added to every row, with the number of its pass; for collators that mask by epoch.
         num_remembered: of how many batches, the last handed out included, positions are kept; at least as many as
             data loaders fetch ahead of training, over all processes.
-        world_size: number of processes.
 
     Raises:
         ArgumentError: (`state_dict`) a batch whose position is not kept.
@@ -102,16 +101,9 @@ class StreamBatchSampler(Sampler[list[Any]]):
     drop_last = False
 
     def __init__(
-        self,
-        stream: Any,
-        rows_per_batch: int,
-        *,
-        pass_column: str | None = None,
-        num_remembered: int = 1024,
-        world_size: int = 1,
-    ):
+        self, stream: Any, rows_per_batch: int, *, pass_column: str | None = None, num_remembered: int = 1024
+    ) -> None:
         self.stream, self.rows_per_batch, self.pass_column = stream, rows_per_batch, pass_column
-        self.world_size = world_size
         self._can_seek = can_seek(stream)
         self._has_sought = self._has_begun = False
         self._num_dropped = self._num_batches = 0
@@ -124,15 +116,10 @@ class StreamBatchSampler(Sampler[list[Any]]):
         position = self._positions[-1]
         for _ in range(self._num_dropped):
             yield []  # Trainer drops as many batches as it has trained on
-        rows, last = self._read(position), []
+        rows = self._read(position)
         while batch := list(islice(rows, self.rows_per_batch)):
-            last = batch
-            self._remember(last[-1])
-            yield last
-        # Accelerate would complete the round with the first batches, which are empty in a resumed run.
-        while last and self._num_batches % self.world_size:
-            self._remember(last[-1])
-            yield last
+            self._remember(batch[-1])
+            yield batch
 
     def state_dict(self, num_batches: int) -> dict[str, Any]:
         """The position after the first `num_batches` batches, over all processes; JSON can hold it.
@@ -146,10 +133,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
             raise ArgumentError(
                 f"num_batches={num_batches}: positions after {oldest} to {self._num_batches} batches are known."
             )
-        position = dict(self._positions[-1 - back])
-        if json.loads(_to_json(position["state"])) != position["state"]:
-            position["state"] = None  # a state that JSON would change: the pass will be read again instead
-        return position
+        return dict(self._positions[-1 - back])
 
     def load_state_dict(self, state: Mapping[str, Any], num_batches: int = 0, num_dropped: int | None = None) -> None:
         """Makes the next iteration, and only that one, start at a position.
@@ -160,10 +144,8 @@ class StreamBatchSampler(Sampler[list[Any]]):
             num_dropped: so many empty batches come first, for Trainer to drop; None: all that the run has had.
 
         Raises:
-            CheckpointError: `state` is no position, or one of a stream that can seek while this one cannot.
+            CheckpointError: `state` is of a stream that can seek, while this one cannot.
         """
-        if set(state) != set(START):
-            raise CheckpointError(f"A stream's position has the keys {[*START]}, not {[*state]}.")
         if state["state"] is not None and not self._can_seek:
             raise CheckpointError(
                 "The checkpoint was written with a stream that can seek; this one cannot (was `shuffle` added?), so "
@@ -176,9 +158,8 @@ class StreamBatchSampler(Sampler[list[Any]]):
         self._positions.append(dict(state))
 
     def _remember(self, last_row: Any) -> None:
-        state = self.stream.state_dict() if self._can_seek else None
-        digest = None if self._can_seek else _digest(last_row)
-        self._positions.append({"pass": self._pass, "rows": self._num_rows, "state": state, "last_row": digest})
+        known = {"state": self.stream.state_dict()} if self._can_seek else {"last_row": _digest(last_row)}
+        self._positions.append({**START, "pass": self._pass, "rows": self._num_rows, **known})
         self._num_batches += 1
 
     def _read(self, position: Mapping[str, Any]) -> Iterator[Any]:
@@ -212,7 +193,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
         if state is not None:
             self.stream.load_state_dict(state)
             self._has_sought = True
-        elif self._has_sought and isinstance(self.stream, datasets.IterableDataset):
+        elif self._has_sought:
             self.stream.load_state_dict({})  # it would seek again whenever it comes to the same pass
         return iter(self.stream)
 
@@ -235,8 +216,5 @@ class StreamBatchSampler(Sampler[list[Any]]):
 
 def _digest(row: Any) -> str:
     """Enough of a row to tell it from others; what JSON does not know counts by its type."""
-    return hashlib.blake2b(_to_json(row).encode(), digest_size=8).hexdigest()
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, default=lambda unknown: type(unknown).__name__, skipkeys=True)
+    text = json.dumps(row, default=lambda unknown: type(unknown).__name__, skipkeys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -33,11 +33,6 @@ class Template:
     def num_special(self) -> int:
         return len(self.prefix) + len(self.between) + len(self.suffix)
 
-    def frames(self, ids: list[int]) -> bool:
-        """Whether `ids` begin and end as a sequence does."""
-        first, last = len(self.prefix), len(ids) - len(self.suffix)
-        return (*ids[:first], *ids[last:]) == self.prefix + self.suffix
-
 
 class ResidueTokenizer:
     """Tokenizes clean protein sequences, one column or a pair such as heavy and light, into padded tensors.
@@ -52,7 +47,8 @@ class ResidueTokenizer:
         max_length: tokens including special ones; default: the tokenizer's own limit, if it has one.
 
     Raises:
-        DataError: the vocabulary does not give one known id per standard residue, wherever it stands.
+        DataError: the vocabulary does not give one known id per standard residue, wherever it stands; or a pair begins
+            or ends otherwise than a single sequence.
 
     Cost: about 50 tokenizer calls once; then about 100 M residues/s (the pure-Python EsmTokenizer: 0.5 M/s).
     """
@@ -67,8 +63,6 @@ class ResidueTokenizer:
         self.pad_token_id = int(tokenizer.pad_token_id)
         self.template = _read_template(tokenizer, num_parts)
         self.table = _read_table(tokenizer, self.template)
-        ids = _tokenize(tokenizer, self.template.spaced, *["A"] * num_parts)["input_ids"]
-        self.frames_alike = self.template.frames(ids)  # whether one part of a pair alone can be a single sequence
         limit = max_length or int(min(tokenizer.model_max_length, _NO_LIMIT))
         self.max_residues: int | None = None if limit >= _NO_LIMIT else limit - self.template.num_special
 
@@ -171,7 +165,10 @@ def _read_template(tokenizer: Any, num_parts: int) -> Template:
     prefix, suffix = tuple(single[:first]), tuple(single[first + 1 :])
     encoded = _tokenize(tokenizer, spaced, *["A"] * num_parts)
     ids = encoded["input_ids"]
-    between = tuple(ids[first + 1 : len(ids) - len(suffix) - 1])
+    end = len(ids) - len(suffix)
+    if (*ids[:first], *ids[end:]) != prefix + suffix:
+        raise _not_for_proteins(tokenizer, "frames a pair otherwise than a single sequence")
+    between = tuple(ids[first + 1 : end - 1])
     return Template(prefix, between, suffix, spaced, "token_type_ids" in encoded)
 
 

@@ -18,8 +18,23 @@ from ..overrides import is_from
 IGNORED = -100  # labels that transformers' losses leave out
 
 
+class _Movable:
+    """Moves its tensors, and parts that are movable, as Accelerate and torch's loaders move each part of a batch."""
+
+    def to(self: Any, device: torch.device | str | int, non_blocking: bool = False) -> Any:
+        """The same on a device."""
+        return self._map(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self: Any) -> Any:
+        """The same in memory that a device reads while the host goes on."""
+        return self._map(lambda part: part.pin_memory())
+
+    def _map(self: Any, function: Callable[[Any], Any]) -> Any:
+        return replace(self, **{name: function(part) for name, part in vars(self).items() if hasattr(part, "to")})
+
+
 @dataclass(frozen=True)
-class VarlenLayout:
+class VarlenLayout(_Movable):
     """A batch of n sequences as one row of T tokens, shortest sequence first, and filling, if any, at the end.
 
     Compiled kernels read tensors and their shapes: reading `lengths` would compile them anew for every batch.
@@ -50,7 +65,7 @@ class VarlenLayout:
     num_filled: int = 0
     rounds_up: bool = False
     has_holes: bool = False
-    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def from_mask(cls, mask: torch.Tensor, round_up: bool = False) -> VarlenLayout:
@@ -87,19 +102,6 @@ class VarlenLayout:
             has_holes=most_starts > 1,
         )
 
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> VarlenLayout:
-        """The same layout on a device; what Accelerate calls on each part of a batch."""
-        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> VarlenLayout:
-        """The same layout in memory that a device reads while the host goes on; what torch's loaders call."""
-        return self._map(torch.Tensor.pin_memory)
-
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> VarlenLayout:
-        names = ("indices", "cu_seqlens", "slots", "is_token")
-        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        return replace(self, **changed, memo={})
-
     @property
     def columns(self) -> torch.Tensor:
         """(1, T), int64: the column of each token in the padded batch, which is its position; 0 in the filling."""
@@ -128,8 +130,7 @@ class VarlenLayout:
     def scatter(self, packed: torch.Tensor, filler: torch.Tensor | None = None) -> torch.Tensor:
         """As `unpack`, to (n * width, ...); with `filler` (...) in place of zeros."""
         rows, width = self.shape
-        # Not slices, whose gradient is a row of zeros that is filled in.
-        real = packed.squeeze(0).split([len(self.indices), self.num_filled])[0]
+        real, _ = packed.squeeze(0).split([len(self.indices), self.num_filled])  # a slice's gradient is filled up
         size = (rows * width, *real.shape[1:])
         return (real.new_zeros(size) if filler is None else filler.expand(size)).index_copy(0, self.indices, real)
 
@@ -141,7 +142,7 @@ def bounded_length(length: int) -> int:
 
 
 @dataclass(frozen=True)
-class BatchLayout:
+class BatchLayout(_Movable):
     """Entry `layout` of a batch; not a tensor, so that nothing cuts it as if its rows were the batch's.
 
     Attributes:
@@ -153,18 +154,6 @@ class BatchLayout:
     shape: tuple[int, ...]
     segments: VarlenLayout | None = None
     labelled: torch.Tensor | None = None
-
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> BatchLayout:
-        """The same on a device; what Accelerate calls on each part of a batch."""
-        return self._map(lambda part: part.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> BatchLayout:
-        """The same in memory that a device reads while the host goes on; what torch's loaders call."""
-        return self._map(lambda part: part.pin_memory())
-
-    def _map(self, function: Callable[[Any], Any]) -> BatchLayout:
-        parts: dict[str, Any] = {"segments": self.segments, "labelled": self.labelled}
-        return replace(self, **{name: function(part) for name, part in parts.items() if part is not None})
 
 
 @dataclass

@@ -112,9 +112,9 @@ class StateTable:
     """
 
     def __init__(self, store: EmbeddingStore, sequences: Sequence[str], ids: Sequence[np.ndarray]):
-        self.store, self._keys = store, store.keys_of(sequences)
-        self._numbers = {_key(row): number for number, (row, _) in enumerate(zip(ids, sequences, strict=True))}
-        for row, states in zip(ids[:1], store.gather_states(self._keys[:1])):
+        self.store = store
+        self._sequences = {_key(row): sequence for row, sequence in zip(ids, sequences, strict=True)}
+        for row, states in zip(ids[:1], store.gather_states(sequences[:1])):
             if len(states) != len(row):
                 raise DataError(f"{store.folder}: {len(states)} states of an antigen that has {len(row)} tokens.")
 
@@ -124,10 +124,9 @@ class StateTable:
         Raises:
             DataError: the table does not have it.
         """
-        keys = [_key(ids) for ids in antigens]
-        if lacking := [ids for ids, key in zip(antigens, keys) if key not in self._numbers]:
+        if lacking := [ids for ids in antigens if _key(ids) not in self._sequences]:
             raise DataError(f"No states of {len(lacking)} antigens of a batch, the first of {len(lacking[0])} tokens.")
-        return self.store.gather_states(self._keys[[self._numbers[key] for key in keys]])
+        return self.store.gather_states([self._sequences[_key(ids)] for ids in antigens])
 
 
 def _key(ids: Any) -> bytes:

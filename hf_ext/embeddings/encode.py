@@ -75,18 +75,15 @@ def fill_store(
     shard_sequences = min(shard_sequences, max(SMALLEST_SHARD, -(-len(set(sequences)) // NUM_SHARDS)))
     shards = [missing[i : i + shard_sequences] for i in range(0, len(missing), shard_sequences)]
     mine = shards[process_index::num_processes]
-    report = EncodingReport(tokens_per_batch=tokens_per_batch)
-    start = time.perf_counter()
-    total = sum(len(sequence) for shard in mine for sequence in shard)
-    with tqdm(
-        total=total, unit="res", unit_scale=True, desc=description, disable=not show_progress or not mine
-    ) as progress:
+    num_residues = sum(len(sequence) for shard in mine for sequence in shard)
+    report = EncodingReport(sum(map(len, mine)), num_residues, 0.0, tokens_per_batch)
+    start, is_quiet = time.perf_counter(), not show_progress or not mine
+    with tqdm(total=num_residues, unit="res", unit_scale=True, desc=description, disable=is_quiet) as progress:
         for shard in mine:
             store.add(shard, _encode_shard(encode, encode_exactly, shard, report, progress))
-            report.num_encoded += len(shard)
     if num_processes == 1 and missing:
         store.merge()
-    report.num_residues, report.seconds = total, time.perf_counter() - start
+    report.seconds = time.perf_counter() - start
     if report.overflowed:
         logger.warning(
             "%s: %d of %d sequences overflow in half precision and were encoded in float32: %s.",
@@ -103,10 +100,9 @@ def _encode_shard(
     That number is lowered where memory does not suffice, for good; what overflowed is added to the report.
     """
     blocks: list[Any] = []
-    start = 0
-    while start < len(shard):
-        longest = max(1, len(shard[start]))
-        batch = shard[start : start + max(1, report.tokens_per_batch // longest)]
+    while shard:
+        longest = max(1, len(shard[0]))
+        batch = shard[: max(1, report.tokens_per_batch // longest)]
         try:
             embeddings, overflowed = attempt(partial(encode_finite, encode, encode_exactly, batch))
         except DidNotFit as failure:
@@ -121,7 +117,7 @@ def _encode_shard(
         blocks.append(embeddings)
         report.overflowed += overflowed
         progress.update(sum(map(len, batch)))
-        start += len(batch)
+        shard = shard[len(batch) :]
     if isinstance(blocks[0], list):
         return [states for block in blocks for states in block]
     return torch.cat(blocks)  # of different precisions, in the highest

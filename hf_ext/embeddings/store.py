@@ -1,4 +1,8 @@
-"""Where embeddings live between runs: shards that a kill cannot half-write, found by sorted keys of 16 bytes."""
+"""Where embeddings live between runs: shards that a kill cannot half-write, found by sorted keys of 16 bytes.
+
+A shard is one safetensors file: `keys` (n, 16) in order, `starts` (n + 1,), the first row of each in `values` and the
+number of rows, and `values` (rows, width): one row of each sequence, or one for each of its tokens.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +11,64 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import lru_cache
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from ..errors import CacheError, DataError, NotFiniteError
-from .shards import KEY_BYTES, MAX_SHARD_BYTES, SHARD_GLOB, Shard, common_keys, is_damaged, pack, write_shard, writing
+from ..files import follow_umask, sync
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 2**18  # hashes of sequences, which a run asks for again and again
+KEY_BYTES = 16
+MAX_SHARD_BYTES = 2**29  # merging holds three times as much in memory
 MAX_SMALL = 16  # shards of less than half of it that are left as they are
+SHARD_GLOB = "rows-*.safetensors"  # another layout has another name: files of before are not looked at
 LEFTOVER_S = 3600.0  # a file that is written for so long has no writer any more
 SHOWN = 3
+Limits = tuple[int | None, str, int]
 _DAMAGED = "Embedding shard %s is damaged; removed, its sequences are encoded again."
 
 
-def identify(sequence: str, limits: tuple[int | None, str, int] = (None, "error", 0)) -> str:
-    """The text by which the embedding of an encoder input is known: of one that is not cut, the input itself.
-
-    So the rule for long inputs matters to long inputs alone, and what was cut is never taken for what was not, nor for
-    what was cut otherwise.
+class Shard:
+    """One file, mapped into memory, not read.
 
     Args:
-        sequence: parts of a pair are joined by `|`.
-        limits: what the encoder takes of one input, a pair counting both parts, None for any length; "error",
-            "truncate" or "window", as in `SequenceCollator`; and residues that neighbouring windows share.
+        path: a regular file.
+        is_whole: whether its content is known to be what was written.
+
+    Raises:
+        SafetensorError: the file is no shard, or not all of one.
     """
-    max_residues, too_long, overlap = limits
-    if max_residues is None or len(sequence) - sequence.count("|") <= max_residues:
-        return sequence
-    return f"{sequence} {too_long} {max_residues} {overlap if too_long == 'window' else 0}"
 
+    def __init__(self, path: Path, is_whole: bool = False):
+        self.path, self.is_whole, self.status = path, is_whole, path.stat()
+        with safe_open(path, framework="pt") as file:
+            self._tensors = {name: file.get_tensor(name) for name in ("keys", "starts", "values")}
+            self._promised = (file.metadata() or {}).get("sha256")
+        self.keys = self._tensors["keys"].numpy().view(f"S{KEY_BYTES}").ravel()
+        self.starts, self.values = self._tensors["starts"].numpy(), self._tensors["values"]
 
-@lru_cache(maxsize=REMEMBERED)
-def hash_sequence(sequence: str) -> bytes:
-    """Identity of one encoder input: residues, with `|` between the parts of a pair."""
-    return hashlib.blake2b(sequence.encode("ascii"), digest_size=KEY_BYTES).digest()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shard, (self.path, self.is_whole)  # data workers that are spawned map it themselves
+
+    def verify(self) -> bool:
+        """Whether the content is what was written. Cost: the first time it is read and hashed, about 1 s per GB."""
+        self.is_whole = self.is_whole or _content_hash(self._tensors) == self._promised
+        return self.is_whole
+
+    def remove(self) -> None:
+        """Deletes the file, unless another process has put a new one in its place."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self.path.stat(), self.status):
+                self.path.unlink()
 
 
 class EmbeddingStore:
@@ -61,13 +80,14 @@ class EmbeddingStore:
     something of it is first asked for. `add` refuses what is NaN or infinite. Files do not depend on when or how often
     a run was interrupted.
 
-    Wherever sequences are expected, an array that `keys_of` returned for them will do, which hashes nothing.
-
     Args:
         cache_dir: folder shared by all keys.
         key: everything that decides the value of every embedding (encoder, weights, tokenizer, pooling, dtype; or that
             they are of every token); JSON-able.
-        known_as: text by which an input is known; where long ones are cut, `partial(identify, limits=...)`.
+        limits: what the encoder takes of one input, a pair counting both parts, None for any length; "error",
+            "truncate" or "window", as in `SequenceCollator`; and residues that neighbouring windows share. They are
+            part of what a longer input is known by, and of no other: so the rule for long inputs matters to long ones
+            alone, and what was cut is never taken for what was not, nor for what was cut otherwise.
 
     Raises:
         CacheError: the folder cannot be made.
@@ -76,20 +96,19 @@ class EmbeddingStore:
     """
 
     def __init__(
-        self, cache_dir: str | os.PathLike[str], key: dict[str, Any], known_as: Callable[[str], str] = identify
-    ):
-        self.key, self.known_as = key, known_as
+        self, cache_dir: str | os.PathLike[str], key: dict[str, Any], limits: Limits = (None, "error", 0)
+    ) -> None:
+        self.key, self.limits = key, limits
         text = json.dumps(key, sort_keys=True, indent=1)
         self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            os.fspath(self.folder).encode()  # safetensors opens no other names
-        except (OSError, UnicodeEncodeError) as error:
+        except OSError as error:
             raise CacheError(
                 f"embedding_cache_dir={str(cache_dir)!r} cannot be made ({error}); give another."
             ) from error
         if not (self.folder / "key.json").exists():
-            with writing(self.folder / "key.json") as draft:
+            with _writing(self.folder / "key.json") as draft:
                 draft.write_text(text)
         self._shards: list[Shard] = []
         self.refresh()
@@ -106,10 +125,10 @@ class EmbeddingStore:
         """Opens shards that others have written since, and removes leftovers of writers long gone."""
         for path in self.folder.glob("*.tmp-*"):
             with suppress(FileNotFoundError):  # its writer has just finished
-                if path.is_file() and time.time() - path.stat().st_mtime > LEFTOVER_S:
+                if time.time() - path.stat().st_mtime > LEFTOVER_S:
                     path.unlink()
         known, self._shards = {shard.path: shard for shard in self._shards}, []
-        for path in sorted(filter(Path.is_file, self.folder.glob(SHARD_GLOB))):
+        for path in sorted(self.folder.glob(SHARD_GLOB)):
             try:
                 self._shards.append(known.get(path) or Shard(path))
             except FileNotFoundError:  # another run has just merged it
@@ -118,19 +137,13 @@ class EmbeddingStore:
                 logger.warning(_DAMAGED, path)
                 path.unlink(missing_ok=True)
 
-    def keys_of(self, sequences: Iterable[str] | np.ndarray) -> np.ndarray:
-        """What sequences are known by, (n,) of 16 bytes; an array is taken for such keys."""
-        if isinstance(sequences, np.ndarray):
-            return sequences
-        return np.array([*map(hash_sequence, map(self.known_as, sequences))], f"S{KEY_BYTES}")
-
     def missing(self, sequences: Iterable[str]) -> list[str]:
         """Those of `sequences` that are not stored, each once, longest first and then alphabetical."""
-        distinct = list(set(sequences))
-        absent = [distinct[i] for i in np.flatnonzero(self._locate(distinct)[1] < 0)]
+        distinct = [*set(sequences)]
+        absent = [distinct[i] for i in np.flatnonzero(~self._find(distinct)[0])]
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
 
-    def add(self, sequences: Sequence[str] | np.ndarray, embeddings: torch.Tensor | Sequence[torch.Tensor]) -> None:
+    def add(self, sequences: Sequence[str], embeddings: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Writes one shard.
 
         Args:
@@ -151,35 +164,9 @@ class EmbeddingStore:
                 "stored: give (n, width), or (tokens, width) for each, of one width, with at least one token."
             )
         refuse_not_finite(sequences, embeddings, "to be stored")
-        values = torch.cat([block.cpu() for block in blocks])
-        self._shards.append(write_shard(self.folder, self.keys_of(sequences), lengths, values))
+        self._write(self._keys(sequences), lengths, torch.cat([block.cpu() for block in blocks]))
 
-    def _locate(self, sequences: Sequence[str] | np.ndarray) -> tuple[list[Shard], np.ndarray, np.ndarray]:
-        """Some shards; which of them has each sequence, -1 for none; its number there. All of these verify."""
-        distinct, inverse = np.unique(self.keys_of(sequences), return_inverse=True)
-        owners, numbers = np.full((2, len(distinct)), -1)
-        shards: list[Shard] = []
-        for shard in [*self._shards]:
-            here, there = common_keys(distinct, shard.keys)
-            if len(here) and self._is_whole(shard):
-                owners[here], numbers[here] = len(shards), there
-                shards.append(shard)
-        return shards, owners[inverse], numbers[inverse]
-
-    def _find(self, sequences: Sequence[str] | np.ndarray) -> Iterator[tuple[Shard, np.ndarray, np.ndarray]]:
-        """Of each shard that has some of them: which, by position, and their numbers there, in order.
-
-        Raises:
-            KeyError: a sequence is not stored.
-        """
-        shards, owners, numbers = self._locate(sequences)
-        if len(absent := np.flatnonzero(owners < 0)):
-            raise KeyError(f"{self.folder}: {len(absent)} of {len(owners)} sequences are not stored.")
-        order = np.lexsort((numbers, owners))
-        for shard, chosen in zip(shards, np.split(order, np.searchsorted(owners[order], range(1, len(shards))))):
-            yield shard, chosen, numbers[chosen]
-
-    def gather(self, sequences: Sequence[str] | np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+    def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> torch.Tensor:
         """Pooled embeddings of stored sequences, in order: (n, width), float32, into `out` if given.
 
         Raises:
@@ -187,21 +174,20 @@ class EmbeddingStore:
             DataError: the store holds states of every token.
         """
         out = torch.empty(len(sequences), self.width or 0) if out is None else out
-        for shard, positions, numbers in self._find(sequences):
+        for shard, positions, numbers in self._find_all(sequences):
             if len(shard.values) > len(shard.keys):
                 raise DataError(f"{self.folder} holds states of every token: read them with gather_states.")
-            rows = torch.from_numpy(shard.starts[numbers])
-            out[torch.from_numpy(positions)] = shard.values[rows].to(out.dtype)
+            out[torch.from_numpy(positions)] = shard.values[torch.from_numpy(shard.starts[numbers])].to(out.dtype)
         return out
 
-    def gather_states(self, sequences: Sequence[str] | np.ndarray) -> list[torch.Tensor]:
+    def gather_states(self, sequences: Sequence[str]) -> list[torch.Tensor]:
         """States of all tokens of stored sequences, in order: (tokens, width) each, float32, which holds every value.
 
         Raises:
             KeyError: a sequence is not stored.
         """
         found = [torch.empty(0)] * len(sequences)
-        for shard, positions, numbers in self._find(sequences):
+        for shard, positions, numbers in self._find_all(sequences):
             for position, number in zip(positions, numbers):
                 rows = slice(*shard.starts[number : number + 2])
                 found[position] = shard.values[rows].to(torch.float32, copy=True)
@@ -216,12 +202,72 @@ class EmbeddingStore:
         small = [shard for shard in self._shards if 2 * shard.status.st_size < MAX_SHARD_BYTES]
         if len(small) <= MAX_SMALL:
             return
-        for group in pack([shard for shard in small if self._is_whole(shard)]):
+        groups: list[list[Shard]] = [[]]
+        for shard in sorted(filter(self._is_whole, small), key=lambda one: (str(one.values.dtype), one.path.name)):
+            size = sum(one.status.st_size for one in [*groups[-1], shard])
+            if groups[-1] and (size > MAX_SHARD_BYTES or shard.values.dtype != groups[-1][0].values.dtype):
+                groups.append([])
+            groups[-1].append(shard)
+        for group in (group for group in groups if len(group) > 1):
             keys = np.concatenate([shard.keys for shard in group])
             lengths = np.concatenate([np.diff(shard.starts) for shard in group])
-            self._shards.append(write_shard(self.folder, keys, lengths, torch.cat([shard.values for shard in group])))
+            self._write(keys, lengths, torch.cat([shard.values for shard in group]))
             for shard in group:
                 self._drop(shard)
+
+    # --- keys and files ---------------------------------------------------------------------------------------------
+
+    def _keys(self, sequences: Sequence[str]) -> np.ndarray:
+        """What sequences are known by, (n,) of 16 bytes. Cost: 1 us each."""
+        longest, too_long, overlap = self.limits
+        rule = f" {too_long} {longest} {overlap if too_long == 'window' else 0}".encode("ascii")
+        keys = []
+        for sequence in sequences:
+            digest = hashlib.blake2b(sequence.encode("ascii"), digest_size=KEY_BYTES)
+            if longest is not None and len(sequence) - sequence.count("|") > longest:
+                digest.update(rule)
+            keys.append(digest.digest())
+        return np.array(keys, f"S{KEY_BYTES}")
+
+    def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, list[tuple[Shard, np.ndarray, np.ndarray]]]:
+        """Which sequences are stored, (n,) bool; and shards that have some, all whole: which, by position, and where.
+
+        Cost: per shard a binary search, of keys in its own or the other way, whichever are fewer, which reads no more
+        of its keys from disk.
+        """
+        distinct, inverse = np.unique(self._keys(sequences), return_inverse=True)
+        is_stored, places = np.zeros(len(inverse), bool), []
+        for shard in [*self._shards]:
+            here, there = _common(distinct, shard.keys)
+            if len(here) and self._is_whole(shard):
+                numbers = np.full(len(distinct), -1)
+                numbers[here] = there
+                positions = np.flatnonzero((numbers >= 0)[inverse] & ~is_stored)
+                is_stored[positions] = True
+                places.append((shard, positions, numbers[inverse[positions]]))
+        return is_stored, places
+
+    def _find_all(self, sequences: Sequence[str]) -> list[tuple[Shard, np.ndarray, np.ndarray]]:
+        is_stored, places = self._find(sequences)
+        if not is_stored.all():
+            raise KeyError(f"{self.folder}: {(~is_stored).sum()} of {len(is_stored)} sequences are not stored.")
+        return places
+
+    def _write(self, keys: np.ndarray, lengths: np.ndarray, values: torch.Tensor) -> None:
+        """A shard, sorted, each key once; `lengths` (n,): how many of the `values` each has, one after another."""
+        keys, order = np.unique(keys, return_index=True)
+        starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
+        ends = np.cumsum(lengths)
+        rows = np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
+        tensors = {
+            "keys": torch.from_numpy(keys.view(np.uint8).reshape(-1, KEY_BYTES)),
+            "starts": torch.from_numpy(np.concatenate([[0], ends])),
+            "values": values[torch.from_numpy(rows)],
+        }
+        path = self.folder / f"rows-{hashlib.sha256(keys.tobytes()).hexdigest()[:20]}.safetensors"
+        with _writing(path) as draft:
+            save_file(tensors, draft, metadata={"sha256": _content_hash(tensors)})
+        self._shards.append(Shard(path, is_whole=True))
 
     def _is_whole(self, shard: Shard) -> bool:
         if not shard.verify():
@@ -234,17 +280,9 @@ class EmbeddingStore:
         self._shards = [kept for kept in self._shards if kept is not shard]
 
 
-def check_stores(cache_dir: str | os.PathLike[str]) -> str:
-    """What the stores in a folder are worth to a run, in a sentence or two; "" where there are none. Changes nothing.
-
-    Cost: reads and hashes all of it, about 1 s per GB.
-    """
-    files = sorted(filter(Path.is_file, Path(cache_dir).glob(f"*/{SHARD_GLOB}")))
-    damaged = [str(path.relative_to(cache_dir)) for path in files if is_damaged(path)]
-    text = f"What {cache_dir} already holds is not encoded again: then less time." if files else ""
-    if damaged:
-        text += f" {len(damaged)} of its files are damaged, and what they held is encoded again: {', '.join(damaged)}."
-    return text
+def holds_stores(cache_dir: str | os.PathLike[str]) -> bool:
+    """Whether something was stored in a folder before."""
+    return any(Path(cache_dir).glob(f"*/{SHARD_GLOB}"))
 
 
 def find_not_finite(embeddings: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
@@ -254,19 +292,49 @@ def find_not_finite(embeddings: torch.Tensor | Sequence[torch.Tensor]) -> list[i
     return [i for i, states in enumerate(embeddings) if not torch.isfinite(states).all()]
 
 
-def name_sequences(sequences: Sequence[Any]) -> str:
+def name_sequences(sequences: Sequence[str]) -> str:
     """The first few of them, shortened, with their lengths."""
     shown = [f"{s if len(s) <= 40 else s[:40] + '...'} ({len(s)} residues)" for s in sequences[:SHOWN]]
     more = len(sequences) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def refuse_not_finite(sequences: Any, embeddings: torch.Tensor | Sequence[torch.Tensor], what: str) -> None:
+def refuse_not_finite(sequences: Sequence[str], embeddings: torch.Tensor | Sequence[torch.Tensor], what: str) -> None:
     """Raises NotFiniteError with the sequences whose `embeddings` are not finite."""
-    rows = find_not_finite(embeddings)
-    if rows:
+    if rows := find_not_finite(embeddings):
         raise NotFiniteError(
             f"Embeddings {what} are NaN or infinite for {len(rows)} of {len(sequences)} sequences: "
             f"{name_sequences([sequences[row] for row in rows])}. None of them was stored. Either the encoder's "
             "weights are damaged (are other sequences all right?), or these sequences are: leave them out."
         )
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where two sorted arrays of distinct keys have the same ones: positions in each."""
+    if len(one) > len(other):
+        return _common(other, one)[::-1]
+    place = np.minimum(np.searchsorted(other, one), len(other) - 1)
+    here = np.flatnonzero(other[place] == one)
+    return here, place[here]
+
+
+def _content_hash(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """Gives a draft that no other process has; it takes the name of `path` once all of it is on the disk."""
+    draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+    try:
+        yield draft
+        follow_umask(draft)
+        sync(draft)
+        os.replace(draft, path)
+        sync(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from transformers import (
 
 from ..arguments.checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
 from ..data.antibodies import BOS_ID, EOS_ID, AntibodyCollator, AntibodyPair, PairEncoder, StatesOf, decode_pair
+from ..data.batching import batches_by_tokens
 from ..errors import ArgumentError, DataError
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.states import EncoderStates, as_states
@@ -173,7 +174,9 @@ def sample_pairs(
         tqdm(total=num_rows, desc="Sampling", unit=" antibodies", disable=not show_progress, leave=False) as bar,
     ):
         collator = AntibodyCollator(encoder.antigens.pad_token_id, encoder_states)
-        for group in _group_antigens(ids, decoding):
+        distinct = sorted(ids)
+        for chosen in batches_by_tokens([len(ids[antigen]) for antigen in distinct], max_tokens_per_batch):
+            group = [distinct[i] for i in chosen]
             states, mask = _encode(model, collator, [ids[antigen] for antigen in group])
             rows = [_Row(place, antigen, *one) for place, antigen in enumerate(group) for one in requests[antigen]]
             for batch in _cut(rows, mask.shape[1], decoding):
@@ -245,18 +248,6 @@ def _number_requests(
             rows[antigen].append((request, seen[antigen], affinity))
             seen[antigen] += 1
     return rows
-
-
-def _group_antigens(ids: dict[str, np.ndarray], decoding: Decoding) -> Iterator[list[str]]:
-    """Antigens to encode together, the longest first; padded they stay within the budget."""
-    group: list[str] = []
-    for antigen in sorted(ids, key=lambda one: (-len(ids[one]), one)):
-        if group and (len(group) + 1) * len(ids[group[0]]) > decoding.max_tokens_per_batch:
-            yield group
-            group = []
-        group.append(antigen)
-    if group:
-        yield group
 
 
 def _cut(rows: Sequence[_Row], antigen_tokens: int, decoding: Decoding) -> list[list[_Row]]:

@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from ..data.columns import column_names, read_columns
 from ..embeddings.dataset import EmbeddedDataset, factorize, join_parts, make_table
 from ..embeddings.encode import EncodingReport, encode_finite, fill_store
-from ..embeddings.store import EmbeddingStore, identify
+from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
 from ..models.affinity import in_float32
@@ -197,7 +197,7 @@ class EmbeddingCache:
         if identity not in self._stores:
             cache_dir = os.path.expanduser(self._settings["cache_dir"])
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
-                self._stores[identity] = EmbeddingStore(cache_dir, key, partial(identify, limits=limits))
+                self._stores[identity] = EmbeddingStore(cache_dir, key, limits)
             # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.
             self._trainer._ext_team.wait_for_everyone()
         return self._stores[identity]

@@ -17,11 +17,10 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import seed_worker
 
-from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows
+from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows, TokenBudgetBatchSampler, count_tokens
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..data.masking import EPOCH_COLUMN
 from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
-from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError, DataError, DataWorkerDied
 from ..models.process_settings import replaced
 from ..overrides import find_override
@@ -139,7 +138,6 @@ class Loaders(TrainerCallback):
             batch_size,
             pass_column=EPOCH_COLUMN if by_epoch else None,
             num_remembered=args.world_size * (loaded + 2 * args.gradient_accumulation_steps),
-            world_size=args.world_size,
         )
 
     def _sample_by_tokens(self, rows: Any) -> TokenBudgetBatchSampler:

@@ -1,5 +1,7 @@
 """A batch cut in parts is what the collator makes of their rows."""
 
+from itertools import product
+
 import pytest
 import torch
 from tiny_generators import make_rows
@@ -17,14 +19,13 @@ TOKENS = [{"input_ids": [5] * n, "labels": [-100] * (n - 1) + [6]} for n in (3, 
 
 
 def plain(value):
-    """Tensors as lists with their dtype; layouts by what they hold."""
+    """Tensors as lists with their dtype; without the layout, which models make anew."""
     if torch.is_tensor(value):
         return str(value.dtype), value.tolist()
     if isinstance(value, dict | tuple):
-        return [(name, plain(part)) for name, part in (value.items() if isinstance(value, dict) else enumerate(value))]
-    return (
-        {name: plain(part) for name, part in vars(value).items() if name != "memo"} if hasattr(value, "to") else value
-    )
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [(name, plain(part)) for name, part in items if name != "layout"]
+    return value
 
 
 def assert_parts_of(collate, rows, each):
@@ -33,17 +34,15 @@ def assert_parts_of(collate, rows, each):
     assert len(parts) == -(-len(rows) // each)
     for number, part in enumerate(parts):
         assert dict(plain(part)) == dict(plain(collate(rows[number * each : (number + 1) * each])))
+        assert "layout" not in part
     assert plain(whole) == plain(collate(rows))  # which is left as it was
 
 
-@pytest.mark.parametrize("each", [1, 2, 3, 4])
-def test_padded_tokens_with_and_without_a_layout(each):
-    assert_parts_of(pad_rows, TOKENS, each)
-    for maker in (LayoutMaker(True, False, False), LayoutMaker(True, True, True), LayoutMaker(False, False, True)):
-        assert_parts_of(lambda rows, maker=maker: maker.add_to(pad_rows(rows)), TOKENS, each)
-
-
-def test_parts_by_hand():
+def test_padded_tokens_and_what_has_no_rows():
+    with_layout = LayoutMaker(True, True, True).add_to
+    for each in (1, 2, 3, 4):
+        assert_parts_of(pad_rows, TOKENS, each)
+        assert_parts_of(lambda rows: with_layout(pad_rows(rows)), TOKENS, each)
     whole = {"input_ids": torch.tensor([[1, 2, 0], [3, 4, 5], [6, 0, 0]]), "name": "all"}
     whole["attention_mask"] = whole["input_ids"].ne(0).long()
     first, second = cut_batch(whole, 2)
@@ -52,33 +51,29 @@ def test_parts_by_hand():
     assert second["name"] == "all"
 
 
-@pytest.mark.parametrize("each", [1, 2, 3])
-def test_antigens_that_rows_share(each):
+def test_antigens_that_rows_share_and_labels_as_wide_as_these():
     rows = make_rows()
     states = AntibodyCollator(
         states_of=lambda antigens: [torch.full((len(ids), 2), 1.0 * len(ids)) for ids in antigens]
     )
-    for collate in (AntibodyCollator(), states):
+    for collate, each in product((AntibodyCollator(), states), (1, 2, 3)):
         assert_parts_of(collate, [rows[i] for i in (0, 1, 0, 1, 0)], each)
-
-
-def test_labels_as_wide_as_the_antigens_stay_whole():
     columns = PairEncoder().encode_rows(["ACDEFGH", "A"], ["ACDEFG", "ACDEF"], ["", "CC"], [1, 2])  # both 9 wide
     assert_parts_of(AntibodyCollator(), [dict(zip(columns, row)) for row in zip(*columns.values())], 1)
 
 
-@pytest.mark.parametrize("too_long", ["window", "truncate"])
-@pytest.mark.parametrize("missing", [[], ["heavy"]])
-@pytest.mark.parametrize("each", [1, 2, 3])
-def test_inputs_of_an_affinity_model_with_windows_and_missing_chains(demo_encoders, each, missing, too_long):
+@pytest.mark.parametrize(("too_long", "missing"), [("window", []), ("window", ["heavy"]), ("truncate", ["heavy"])])
+def test_inputs_of_an_affinity_model_with_windows_and_missing_chains(demo_encoders, missing, too_long):
     tokenizer = ResidueTokenizer(EsmTokenizer.from_pretrained(demo_encoders[1]), 1)
     tokenizer.max_residues = 4
     collator = SequenceCollator({"heavy": tokenizer}, {"heavy": ["heavy"]}, too_long, 1, missing)
     chains = ["EVQL", "", "EVQLVESGG", "", "EV"] if missing else ["EVQL", "EVQLVESGG", "EVQLVESGGGLV", "EVQLV", "EV"]
     rows = [{"heavy": chain, "label": 1.0 * i} for i, chain in enumerate(chains)]
     whole = collator(rows)
-    for number, part in enumerate(cut_batch(whole, each)):
-        mine = rows[number * each : (number + 1) * each]
+    for each, number in product((1, 2, 3), range(5)):
+        if number * each >= len(rows):
+            continue
+        part, mine = cut_batch(whole, each)[number], rows[number * each : (number + 1) * each]
         made, expected = part["sequences"]["heavy"], collator(mine)["sequences"]["heavy"]
         assert part["labels"].tolist() == [row["label"] for row in mine]
         if not any(row["heavy"] for row in mine):  # another one stands in
@@ -89,13 +84,18 @@ def test_inputs_of_an_affinity_model_with_windows_and_missing_chains(demo_encode
         assert dict(plain(made)) == dict(plain(expected))
 
 
-def test_classes_of_batches_stay():
-    assert all(isinstance(part, RepeatedRows) for part in cut_batch(RepeatedRows(pad_rows(TOKENS)), 2))
-    assert all(isinstance(part, BatchEncoding) for part in cut_batch(BatchEncoding(pad_rows(TOKENS)), 2))
+def test_cached_embeddings_by_their_rows():
+    batch = {"embeddings": {"heavy": torch.tensor([[4], [2], [0]])}, "labels": torch.tensor([7.0, 8.0, 9.0])}
+    batch |= {"missing": {"heavy": torch.tensor([False, False, True])}}
+    first, second = cut_batch(batch, 2)
+    assert first["embeddings"]["heavy"].tolist() == [[4], [2]]
+    assert (second["missing"]["heavy"].tolist(), second["labels"].tolist()) == ([True], [9.0])
+
+
+def test_classes_of_batches_stay_and_what_cannot_be_cut_is_left_whole():
+    for kind in (RepeatedRows, BatchEncoding):
+        assert all(isinstance(part, kind) for part in cut_batch(kind(pad_rows(TOKENS)), 2))
     assert type(copy_batch(RepeatedRows(a=1))) is RepeatedRows
-
-
-def test_what_cannot_be_cut_is_left_whole():
     for batch in (
         {"input_ids": torch.ones(1, 20), "cu_seqlens": torch.tensor([0, 8, 20])},  # packed in one row
         {"input_ids": torch.ones(4, 5), "position_ids": torch.arange(5)[None]},
@@ -113,11 +113,3 @@ def test_rows_are_those_of_the_labels():
     assert count_rows({"input_ids": torch.ones(2, 5), "labels": torch.ones(6, 3)}) == 6
     assert count_rows({"sequences": {"heavy": {"input_ids": torch.ones(3, 2)}}}) == 3
     assert count_rows([1]) is None
-
-
-def test_cached_embeddings_by_their_rows():
-    batch = {"embeddings": {"heavy": torch.tensor([[4], [2], [0]])}, "labels": torch.tensor([7.0, 8.0, 9.0])}
-    batch |= {"missing": {"heavy": torch.tensor([False, False, True])}}
-    first, second = cut_batch(batch, 2)
-    assert first["embeddings"]["heavy"].tolist() == [[4], [2]]
-    assert (second["missing"]["heavy"].tolist(), second["labels"].tolist()) == ([True], [9.0])

@@ -177,23 +177,9 @@ def test_a_pair_is_lacked_only_where_both_parts_may_be(bert):
     assert collate(bert, ["D"], ("heavy", "light"), pair)[0].optional_inputs == ["heavy+light"]
 
 
-def test_a_tokenizer_that_frames_pairs_otherwise_is_refused_where_a_part_may_be_missing(bert):
-    tokenizer = ResidueTokenizer(bert, 2)
-    tokenizer.frames_alike = False
-    pair = {"heavy+light": ["heavy", "light"]}
-    SequenceCollator({"heavy+light": tokenizer}, pair)
-    with pytest.raises(DataError, match=r"cannot stand alone. Encode both columns apart: --tower_inputs heavy,light"):
-        SequenceCollator({"heavy+light": tokenizer}, pair, missing_chains=["light"])
-
-
-def test_the_option_is_stored_with_the_inputs_and_a_damaged_one_is_refused(bert, tmp_path):
-    collator, _ = collate(bert, ["D"])
-    collator.save_pretrained(tmp_path)
+def test_the_option_is_stored_with_the_inputs(bert, tmp_path):
+    collate(bert, ["D"])[0].save_pretrained(tmp_path)
     assert SequenceCollator.from_pretrained(tmp_path).missing_chains == ["light"]
-    file = tmp_path / "inputs.json"
-    file.write_text(file.read_text().replace('"missing_chains": [\n    "light"', '"missing_chains": [\n    "lihgt"'))
-    with pytest.raises(DataError, match=r"inputs\.json: damaged"):
-        SequenceCollator.from_pretrained(tmp_path)
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------

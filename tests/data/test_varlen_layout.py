@@ -2,17 +2,15 @@
 
 import pickle
 
-import pytest
 import torch
 
-from hf_ext.data.varlen_layout import VarlenLayout, bounded_length
+from hf_ext.data.varlen_layout import BatchLayout, VarlenLayout, bounded_length
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
-def test_sequences_are_laid_out_shortest_first_whatever_the_mask_is_of(dtype):
-    layout = VarlenLayout.from_mask(MASK.to(dtype))
+def test_sequences_are_laid_out_shortest_first():
+    layout = VarlenLayout.from_mask(MASK)
     assert layout.lengths == (0, 1, 2, 3)
     assert layout.indices.tolist() == [4, 13, 14, 0, 1, 2]
     assert (layout.cu_seqlens.tolist(), layout.cu_seqlens.dtype) == ([0, 0, 1, 3, 6], torch.int32)
@@ -20,9 +18,6 @@ def test_sequences_are_laid_out_shortest_first_whatever_the_mask_is_of(dtype):
     assert layout.columns.tolist() == [[0, 1, 2, 0, 1, 2]]  # of the padded batch
     assert layout.slots.tolist() == [3, 6, 7, 9, 10, 11]  # a row of none, then 1, 2 and 3 tokens, 3 slots each
     assert layout.is_token.int().tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]]
-
-
-def test_equally_long_sequences_form_one_group_and_empty_ones_none():
     assert [*VarlenLayout.from_mask(MASK).groups()] == [(0, 1, 1), (1, 1, 2), (3, 1, 3)]
     twos = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1]])
     assert [*VarlenLayout.from_mask(twos).groups()] == [(0, 2, 2), (4, 1, 3)]
@@ -54,26 +49,23 @@ def test_filling_is_at_the_end_and_holds_zeros():
     assert torch.equal(layout.unpack(packed), mask.float())
     full = VarlenLayout.from_mask(torch.ones(2, 8), round_up=True)
     assert (full.lengths, full.num_filled) == ((8, 8), 0)  # bounded already
-
-
-def test_filling_is_cut_into_pieces_no_longer_than_the_longest_sequence():
     mask = torch.arange(3) < torch.tensor([3] * 21 + [2])[:, None]  # 65 tokens become 72
     layout = VarlenLayout.from_mask(mask, round_up=True)
     assert (layout.num_filled, layout.max_length, len(layout.lengths)) == (7, 3, 22)
     assert layout.cu_seqlens.tolist()[-4:] == [65, 68, 71, 72]
-
-
-def test_holes_are_seen():
     assert not VarlenLayout.from_mask(MASK).has_holes
     assert VarlenLayout.from_mask(torch.tensor([[1, 1, 0], [1, 0, 1]])).has_holes
 
 
 def test_it_moves_whole_and_survives_pickling():
     layout = VarlenLayout.from_mask(MASK, round_up=True)
+    layout.memo["kernel"] = "of this device"
     moved, copied = layout.to("meta", non_blocking=True), pickle.loads(pickle.dumps(layout))
     names = ("indices", "cu_seqlens", "slots", "is_token")
     assert {getattr(moved, name).device.type for name in names} == {"meta"}
-    assert (moved.lengths, moved.shape, moved.rounds_up) == (layout.lengths, layout.shape, True)
+    assert (moved.lengths, moved.shape, moved.rounds_up, moved.memo) == (layout.lengths, layout.shape, True, {})
+    whole = BatchLayout((4, 4), layout, torch.arange(3)).to("meta")
+    assert (whole.segments.indices.device.type, whole.labelled.device.type) == ("meta", "meta")
     assert all(torch.equal(getattr(copied, name), getattr(layout, name)) for name in names)
 
 

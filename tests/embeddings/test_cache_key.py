@@ -59,39 +59,30 @@ def make_trainer(folder, rows, pooling="mean", **given) -> FastTrainer:
     return FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=COLUMNS)), rows)
 
 
-def encode(trainer, sequence: str) -> torch.Tensor:
-    return trainer.encode_distinct("heavy", [sequence])
+def encode(trainer, rows, num_encoded: int) -> torch.Tensor:
+    found = trainer.encode_distinct("heavy", rows["heavy"][:1])
+    assert trainer.plan["embedding_cache"].evidence["num_encoded"] == num_encoded
+    return found
 
 
 def test_a_branch_that_moved_gives_no_stale_embeddings(repository, demo_rows, tmp_path):
-    sequence = demo_rows["heavy"][0]
-    before = make_trainer(tmp_path, demo_rows)
-    first = encode(before, sequence)
-    assert before.embedding_key("heavy")["encoder"] == f"{NAME}@{FIRST}"
-    repository(SECOND)
-    after = make_trainer(tmp_path, demo_rows)
-    second = encode(after, sequence)
-    assert after.embedding_key("heavy")["encoder"] == f"{NAME}@{SECOND}"
-    assert (first - second).abs().max() > 0.01
-    assert after.plan["embedding_cache"].evidence["num_encoded"] == 1
-    repository(FIRST)
-    again = make_trainer(tmp_path, demo_rows)
-    assert torch.equal(encode(again, sequence), first)
-    assert again.plan["embedding_cache"].evidence["num_encoded"] == 0
+    found = []
+    for commit, num_encoded in ((FIRST, 1), (SECOND, 1), (FIRST, 0)):
+        repository(commit)
+        trainer = make_trainer(tmp_path, demo_rows)
+        assert trainer.embedding_key("heavy")["encoder"] == f"{NAME}@{commit}"
+        found.append(encode(trainer, demo_rows, num_encoded))
+    assert (found[0] - found[1]).abs().max() > 0.01
+    assert torch.equal(found[0], found[2])
 
 
 def test_embeddings_of_one_pooling_are_never_those_of_another(repository, demo_rows, tmp_path):
-    sequence, found = demo_rows["heavy"][0], {}
-    for pooling in POOLINGS:
-        trainer = make_trainer(tmp_path, demo_rows, pooling)
-        assert trainer.embedding_key("heavy")["pooling"] == pooling
-        found[pooling] = encode(trainer, sequence)
-        assert trainer.plan["embedding_cache"].evidence["num_encoded"] == 1
-    assert min((a - b).abs().max() for a, b in combinations(found.values(), 2)) > 0.01
-    for pooling in POOLINGS:
-        again = make_trainer(tmp_path, demo_rows, pooling)
-        assert torch.equal(encode(again, sequence), found[pooling])
-        assert again.plan["embedding_cache"].evidence["num_encoded"] == 0
+    first, again = (
+        {pooling: encode(make_trainer(tmp_path, demo_rows, pooling), demo_rows, num) for pooling in POOLINGS}
+        for num in (1, 0)
+    )
+    assert min((a - b).abs().max() for a, b in combinations(first.values(), 2)) > 0.01
+    assert all(torch.equal(first[pooling], again[pooling]) for pooling in POOLINGS)
 
 
 def test_weights_are_those_of_the_commit_the_model_was_made_with(repository):
@@ -112,7 +103,9 @@ def test_without_a_commit_an_encoder_is_known_by_what_the_user_calls_it():
     assert identify_encoder(spec) == f"{NAME}@v2"
 
 
-def test_tf32_embeddings_are_not_those_of_float32(repository, demo_rows, tmp_path, torch_settings):
+def test_tf32_embeddings_are_not_those_of_float32_nor_those_of_another_library(
+    repository, demo_rows, tmp_path, torch_settings, monkeypatch
+):
     reproducible = {name: PRESETS["reproducible"][name] for name in ("tf32", "without")}
     trainer = make_trainer(tmp_path, demo_rows, **{**reproducible, "tf32": None})
     exact = trainer.embedding_key("heavy")
@@ -121,13 +114,7 @@ def test_tf32_embeddings_are_not_those_of_float32(repository, demo_rows, tmp_pat
     rounded = trainer.embedding_key("heavy")
     assert rounded["products"] == "tf32"
     assert {name for name in exact if exact[name] != rounded[name]} == {"products"}
+    monkeypatch.setattr("transformers.__version__", "5.99.1")
+    assert trainer.embedding_key("heavy")["transformers"] == "5.99" != exact["transformers"]
     trainer.model.config.encoder_dtype = "bfloat16"  # no product of float32 is left
     assert trainer.embedding_key("heavy")["products"] == "half"
-
-
-def test_the_key_names_the_librarys_version_and_its_own(repository, demo_rows, tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, demo_rows)
-    key = trainer.embedding_key("heavy")
-    assert key["format"] == 3
-    monkeypatch.setattr("transformers.__version__", "5.99.1")
-    assert trainer.embedding_key("heavy")["transformers"] == "5.99" != key["transformers"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hf_ext.embeddings.dataset import EmbeddedDataset, join_parts, make_table
+from hf_ext.embeddings.dataset import EmbeddedDataset, make_table
 from hf_ext.embeddings.store import EmbeddingStore
 
 SEQUENCES = ["AC", "MKV", "G"]
@@ -23,11 +23,6 @@ def test_tables_in_memory_and_on_disk_have_the_same_rows(store):
     for budget in (16, 15, 0):  # 2 rows x 2 x 4 bytes
         assert make_table(store, ["G", "AC"], 2, budget).tolist() == [[5.0, 6.0], [1.0, 2.0]]
         assert sorted(path.suffix for path in store.folder.iterdir()) == [".json", ".safetensors"]  # no scratch file
-
-
-def test_parts_of_a_pair_are_joined_by_a_bar():
-    assert join_parts(("AC", "MKV")) == "AC|MKV"
-    assert join_parts(("AC",)) == "AC"
 
 
 @pytest.fixture
@@ -48,10 +43,7 @@ def test_a_batch_holds_embeddings_labels_and_what_is_missing(dataset):
     assert (len(dataset), "live" in batch) == (4, False)
     assert dataset[1]["labels"].tolist() == [8.0]
     assert dataset.__getitems__([2, 3])["missing"]["heavy"].tolist() == [True, False]
-
-
-def test_a_dataloader_fetches_batches_whole(dataset):
-    batches = list(DataLoader(dataset, batch_size=3, collate_fn=dict))
+    batches = list(DataLoader(dataset, batch_size=3, collate_fn=dict))  # fetched whole
     assert [batch["labels"].tolist() for batch in batches] == [[7.0, 8.0, 9.0], [6.5]]
 
 

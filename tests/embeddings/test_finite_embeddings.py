@@ -1,69 +1,14 @@
-"""NaN and infinite embeddings are never stored: in half precision computed again, else named."""
+"""A run in half precision computes embeddings that overflow in float32, and skips precisions that do not fit."""
 
 import math
 
-import pytest
 import torch
 
 from hf_ext.affinity.predictor import AffinityPredictor
-from hf_ext.embeddings.encode import fill_store
-from hf_ext.embeddings.store import EmbeddingStore
-from hf_ext.errors import NotFiniteError
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-KEY = {"encoder": "toy"}
-SEQUENCES = ["MKVLA", "MKVL", "MKV", "AC", "W"]
-
-
-def exact(sequences):
-    return torch.tensor([[float(len(s)), 1.0] for s in sequences])
-
-
-def encoder(*overflowing, value=math.nan):
-    """Lengths, but `value` for some sequences."""
-    return lambda sequences: torch.tensor([[value if s in overflowing else float(len(s)), 1.0] for s in sequences])
-
-
-def fill(folder, encode, **given):
-    store = EmbeddingStore(folder, KEY)
-    return store, fill_store(store, SEQUENCES, encode, tokens_per_batch=10, show_progress=False, **given)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_sequence_that_overflows_is_encoded_in_float32_and_counted(tmp_path, value, caplog):
-    asked = []
-
-    def exactly(sequences):
-        asked.append(list(sequences))
-        return exact(sequences)
-
-    store, report = fill(tmp_path, encoder("MKVL", "W", value=value), encode_exactly=exactly)
-    assert asked == [["MKVL"], ["W"]]
-    assert report.overflowed == ["MKVL", "W"]
-    assert torch.equal(store.gather(SEQUENCES), exact(SEQUENCES))
-    assert (
-        "2 of 5 sequences overflow in half precision and were encoded in float32: MKVL (4 residues), W" in caplog.text
-    )
-
-
-@pytest.mark.parametrize("exactly", [None, encoder("AC")])
-def test_a_sequence_that_is_not_finite_in_float32_either_is_named_and_nothing_is_stored(tmp_path, exactly):
-    with pytest.raises(NotFiniteError, match=r"in float32 are NaN or infinite for 1 of 1 sequences: AC \(2 residues\)"):
-        fill(tmp_path, encoder("AC"), encode_exactly=exactly)
-    assert len(EmbeddingStore(tmp_path, KEY)) == 0
-
-
-def test_the_store_refuses_what_is_not_finite_and_writes_nothing(tmp_path):
-    store = EmbeddingStore(tmp_path, KEY)
-    with pytest.raises(NotFiniteError, match=r"for 1 of 2 sequences: A{40}\.\.\. \(50 residues\)"):
-        store.add(["W", "A" * 50], torch.tensor([[1.0, 2.0], [1.0, math.nan]]))
-    assert [path.name for path in store.folder.iterdir()] == ["key.json"]
-
-
-# --- with a model -----------------------------------------------------------------------------------------------------
 
 
 def overflow_on(model, ids):

@@ -5,14 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import random
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
-
-from hf_ext.embeddings.store import EmbeddingStore, identify
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_LONG = 40, 6  # of 50 residues, and of 90
@@ -48,25 +43,3 @@ def test_another_rule_for_long_sequences_encodes_the_long_ones_alone(train):
     assert train("--too_long", "window", "--max_residues", "100") == 0  # longer than all: as without
     assert train("--too_long", "truncate", "--max_residues", "45") == NUM_ROWS
     assert train() == 0
-
-
-def test_a_whole_sequence_is_never_taken_for_what_was_cut(tmp_path):
-    key, long, short = {"encoder": "x"}, "M" * 8, "M" * 4
-    limits = [(5, "truncate", 0), (5, "window", 2), (6, "truncate", 0)]
-    rules = [identify, *(partial(identify, limits=one) for one in limits)]
-    for number, rule in enumerate(rules):
-        store = EmbeddingStore(tmp_path, key, rule)
-        assert store.missing([long, short]) == ([long] if number else [long, short])
-        store.add(store.missing([long, short]), torch.full((2 - bool(number), 3), float(number)))
-    for number, rule in enumerate(rules):
-        found = EmbeddingStore(tmp_path, key, rule).gather([long, short])
-        assert found.tolist() == [[float(number)] * 3, [0.0] * 3]
-    assert len(list(tmp_path.iterdir())) == 1
-    assert sum(len(load_file(path)["keys"]) for path in tmp_path.rglob("*.safetensors")) == 5
-
-
-def test_a_pair_counts_both_parts_and_not_the_sign_between():
-    limits = (6, "truncate", 8)
-    assert identify("MKT|MKT", limits) == "MKT|MKT"
-    assert identify("MKTV|MKT", limits) == "MKTV|MKT truncate 6 0"
-    assert identify("MKT|MKTV", limits) != identify("MKTV|MKT", limits)

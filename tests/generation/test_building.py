@@ -8,8 +8,8 @@ import torch
 from datasets import DatasetDict
 from tiny_generators import AFFINITIES, ANTIGENS, HEAVIES, LIGHTS
 
+from hf_ext.data.batching import TokenBudgetBatchSampler, count_tokens
 from hf_ext.data.demo import make_demo_pairs
-from hf_ext.data.token_budget import TokenBudgetBatchSampler, count_tokens
 from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.building import Inputs, build_inputs, build_model, fill_in_demo
