@@ -22,7 +22,7 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.loading import load_data
 from ..data.reading import is_on_hub
-from ..embeddings.store import holds_stores
+from ..embeddings.store import check_stores
 from ..evaluation.requirements import parse_requirements
 from ..evaluation.row_metrics import RowMetrics
 from ..masked_lm import building as masked_lm
@@ -80,8 +80,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
             if getattr(model_args, name, None):
                 reader.notes.append(f"--{name}: that model is read by the run alone; its time is not in the estimate.")
         plan = _plan(args, work, splits, machine)
-        if plan.applied("embedding_cache") and holds_stores(machine.cache_dir):
-            reader.notes.append(f"What {machine.cache_dir} already holds is not encoded again: then less time.")
+        if plan.applied("embedding_cache") and (held := check_stores(machine.cache_dir)):
+            reader.notes.append(held)
         found: dict[str, Any] = {"why_no_time": "the model could not be read"}
         if work:
             found = size_up(args, plan, work, getattr(model_args, "save_full", False))
