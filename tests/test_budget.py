@@ -12,15 +12,15 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1741, 15),
-    "affinity": (3402, 34),
+    "affinity": (3396, 34),
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
     "comparing": (1530, 19),
-    "data": (3541, 33),
+    "data": (3370, 27),
     "doctor": (2388, 26),
     "embeddings": (453, 6),
     "evaluation": (2196, 18),
-    "generation": (2961, 30),
+    "generation": (2957, 30),
     "hub": (368, 6),
     "masked_lm": (359, 4),
     "memory": (630, 7),

@@ -12,12 +12,10 @@ import pyarrow as pa
 
 from ..errors import DataError
 from .arguments import DataArguments
-from .columns import as_array, as_text, distinct
+from .columns import as_array, as_text, distinct, missing_columns
 from .filters import parse_filter
 from .labels import name_label_kind, parse_labels
-from .missing_chains import remedy_if_missing
-from .names import missing_columns
-from .proteins import clean_chains
+from .proteins import clean_chains, remedy_if_missing
 from .reading import SOURCE_ROW
 from .row_errors import NO_SPLIT, RowError, append_rejected, check_rejected, find_rows, refuse
 from .splits import canonical_split
@@ -99,7 +97,7 @@ class RowSchema:
         rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         remedy = remedy_if_missing(args.sequence_columns, self.needs_labels, self.needs_splits)
-        columns, errors, changes = clean_chains(chains, args.residue_policy, rows, args.missing_chains, remedy)
+        columns, errors, changes = clean_chains(chains, args, rows, remedy)
         if self.needs_labels:
             errors += self._add_labels(columns, table, rows, path)
         for name in self.text_columns:

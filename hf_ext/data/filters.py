@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..errors import ArgumentError, DataError
 from .columns import distinct
-from .numbers import parse_number
+from .labels import parse_number
 from .row_errors import is_missing, shorten
 
 MAX_FILTER_CHARACTERS = 2000

@@ -27,10 +27,9 @@ from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .cleaning import CleanRows, RowSchema, StreamRows
 from .columns import as_dataset, as_text, column_values
-from .exchanged_chains import find_exchanged
 from .reading import SOURCE_ROW, Part, read_parts
 from .row_errors import REJECTED_FILE, check_rejected, count_rules, format_errors, refuse, write_rejected
-from .split_report import describe_repeats, is_much_noise, leak_report, repeat_report
+from .split_report import describe_repeats, find_exchanged, is_much_noise, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ def test_every_argument_parses_from_the_command_line_and_has_help():
     assert args.split_sizes == [0.7, 0.2, 0.1]
     assert args.filter == "pKd > 7"
     assert args.split_group_column == "antibody"
-    assert (args.residue_policy.max_residues, args.residue_policy.too_long) == (512, "window")
+    assert (args.max_residues, args.too_long) == (512, "window")
     assert all(field.metadata["help"] for field in dataclasses.fields(DataArguments))
     assert args.interval_by == "rows"
     assert len(dataclasses.fields(DataArguments)) == 25

@@ -52,18 +52,15 @@ def test_near_copies_and_families_are_those_of_aligning_every_pair():
 
 
 def test_they_do_not_depend_on_how_many_are_looked_at_together(monkeypatch):
-    for name, value in {"ADDITIONS_PER_BLOCK": 50, "FIRST_REFERENCES": 3, "MOST_REFERENCES": 10, "FEW": 0}.items():
+    for name, value in {"FIRST_REFERENCES": 3, "MOST_REFERENCES": 10, "FEW": 0}.items():
         monkeypatch.setattr(near_copies, name, value)
     assert num_wrong(has_near, find_families) == (480, 0, 0)
 
 
 def test_a_filter_that_asks_for_more_kmers_than_must_be_shared_is_noticed(monkeypatch):
-    monkeypatch.setattr(near_copies, "count_kmers", lambda sequences, k: COUNT(sequences, k).multiply(0.6).tocsr())
+    monkeypatch.setattr(near_copies, "num_shared", lambda longest, edits, k: 1.7 * (longest - k + 1 - k * edits))
     _, wrong, apart = num_wrong(has_near, find_families)
     assert min(wrong, apart) > 4
-
-
-COUNT = near_copies.count_kmers
 
 
 def test_what_is_empty_or_alone_is_answered_too():

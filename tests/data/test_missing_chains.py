@@ -9,12 +9,11 @@ from datasets import Dataset, DatasetDict
 from transformers import BertTokenizer
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.clusters import cluster_numbers
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_data, load_sequences
-from hf_ext.data.missing_chains import count_missing, settle_missing
 from hf_ext.data.proteins import STANDARD
-from hf_ext.data.split_report import leak_report
+from hf_ext.data.split_report import find_missing, leak_report
+from hf_ext.data.splits import cluster_numbers
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.nearest import NearestBaseline
@@ -48,7 +47,7 @@ def test_cells_of_the_named_column_may_be_empty_blank_or_a_marker_and_are_counte
     rows = {row["heavy"]: row["light"] for split in loaded.splits.values() for row in split}
     assert [rows[f"EVQL{letter}"] for letter in STANDARD[:10]] == ["DIQMTQ", *[""] * 4, "DIV", "", "D", "DI", "DIQ"]
     assert loaded.report["changes"] == {"light": {"missing": 5}}
-    counts = count_missing(loaded.splits, ["light"])["light"]
+    counts = find_missing(loaded.splits, ["light"])["light"]
     assert sum(counts.values()) == 5
     assert counts == {name: sum(not row["light"] for row in split) for name, split in loaded.splits.items()}
 
@@ -106,16 +105,17 @@ def test_streams_may_lack_it_too(tmp_path):
     assert [found[f"EVQL{letter}"] for letter in "ACDE"] == ["", "DIQ", "", "DIV"]
 
 
-SIZES = {"train": 10, "validation": 3, "test": 4}
-
-
 def test_what_training_cannot_teach_is_refused():
-    assert settle_missing({"light": {"train": 1, "validation": 0, "test": 4}}, SIZES) == ["light"]
-    assert settle_missing({"light": {"train": 0, "validation": 0, "test": 0}}, SIZES) == []
-    with pytest.raises(DataError, match="'light': all 10 training rows lack it"):
-        settle_missing({"light": {"train": 10, "validation": 0, "test": 0}}, SIZES)
-    with pytest.raises(DataError, match="1 of 3 validation rows and 2 of 4 test rows lack it, but none of 10 training"):
-        settle_missing({"light": {"train": 0, "validation": 1, "test": 2}}, SIZES)
+    def find(train, test):
+        lights = {"train": train, "test": test}
+        return find_missing({name: Dataset.from_dict({"light": cells}) for name, cells in lights.items()}, ["light"])
+
+    assert find(["", "D"], ["", "D"]) == {"light": {"train": 1, "test": 1}}
+    assert find(["D", "D"], ["D"]) == {}
+    with pytest.raises(DataError, match="'light': all 2 training rows lack it"):
+        find(["", ""], ["D"])
+    with pytest.raises(DataError, match="1 of 2 test rows lack it, but none of 1 training rows"):
+        find(["D"], ["", "D"])
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
