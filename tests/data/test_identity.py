@@ -83,8 +83,7 @@ def test_identity_of_pairs_is_one_less_edits_by_the_longer_length():
     assert pair_identities([], []).tolist() == []
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("num_edits", [0, 3, 12, 40])
+@pytest.mark.parametrize("num_edits", [3, 40])
 def test_nearest_is_what_all_pairs_aligned_give(num_edits):
     rng = random.Random(num_edits)
     bases = [random_sequence(rng, length) for length in (60, 61, 75, 90)]
@@ -103,16 +102,9 @@ def test_what_is_less_identical_than_asked_for_is_not_found():
     assert np.isnan(identity[2])
     assert place.tolist() == [0, 0, -1]
     assert nearest_identities(queries, references, at_least=0.91)[1].tolist() == [0, -1, -1]
-
-
-def test_of_references_that_are_as_near_the_first_is_named():
-    assert nearest_identities(["CCCC", "AAAA", "AAAD"], ["AAAA", "CCCC", "CCCC", "AAAC"])[1].tolist() == [1, 0, 0]
-
-
-def test_short_and_empty_sequences_have_a_nearest_one_too():
-    identity, place = nearest_identities(["", "A", "AC"], ["ACD", "WW"])
-    assert identity == pytest.approx(np.array([0, 1 / 3, 2 / 3]))
-    assert place.tolist()[1:] == [0, 0]
+    identity, place = nearest_identities(["", "AC", "AAAD"], ["ACD", "WW", "AAAA", "AAAC"])  # of equals, the first
+    assert identity == pytest.approx(np.array([0, 2 / 3, 3 / 4]))
+    assert place.tolist()[1:] == [0, 2]
 
 
 @pytest.mark.nightly

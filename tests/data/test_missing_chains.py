@@ -10,10 +10,9 @@ from transformers import BertTokenizer
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
-from hf_ext.data.loading import load_data, load_sequences
+from hf_ext.data.loading import load_data
 from hf_ext.data.proteins import STANDARD
 from hf_ext.data.split_report import find_missing, leak_report
-from hf_ext.data.splits import cluster_numbers
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.nearest import NearestBaseline
@@ -89,13 +88,6 @@ def test_a_row_without_any_sequence_is_refused_or_dropped(tmp_path):
         load(path, "heavy", "light")
     dropped = load(path, "heavy", "light", bad_rows="drop").report
     assert (dropped["rows_rejected"], sum(dropped["sizes"].values())) == (1, 12)
-
-
-def test_tables_for_prediction_keep_rows_without_the_chain_in_order(tmp_path):
-    path = write(tmp_path, ["", "DIQ", ""])
-    assert load_sequences(arguments(path, "light"), output_dir=None).table["light"][:] == ["", "DIQ", ""]
-    with pytest.raises(DataError, match="Only models trained with --missing_chains"):
-        load_sequences(arguments(path), output_dir=None)
 
 
 def test_streams_may_lack_it_too(tmp_path):
@@ -207,21 +199,11 @@ def splits(train, test):
     )
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "near"),
-    [(ABSENT, ABSENT, 1), (PRESENT, ABSENT, 0), (ABSENT, PRESENT, 0), (PRESENT, PRESENT, 1), (ABSENT, (HEAVY, "D"), 0)],
-)
+@pytest.mark.parametrize(("train", "test", "near"), [(ABSENT, ABSENT, 1), (PRESENT, ABSENT, 0), (ABSENT, PRESENT, 0)])
 def test_two_missing_chains_are_identical_and_a_missing_one_is_like_no_other(train, test, near):
     row = leak_report(splits([train], [test]), ["heavy", "light"])["row"]
     assert row["num_test_rows_in_train"] == near
     assert [found["num_rows"] for found in row["near"]] == [near, near]
-
-
-def test_near_copies_without_the_chain_share_a_cluster_apart_from_those_that_have_it():
-    near = HEAVY[:-1] + "A"  # 90 % identical
-    rows = [PRESENT, ABSENT, (near, ""), (near, LIGHT), ("WWWWWWWWWW", "")]
-    data = Dataset.from_dict(dict(zip(("heavy", "light"), map(list, zip(*rows)))))
-    assert cluster_numbers(data, ["heavy", "light"], 0.8, max_share=0.9).tolist() == [0, 1, 1, 0, 2]
 
 
 def test_one_hot_features_of_a_missing_chain_are_zero_and_the_others_stay_aligned():

@@ -77,8 +77,7 @@ def test_leak_numbers_equal_those_counted_by_hand():
 @pytest.mark.parametrize(
     ("length", "num", "at_90", "at_70"),
     [
-        *[(9, 1, 0, 1), (15, 1, 1, 1), (20, 1, 1, 1), (46, 1, 1, 1), (53, 1, 1, 1), (60, 2, 1, 1), (120, 12, 1, 1)],
-        *[(250, 25, 1, 1), (250, 26, 0, 1), (250, 75, 0, 1), (250, 100, 0, 0)],
+        *[(9, 1, 0, 1), (20, 1, 1, 1), (120, 12, 1, 1), (250, 26, 0, 1), (250, 75, 0, 1), (250, 100, 0, 0)],
     ],
 )
 def test_mutants_of_training_sequences_are_near_copies_at_every_length(length, num, at_90, at_70):
@@ -89,13 +88,6 @@ def test_mutants_of_training_sequences_are_near_copies_at_every_length(length, n
         test.append("".join("CA"[x == "C"] if i in places else x for i, x in enumerate(sequence)))
     data = DatasetDict(train=Dataset.from_dict({"s": train}), test=Dataset.from_dict({"s": test}))
     assert leak_report(data, ["s"])["row"]["near"] == near(50 * at_90, 50 * at_70)
-
-
-def test_one_column_row_equals_its_column():
-    data = DatasetDict(train=Dataset.from_dict({"s": [A, B]}), test=Dataset.from_dict({"s": [A, C]}))
-    report = leak_report(data, ["s"])
-    assert report["row"] == report["columns"]["s"]
-    assert report["row"]["num_test_rows_in_train"] == 1
 
 
 def test_sample_of_test_rows_is_seeded_and_reported(monkeypatch):
@@ -156,10 +148,6 @@ def test_noise_and_ceiling_by_hand():
     assert report["rows"] == [[{"split": "train", "row": 1, "label": 6.0}, {"split": "train", "row": 3, "label": 7.0}]]
     assert "1 of 2 sequences that occur more than once (4 rows)" in describe_repeats(report)
     assert "train row 1 6, train row 3 7" in describe_repeats(report)
-
-
-def test_one_column_alone_repeats_more():
-    assert repeat_report(labelled(*ROWS), ["heavy"])["num_rows"] == 5
 
 
 def test_repeats_that_agree_say_nothing():
