@@ -156,14 +156,13 @@ class DataArguments:
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
-        unknown = [name for name in self.missing_chains if name not in self.sequence_columns]
-        if unknown or len(set(self.missing_chains)) < len(self.missing_chains):
-            allowed = ", ".join(self.sequence_columns)
-            raise ArgumentError(f"missing_chains={self.missing_chains}: name sequence columns, each once: {allowed}.")
-        if self.missing_chains and len(self.sequence_columns) < 2:
+        chains, allowed = self.missing_chains, ", ".join(self.sequence_columns)
+        if chains and (
+            len(self.sequence_columns) < 2 or sorted(chains) != sorted({*chains} & {*self.sequence_columns})
+        ):
             raise ArgumentError(
-                f"missing_chains={self.missing_chains}: {self.sequence_columns[0]!r} is the only sequence column, and "
-                "a row without any sequence cannot be used. Leave it out."
+                f"missing_chains={chains}: name some of several sequence columns ({allowed}), each once; a row without "
+                "any sequence cannot be used."
             )
         if self.split and self.split_column:
             raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
@@ -179,7 +178,6 @@ class DataArguments:
         if self.cluster_file and (self.cluster_column or self.cluster_identity is not None):
             raise ArgumentError("cluster_file holds finished clusters; drop --cluster_column and --cluster_identity.")
         if self.cluster_column and self.cluster_column not in self.sequence_columns:
-            allowed = ", ".join(self.sequence_columns)
             raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
 
     @property

@@ -81,7 +81,7 @@ def has_near(queries: Sequence[str], references: Sequence[str], identity: float)
     while start < len(others) and not found.all():
         part, asking = others[start : start + size], np.flatnonzero(~found)
         for index, likely in zip(asking, _likely_references([queries[i] for i in asking], part, identity)):
-            rounds = np.split(likely, ROUNDS)
+            rounds = np.split(likely, ROUNDS) if len(likely) else []
             found[index] = any(_are_near(queries[index], part[chosen], identity).any() for chosen in rounds)
         start, size = start + size, min(size * GROWTH, MOST_REFERENCES)
     return found

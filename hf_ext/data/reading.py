@@ -108,11 +108,8 @@ def peek_columns(name: str | None) -> dict[Path, list[str]]:
     Raises:
         DataError: as `read_parts`, of the first rows.
     """
-    return {path: _column_names(path) for path in local_files(name) if file_format(path)}
-
-
-def _column_names(path: Path) -> list[str]:
-    return next((table.column_names for _, table in iter_tables(path)), [])
+    paths = [path for path in local_files(name) if file_format(path)]
+    return {path: next((table.column_names for _, table in iter_tables(path)), []) for path in paths}
 
 
 def _local_path(name: str) -> Path:
@@ -120,10 +117,8 @@ def _local_path(name: str) -> Path:
         path = Path(name).expanduser()
         path.exists()
         name.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"{name!r}: the path is not UTF-8. Rename the file.") from error
-    except (OSError, RuntimeError) as error:  # too long, a folder that may not be entered, an unknown ~user
-        raise DataError(f"{show_name(name)}: cannot be looked up ({error}).") from error
+    except (OSError, RuntimeError, UnicodeEncodeError) as error:  # too long, not to be entered, an unknown ~user
+        raise DataError(f"{show_name(name)}: cannot be looked up ({error}). Use another name.") from error
     return path
 
 
@@ -191,7 +186,7 @@ def _read_files(
     if not streaming:
         table = _join([table, *numbered])
     if any(column not in table.column_names for column in needed):  # only JSON and FASTA records can differ
-        check_columns(_column_names(paths[0]), needed, label)
+        check_columns(peek_columns(str(paths[0]))[paths[0]], needed, label)
     if not streaming:
         return Part(label, as_dataset(table), split)
     # Tuples: a list in gen_kwargs would be taken for shards.

@@ -29,10 +29,6 @@ VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose th
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
 CLUSTER_IDENTITY = 0.8
 SMALLEST_IDENTITY = 0.2  # of MMseqs2; below, alignments of unrelated proteins look alike
-ALTERNATIVES = (
-    "use --split group:COLUMN, or cluster with MMseqs2 and give its table as --cluster_file, with --id_column"
-)
-SMALLER_CLUSTERS = f"Raise --cluster_identity, compare one column with --cluster_column, or {ALTERNATIVES}."
 _TAKEN = "--split_sizes leaves no rows for validation, by which the best model is chosen; a tenth of train"
 
 
@@ -91,43 +87,41 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
         needs_validation: a tenth of train's share becomes validation's where that has none; a note says so.
 
     Returns:
-        The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" validation and test
-        have a column `split_cluster`, the number of each row's cluster. Where no file or row says validation, a seeded
+        The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" they have
+        a column `split_cluster`, the number of each row's cluster. Where no file or row says validation, a seeded
         share of train becomes it; where none says test, there is no test split; notes say so.
 
     Raises:
         ArgumentError: a malformed rule or sizes.
         DataError: fewer rows, groups or clusters than splits, one cluster larger than the train share, or see
-            `clusters`; no row of a split column says train.
+            `cluster_numbers`; no row of a split column says train.
 
     Cost: random and group take milliseconds; see `cluster_numbers` for cluster.
     """
-    shares, seed = find_shares(args, needs_validation), args.split_seed
-    if SPLIT_FILE in data.column_names:
-        if not (args.split or args.split_column):
-            by_file, facts = _split_by_column(data, SPLIT_FILE, shares, seed)
-            return by_file, facts | {"rule": "files"}
-        data = data.remove_columns(SPLIT_FILE)
-    if args.split_column:
-        return _split_by_column(data, args.split_column, shares, seed)
-    rule = args.split or "random"
-    kind, column = check_rule(rule)
+    shares, seed, rule = find_shares(args, needs_validation), args.split_seed, args.split or "random"
+    own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
+    named_by = args.split_column or (None if args.split else next(iter(own_column), None))
     report: dict[str, Any] = {"rule": rule, "seed": seed, "notes": []}
-    if kind == "random":
-        splits, report = _divide(data, _random_sides(len(data), shares, seed), shares, report)
+    kind, column = check_rule(rule)
+    if named_by:
+        report["rule"] = "files" if named_by == SPLIT_FILE else f"column:{named_by}"
+        side = _named_sides(data, named_by, shares, seed, report["notes"])
+    elif kind == "random":
+        side = _random_sides(len(data), shares, seed)
     else:
         groups = factorize(column_values(data, column))[0] if column else _find_clusters(data, args, shares, report)
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
-        splits, report = _divide(data, side, shares, report)
-    if kind == "cluster":
-        for number, name in enumerate(SPLITS):
-            if name in splits:
-                splits[name] = splits[name].add_column(SPLIT_CLUSTER, groups[side == number].tolist())
-    if shares != check_sizes(args.split_sizes):
-        num = len(splits["validation"])
+        if kind == "cluster":
+            data = data.add_column(SPLIT_CLUSTER, groups.tolist())
+    if not named_by and shares != check_sizes(args.split_sizes):
+        num = int((side == 1).sum())
         report["notes"].append(f"{_TAKEN}: {num:,} rows ({shares[1]:.0%} of all, seed {seed}) became it")
-    return splits, report
+    data = data.remove_columns(own_column)
+    splits = DatasetDict(
+        {name: keep_rows(data, side == number) for number, name in enumerate(SPLITS) if (side == number).any()}
+    )
+    return splits, report | {"sizes": {name: len(split) for name, split in splits.items()}}
 
 
 def _find_clusters(data: Dataset, args: Any, shares: Sequence[float], report: dict[str, Any]) -> np.ndarray:
@@ -234,32 +228,28 @@ def refuse_giant(groups: np.ndarray, max_share: float, how: str = "") -> None:
     largest = int(np.bincount(groups).max())
     if largest > max_share * len(groups):
         raise DataError(
-            f"split=cluster: one cluster of near copies{how} holds {largest} of {len(groups)} rows, more than "
-            f"the train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. "
-            f"{SMALLER_CLUSTERS if how else 'Cluster with a higher identity, or use --split group:COLUMN.'}"
+            f"split=cluster: one cluster of near copies{how} holds {largest} of {len(groups)} rows, more than the "
+            f"train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. Cluster "
+            "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
         )
 
 
-def _split_by_column(
-    data: Dataset, column: str, shares: Sequence[float], seed: int
-) -> tuple[DatasetDict, dict[str, Any]]:
+def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:
+    """Of rows whose split a column names; of train, a share that is drawn where no row says validation."""
     found = distinct(data.with_format("arrow")[:][column])
     names = found.cells.to_pylist()
     side = np.array([SPLITS.index(str(canonical_split(name))) for name in names], np.int64)[found.number]
-    report: dict[str, Any] = {"rule": f"column:{column}", "seed": seed, "notes": []}
     train = np.flatnonzero(side == 0)
     if not len(train):
         raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(names))}.")
     if not (side == 1).any() and shares[1] > 0:
         share = shares[1] / (shares[0] + shares[1])
-        part = _random_sides(len(train), (1 - share, share, 0.0), seed)
-        side[train[part == 1]] = 1
-        report["notes"].append(
-            f"no row says validation: {int((part == 1).sum())} of {len(train)} train rows (seed {seed}) became it"
-        )
+        drawn = train[_random_sides(len(train), (1 - share, share, 0.0), seed) == 1]
+        side[drawn] = 1
+        notes.append(f"no row says validation: {len(drawn)} of {len(train)} train rows (seed {seed}) became it")
     if not (side == 2).any():
-        report["notes"].append("no row says test: there is no test split")
-    return _divide(data.remove_columns(column), side, None, report)
+        notes.append("no row says test: there is no test split")
+    return side
 
 
 def split_stream(
@@ -281,7 +271,7 @@ def split_stream(
     splits = IterableDatasetDict()
     for number, name in enumerate(SPLITS):
         if column or shares[number] > 0:
-            side = _StreamSide(number, tuple(keys), shares, args.split_seed, bool(column))
+            side = _StreamSide(number, tuple(keys), None if column else shares, args.split_seed)
             kept = data.filter(side, batched=True)
             splits[name] = kept.remove_columns(column) if column else kept
     return splits, report
@@ -293,18 +283,15 @@ class _StreamSide:
 
     number: int
     keys: tuple[str, ...]
-    shares: tuple[float, float, float]
+    shares: tuple[float, float, float] | None  # None: the key is the name of the split
     seed: int
-    by_name: bool
 
     def __call__(self, batch: Mapping[str, Sequence[object]]) -> list[bool]:
-        find = self._named if self.by_name else self._hashed
-        return [find(cells) == self.number for cells in zip(*(batch[key] for key in self.keys))]
+        return [self._find(cells) == self.number for cells in zip(*(batch[key] for key in self.keys))]
 
-    def _named(self, cells: Sequence[object]) -> int:
-        return SPLITS.index(str(canonical_split(cells[0])))
-
-    def _hashed(self, cells: Sequence[object]) -> int:
+    def _find(self, cells: Sequence[object]) -> int:
+        if self.shares is None:
+            return SPLITS.index(str(canonical_split(cells[0])))
         text = "\t".join(map(str, cells))
         digest = hashlib.blake2b(f"{self.seed}\t{text}".encode(), digest_size=8).digest()
         position = int.from_bytes(digest, "big") / 2**64
@@ -349,15 +336,3 @@ def _group_sides(groups: np.ndarray, shares: Sequence[float], seed: int, kind: s
         lacking[number] -= float(sizes[group])
         empty.discard(number)
     return side_of[groups]
-
-
-def _divide(
-    data: Dataset, side: np.ndarray, shares: Sequence[float] | None, report: dict[str, Any]
-) -> tuple[DatasetDict, dict[str, Any]]:
-    splits = DatasetDict()
-    for number, name in enumerate(SPLITS):
-        mask = side == number
-        if mask.any() or (shares is not None and shares[number] > 0):
-            splits[name] = keep_rows(data, mask)
-    report["sizes"] = {name: len(split) for name, split in splits.items()}
-    return splits, report

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import DataError
 from .columns import check_columns, missing_columns, show_name
@@ -22,19 +22,8 @@ MAX_HEADER_ROW = 20  # a header further down is not looked for
 logger = logging.getLogger(__name__)
 
 Record = tuple[int, dict[str, Any]]  # number of the row, its cells
-
-
-class _Cells(NamedTuple):
-    """A record as it is written, from its first line to its last; no cells where a line is blank."""
-
-    first: int
-    last: int
-    cells: list[str]
-
-    @property
-    def names(self) -> list[str]:
-        """Of the columns, where this is the header."""
-        return [cell.strip() or f"column_{number}" for number, cell in enumerate(self.cells, 1)]
+# A record as it is written, from its first line to its last; without cells where a line is blank.
+_Cells = tuple[int, int, list[str]]
 
 
 def irregular_kind(path: Path) -> str:
@@ -109,22 +98,21 @@ def read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Itera
     """
     records = _read_cells(path, delimiter)
     header, first_ones = _find_header(path, records, needed)
-    names, width = header.names, len(header.cells)
+    names, width = _name_columns(header), len(header)
     ragged: list[str] = []
     repeated: list[int] = []
     spanning: list[str] = []
     held: list[Record] = []  # rows without text, until one with text follows
-    for record in chain(first_ones, records):
-        cells = record.cells or [""] * width
-        if len(cells) != width:
-            ragged.append(f"row {record.first} has {len(cells)}")
-        elif cells == header.cells:
-            repeated.append(record.first)
-        elif record.last > record.first:
-            spanning.append(_check_spanning(path, record, delimiter))
+    for first, last, cells in chain(first_ones, records):
+        if cells and len(cells) != width:
+            ragged.append(f"row {first} has {len(cells)}")
+        elif cells == header:
+            repeated.append(first)
+        elif last > first:
+            spanning.append(_check_spanning(path, first, last, cells, delimiter))
         if ragged or repeated:
             continue
-        held.append((record.first, dict(zip(names, cells))))
+        held.append((first, dict(zip(names, cells or [""] * width))))
         if any(cells):
             yield from held
             held = []
@@ -142,13 +130,17 @@ def _read_cells(path: Path, delimiter: str) -> Iterator[_Cells]:
     first = 1
     try:
         for cells in reader:
-            yield _Cells(first, reader.line_num, cells)
+            yield first, reader.line_num, cells
             first = reader.line_num + 1
     except csv.Error as error:  # a field beyond its limit, as none that is meant
         raise DataError(f"{path}, row {first}: {error}. Look for a quote that is never closed.") from error
 
 
-def _find_header(path: Path, records: Iterator[_Cells], needed: Collection[str]) -> tuple[_Cells, list[_Cells]]:
+def _name_columns(header: Sequence[str]) -> list[str]:
+    return [cell.strip() or f"column_{number}" for number, cell in enumerate(header, 1)]
+
+
+def _find_header(path: Path, records: Iterator[_Cells], needed: Collection[str]) -> tuple[list[str], list[_Cells]]:
     """The first record that is not blank, or the second where that has the needed columns and the first has not; and
     those that were read behind it.
 
@@ -156,34 +148,35 @@ def _find_header(path: Path, records: Iterator[_Cells], needed: Collection[str])
         DataError: an empty file, another separator, a column twice, or needed ones that are missing.
     """
     read = list(islice(records, MAX_HEADER_ROW))
-    written = [one for one in read if any(map(str.strip, one.cells))]
+    written = [one for one in read if any(map(str.strip, one[2]))]
     if not written:
         raise DataError(f"{path}: the file is empty. It needs a header line and at least one row.")
     first = written[0]
-    header = next((one for one in written if {*needed} <= {*one.names}), first)
-    others = [word for sign, word in (("\t", "tab"), (",", "comma"), (";", "semicolon")) if sign in first.cells[0]]
-    if header is first and len(first.cells) == 1 and others:
+    found = next((one for one in written if {*needed} <= {*_name_columns(one[2])}), first)
+    _, row, header = found
+    others = [word for sign, word in (("\t", "tab"), (",", "comma"), (";", "semicolon")) if sign in header[0]]
+    if found is first and len(header) == 1 and others:
         raise DataError(f"{path}, row 1: the text is {others[0]}-separated; save it as .csv with commas, or as .tsv.")
-    if header not in written[:2]:
-        missing = missing_columns([name for name in needed if name not in first.names], first.names)
-        shown = ", ".join(map(show_name, header.names[:MAX_LISTED]))
-        raise DataError(f"{path}: {missing} Row {header.last} has them: {shown}. Remove the lines before it.")
-    check_columns(header.names, needed, str(path))
-    if header is not first:
-        warn_once(f"{path}: the header is in row {header.last}; what stands before it is passed over.")
-    return header, read[read.index(header) + 1 :]
+    if found not in written[:2]:
+        others = _name_columns(first[2])
+        missing = missing_columns([name for name in needed if name not in others], others)
+        shown = ", ".join(map(show_name, header[:MAX_LISTED]))
+        raise DataError(f"{path}: {missing} Row {row} has them: {shown}. Remove the lines before it.")
+    check_columns(_name_columns(header), needed, str(path))
+    if found is not first:
+        warn_once(f"{path}: the header is in row {row}; what stands before it is passed over.")
+    return header, read[read.index(found) + 1 :]
 
 
-def _check_spanning(path: Path, record: _Cells, delimiter: str) -> str:
+def _check_spanning(path: Path, first: int, last: int, cells: Sequence[str], delimiter: str) -> str:
     """The lines of a record, as "5 to 7"; in a text that is meant, hardly ever do all have the header's separators."""
-    lines, num_cells = delimiter.join(record.cells).rstrip("\n").split("\n"), len(record.cells)
-    rows = f"{record.first} to {record.last}"
-    if num_cells > 1 and len(lines) > 1 and all(line.count(delimiter) == num_cells - 1 for line in lines):
+    lines = delimiter.join(cells).rstrip("\n").split("\n")
+    if len(cells) > 1 and len(lines) > 1 and all(line.count(delimiter) == len(cells) - 1 for line in lines):
         raise DataError(
-            f"{path}, rows {rows}: two quotes make one record of these {len(lines)} lines, each of which has the "
-            f"{num_cells} fields of a row. Remove the stray quotes; if the text is meant, put it on one line."
+            f"{path}, rows {first} to {last}: two quotes make one record of these {len(lines)} lines, each of which "
+            f"has the {len(cells)} fields of a row. Remove the stray quotes; if the text is meant, put it on one line."
         )
-    return rows
+    return f"{first} to {last}"
 
 
 def _refusal(path: Path, width: int, ragged: Sequence[str], repeated: Sequence[int]) -> str:

@@ -66,12 +66,12 @@ def test_a_single_sequence_column_is_not_told_of_the_option_and_cannot_have_it(t
     with pytest.raises(DataError) as error:
         load_data(DataArguments(dataset_name=str(path)), output_dir=None, seed=0)
     assert "missing_chains" not in str(error.value)
-    with pytest.raises(ArgumentError, match="'sequence' is the only sequence column"):
+    with pytest.raises(ArgumentError, match="some of several sequence columns"):
         DataArguments(missing_chains=["sequence"])
 
 
 def test_names_that_are_no_sequence_columns_are_refused_and_so_is_a_masked_language_model(tmp_path):
-    with pytest.raises(ArgumentError, match="name sequence columns, each once: heavy, light"):
+    with pytest.raises(ArgumentError, match=r"name some of several sequence columns \(heavy, light\), each once"):
         DataArguments(sequence_columns=["heavy", "light"], missing_chains=["Light"])
     with pytest.raises(ArgumentError, match="each once"):
         DataArguments(sequence_columns=["heavy", "light"], missing_chains=["light", "light"])

@@ -75,7 +75,7 @@ def test_another_kind_of_file_named_parquet_is_named(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/a.csv", "x" * 300 + ".csv", "\udcff.csv"])
 def test_a_path_that_cannot_be_looked_up_is_named(name):
-    with pytest.raises(DataError, match=r"cannot be looked up|not UTF-8"):
+    with pytest.raises(DataError, match="cannot be looked up"):
         read_table(name)
 
 
