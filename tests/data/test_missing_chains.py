@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -15,8 +14,6 @@ from hf_ext.data.proteins import STANDARD
 from hf_ext.data.split_report import find_missing, leak_report
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.nearest import NearestBaseline
-from hf_ext.evaluation.sequence_features import SequenceFeatures
 
 HEAVY, LIGHT = "EVQLVESGGG", "DIQMTQ"
 PRESENT, ABSENT = (HEAVY, LIGHT), (HEAVY, "")
@@ -163,13 +160,6 @@ def test_windows_are_cut_from_the_rows_that_have_it(bert):
     assert (batch["num_rows"].item(), batch["place"].tolist()) == (2, [0, -1, 1])
 
 
-def test_a_pair_is_lacked_only_where_both_parts_may_be(bert):
-    pair = {"heavy+light": ["heavy", "light"]}
-    assert collate(bert, ["D", ""], columns=pair)[0].optional_inputs == []
-    assert collate(bert, ["D", ""], columns=pair)[1]["heavy+light"]["input_ids"].shape == (2, 6)
-    assert collate(bert, ["D"], ("heavy", "light"), pair)[0].optional_inputs == ["heavy+light"]
-
-
 def test_a_tokenizer_that_frames_pairs_otherwise_is_refused_where_a_part_may_be_missing(bert):
     tokenizer = ResidueTokenizer(bert, 2)
     tokenizer.frames_alike = False
@@ -204,25 +194,3 @@ def test_two_missing_chains_are_identical_and_a_missing_one_is_like_no_other(tra
     row = leak_report(splits([train], [test]), ["heavy", "light"])["row"]
     assert row["num_test_rows_in_train"] == near
     assert [found["num_rows"] for found in row["near"]] == [near, near]
-
-
-def test_one_hot_features_of_a_missing_chain_are_zero_and_the_others_stay_aligned():
-    lights = ["DIQ", "", "DIV", ""]
-    features = SequenceFeatures([["EV", "EQ", "EV", "EV"], lights])
-    assert features.name == "one-hot"  # lengths of the chains that are there are equal
-    # V and Q at 2 of heavy; D, I at 1, 2 and Q, V at 3 of light, which vary since some rows lack them
-    assert features.transform([["EV", "EQ"], ["DIQ", ""]]).sum(1).tolist() == [1 + 3, 1]
-    assert np.all(features.transform([["EV"], [""]])[0, -4:] == 0)
-    assert SequenceFeatures([["EV", "EQ"], ["DIQ", "DIVV"]]).name == "one-hot and 3-mer"
-
-
-def test_nearest_neighbours_take_two_missing_chains_for_equal():
-    heavies, lights = ["EV", "EQ", "EV", "EQ"], ["DIQ", "DIV", "", ""]
-    features = SequenceFeatures([heavies, lights])
-    found = features.directions([heavies, lights])
-    similarity = found @ found.T
-    np.testing.assert_allclose(np.diag(similarity), 1, rtol=1e-6)
-    assert similarity[2, 3] == pytest.approx(0.5)  # the same light chain, none; another heavy one
-    assert similarity[0, 2] == pytest.approx(0.5)  # the same heavy chain; one of them has no light one
-    nearest = NearestBaseline([1]).fit(found, [1.0, 2.0, 3.0, 4.0], found, [1.0, 2.0, 3.0, 4.0])
-    np.testing.assert_allclose(nearest.predict(features.directions([["EV"], [""]])), [3.0])

@@ -164,19 +164,6 @@ def test_bounds_are_no_measurements_that_could_disagree():
     assert repeat_report(data, ["heavy", "light"])["num_rows"] == 2
 
 
-def test_the_ceiling_is_what_a_perfect_model_reaches():
-    rng = np.random.default_rng(0)
-    truth = np.repeat(rng.normal(7, 1, 1000), 2)
-    labels = truth + rng.normal(0, 0.5, 2000)
-    rows = [(f"{'A' * (index // 2 + 1)}", "C", float(label)) for index, label in enumerate(labels)]
-    report = repeat_report(labelled(rows[:1800], rows[1800:]), ["heavy", "light"])
-    ranks = [np.argsort(np.argsort(values)) for values in (truth + 1e-9 * rng.random(2000), labels)]
-    assert report["noise"] == pytest.approx(np.sqrt(np.mean((labels - truth) ** 2)), rel=0.05)
-    assert report["max_pearson"] == pytest.approx(np.corrcoef(truth, labels)[0, 1], abs=0.02)
-    assert report["max_spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=0.02)
-    assert is_much_noise(report)  # a fifth of the variance, in every row
-
-
 def test_few_repeats_do_not_put_the_whole_set_in_doubt():
     rows = [("A" * (index + 1), "C", float(index % 7)) for index in range(100)]
     report = repeat_report(labelled([*rows, ("A", "C", 6.0)], [("K", "C", 5.0)]), ["heavy", "light"])
