@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..errors import DataError
 from .arguments import DataArguments
-from .columns import as_array, as_text, distinct, missing_columns
+from .columns import as_array, as_text, check_columns, distinct
 from .filters import parse_filter
 from .labels import name_label_kind, parse_labels
 from .proteins import clean_chains, remedy_if_missing
@@ -76,9 +76,7 @@ class RowSchema:
 
     def check_columns(self, names: Sequence[str], path: str) -> None:
         """DataError that names what is missing of `needed`, the nearest column and all that a table has."""
-        names = [name for name in names if name != SOURCE_ROW]
-        if missing := [name for name in self.needed if name not in names]:
-            raise DataError(f"{path}: {missing_columns(missing, names)}")
+        check_columns([name for name in names if name != SOURCE_ROW], self.needed, path)
 
     def clean(self, table: pa.Table, path: str) -> CleanRows:
         """Filters, cleans and parses; rows with any error are left out of `table` and listed in `errors`.

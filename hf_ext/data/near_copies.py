@@ -79,7 +79,7 @@ def has_near(queries: Sequence[str], references: Sequence[str], identity: float)
     others = np.random.default_rng(0).permutation(np.array(references, dtype=object))
     start, size = 0, FIRST_REFERENCES
     while start < len(others) and not found.all():
-        part, asking = others[start : start + size], np.flatnonzero(~found)
+        part, asking = others[start : start + size], np.flatnonzero(~found).tolist()
         for index, likely in zip(asking, _likely_references([queries[i] for i in asking], part, identity)):
             rounds = np.split(likely, ROUNDS) if len(likely) else []
             found[index] = any(_are_near(queries[index], part[chosen], identity).any() for chosen in rounds)
@@ -106,10 +106,10 @@ def find_families(sequences: Sequence[str], identity: float) -> np.ndarray:
         for joined in np.unique(family[near]):
             family[family == joined] = family[one]
 
-    for one in np.random.default_rng(0).permutation(len(every))[:FEW]:
+    for one in np.random.default_rng(0).permutation(len(every))[:FEW].tolist():
         join(one, np.arange(len(every)))
     is_asking = family != np.bincount(family).argmax()  # two of the largest family link nothing new
-    asking = np.flatnonzero(is_asking)
+    asking = np.flatnonzero(is_asking).tolist()
     for one, likely in zip(asking, _likely_references(every[asking], every, identity)):
         likely = likely[(likely > one) | ~is_asking[likely]]
         for chosen in np.split(likely, ROUNDS):

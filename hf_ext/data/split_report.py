@@ -158,11 +158,15 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
     """One sentence or two, with the first rows and the ceiling; "" where no labels disagree."""
     if "noise" not in report:
         return ""
-    shown = "; ".join(_describe_group(group) for group in report["rows"])
+    groups = []
+    for group in report["rows"]:
+        listed = [f"{one['split']} row {one['row']} {one['label']:g}" for one in group[:MAX_LISTED]]
+        more = len(group) - MAX_LISTED
+        groups.append(", ".join(listed) + (f" and {more:,} more" if more > 0 else ""))
     disagreeing = f"{report['num_disagreeing']:,} of {report['num_groups']:,} sequences that occur more than once"
     ceiling = f"above {report['max_pearson']:.3f}, no Spearman much above {report['max_spearman']:.3f}"
     return (
-        f"{disagreeing} ({report['num_rows']:,} rows) have labels that disagree: {shown}. Noise of "
+        f"{disagreeing} ({report['num_rows']:,} rows) have labels that disagree: {'; '.join(groups)}. Noise of "
         f"{report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their variance), no "
         f"model's RMSE falls below it, no Pearson rises {ceiling}. Average them, or name what tells them apart in "
         "--sequence_columns."
@@ -172,12 +176,6 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
 def is_much_noise(report: Mapping[str, Any]) -> bool:
     """Whether repeats are so many, and so far apart, that the whole set is in doubt."""
     return report["num_rows"] >= MANY_REPEATS * report["num_all"] and report.get("share", 0.0) > MUCH_NOISE
-
-
-def _describe_group(group: Sequence[Mapping[str, Any]]) -> str:
-    listed = [f"{one['split']} row {one['row']} {one['label']:g}" for one in group[:MAX_LISTED]]
-    more = len(group) - MAX_LISTED
-    return ", ".join(listed) + (f" and {more:,} more" if more > 0 else "")
 
 
 def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[str, dict[str, int]]:

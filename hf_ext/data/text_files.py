@@ -116,8 +116,19 @@ def read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Itera
         if any(cells):
             yield from held
             held = []
-    if ragged or repeated:
-        raise DataError(_refusal(path, width, ragged, repeated))
+    refusals = []  # all at once: who mends one row at a time has to run as often as there are rows
+    if ragged:
+        refusals.append(
+            f"{path}: the header has {width} fields, but {_list(ragged)}. Add what is missing, take out what is too "
+            f"much, quote text with separators, and close each quote; the decimal sign is a point."
+        )
+    if repeated:
+        refusals.append(
+            f"{path}, row {_list(repeated)}: the header again, as joined files have it. Remove it, or name the files "
+            f"by a pattern in quotes, as 'folder/*.csv'."
+        )
+    if refusals:
+        raise DataError("\n".join(refusals))
     if spanning:
         warn_once(
             f"{path}: {len(spanning)} records run over several lines, because a quoted field holds a line end: rows "
@@ -177,22 +188,6 @@ def _check_spanning(path: Path, first: int, last: int, cells: Sequence[str], del
             f"has the {len(cells)} fields of a row. Remove the stray quotes; if the text is meant, put it on one line."
         )
     return f"{first} to {last}"
-
-
-def _refusal(path: Path, width: int, ragged: Sequence[str], repeated: Sequence[int]) -> str:
-    """All of them at once: who mends one row at a time has to run as often as there are rows."""
-    texts = []
-    if ragged:
-        texts.append(
-            f"{path}: the header has {width} fields, but {_list(ragged)}. Add what is missing, take out what is too "
-            f"much, quote text with separators, and close each quote; the decimal sign is a point."
-        )
-    if repeated:
-        texts.append(
-            f"{path}, row {_list(repeated)}: the header again, as joined files have it. Remove it, or name the files "
-            f"by a pattern in quotes, as 'folder/*.csv'."
-        )
-    return "\n".join(texts)
 
 
 def _list(found: Sequence[Any]) -> str:
