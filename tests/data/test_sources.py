@@ -91,6 +91,13 @@ def test_json_column_of_mixed_types_becomes_text_and_absent_keys_null(tmp_path):
     data = read_table(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines))))
     assert data["label"][:] == ["7.5", "<=7", "3"]
     assert data["x"][:] == [None, "[1]", None]
+    many = [{"label": 7, "y": 1}] * 1000 + [{"label": 7.5, "y": 2}]  # tables of a thousand rows are joined
+    data = read_table(write(tmp_path / "b.jsonl", "\n".join(map(json.dumps, many))))
+    assert (data["label"][:], data["y"][-1]) == ([7.0] * 1000 + [7.5], 2)
+    many.append({"label": "<=7"})
+    data = read_table(write(tmp_path / "c.jsonl", "\n".join(map(json.dumps, many))))
+    assert data["label"][:] == ["7"] * 1000 + ["7.5", "<=7"]
+    assert data["source_row"][-1] == 1002
 
 
 def test_parquet_faults_are_data_errors(tmp_path):
