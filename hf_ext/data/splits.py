@@ -81,7 +81,7 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
         data: the rows; with a column `SPLIT_FILE`, the files are the splits unless the arguments say otherwise.
         args: `DataArguments`. `split_column`: a column that says train, valid (validation, val, dev) or test, in any
             case. `split`: "random"; "group:COLUMN" (all rows of a group on one side, sizes met as closely as whole
-            groups allow); or "cluster" (similar rows on one side, see `cluster_numbers`, or by
+            groups allow); or "cluster" (similar rows on one side, see `find_clusters`, or by
             `cluster_file`). `split_sizes` are shares of train, validation and test; a share of 0 leaves that split out.
             `split_seed`: any integer.
         needs_validation: a tenth of train's share becomes validation's where that has none; a note says so.
@@ -94,9 +94,9 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
     Raises:
         ArgumentError: a malformed rule or sizes.
         DataError: fewer rows, groups or clusters than splits, one cluster larger than the train share, or see
-            `cluster_numbers`; no row of a split column says train.
+            `find_clusters`; no row of a split column says train.
 
-    Cost: random and group take milliseconds; see `cluster_numbers` for cluster.
+    Cost: random and group take milliseconds; see `find_clusters` for cluster.
     """
     shares, seed, rule = find_shares(args, needs_validation), args.split_seed, args.split or "random"
     own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
@@ -109,7 +109,7 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
     elif kind == "random":
         side = _random_sides(len(data), shares, seed)
     else:
-        groups = factorize(column_values(data, column))[0] if column else _find_clusters(data, args, shares, report)
+        groups = factorize(column_values(data, column))[0] if column else find_clusters(data, args, shares[0], report)
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
         if kind == "cluster":
@@ -124,18 +124,50 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
     return splits, report | {"sizes": {name: len(split) for name, split in splits.items()}}
 
 
-def _find_clusters(data: Dataset, args: Any, shares: Sequence[float], report: dict[str, Any]) -> np.ndarray:
-    """(n,) the number of each row's cluster, from the file that another program wrote, or found here."""
+def find_clusters(data: Dataset, args: Any, max_share: float, report: dict[str, Any]) -> np.ndarray:
+    """Returns int64 [n] cluster numbers: rows share one where their sequences share a family in every column.
+
+    Families are those of `near_copies.find_families`: two rows that are at least as identical as asked in every column
+    always share a cluster, and so do rows that a chain of such sequences connects, column by column. Below
+    `MIN_IDENTITY` they are connected components of what MMseqs2 finds, which counts identity over its local alignments
+    (80 % of both sequences at least) and may miss pairs. With `cluster_file` they are what another program found.
+
+    Args:
+        data: the rows.
+        args: `DataArguments`: `cluster_identity`, and `cluster_column` or all `sequence_columns`; or `cluster_file`.
+        max_share: of the rows; a cluster that is larger is an error.
+        report: takes what was compared.
+
+    Raises:
+        DataError: a cluster larger than `max_share`; or see `read_cluster_file`.
+        RuntimeError: MMseqs2 failed.
+
+    Cost: less than a CPU second for variants of one protein and for 4,000 unrelated ones, 2 s for 4,000 antibody chains
+    at 0.8; it grows with the square of the rows. Dearest are sets with many pairs that are nearly, but not quite, as
+    identical as asked, such as antibodies below 0.9, and long proteins below 0.8: a bar shows how far it is.
+    """
     if args.cluster_file:
         name = str(args.id_column)
-        groups = read_cluster_file(args.cluster_file, column_values(data, name), name)
         report |= {"file": args.cluster_file, "id_column": name}
-        refuse_giant(groups, shares[0])
-        return groups
-    names = [args.cluster_column] if args.cluster_column else list(args.sequence_columns)
-    identity = CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity
-    report |= {"identity": identity, "columns": names}
-    return cluster_numbers(data, names, identity, shares[0])
+        groups = read_cluster_file(args.cluster_file, column_values(data, name), name)
+    else:
+        identity = CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity
+        names = [args.cluster_column] if args.cluster_column else list(args.sequence_columns)
+        report |= {"identity": identity, "columns": names}
+        find = find_families if identity >= MIN_IDENTITY else _find_by_mmseqs
+        groups = np.zeros(len(data), dtype=np.int64)
+        for name in names:
+            numbers, distinct_ones = factorize(column_values(data, name))
+            groups, _ = factorize(zip(groups.tolist(), find(distinct_ones, identity)[numbers].tolist()))
+    largest = int(np.bincount(groups).max())
+    if largest > max_share * len(groups):
+        how = "" if args.cluster_file else f" at identity {identity:g}"
+        raise DataError(
+            f"split=cluster: one cluster of near copies{how} holds {largest} of {len(groups)} rows, more than the "
+            f"train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. Cluster "
+            "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
+        )
+    return groups
 
 
 def check_cluster_identity(identity: float) -> None:
@@ -151,38 +183,6 @@ def check_cluster_identity(identity: float) -> None:
             'Run: pip install "hf_ext[clustering]", or give a table of `mmseqs easy-cluster` as --cluster_file '
             "x_cluster.tsv --id_column COLUMN."
         )
-
-
-def cluster_numbers(data: Dataset, columns: Sequence[str], identity: float, max_share: float) -> np.ndarray:
-    """Returns int64 [n] cluster numbers: rows share one where their sequences share a family in every column.
-
-    Families are those of `near_copies.find_families`: two rows that are at least `identity` identical in every one of
-    `columns` always share a cluster, and so do rows that a chain of such sequences connects, column by column. Below
-    `MIN_IDENTITY` they are connected components of what MMseqs2 finds, which counts identity over its local alignments
-    (80 % of both sequences at least) and may miss pairs.
-
-    Args:
-        data: the rows.
-        columns: the sequence columns to compare.
-        identity: `SMALLEST_IDENTITY` to 1.
-        max_share: of the rows; a cluster that is larger is an error.
-
-    Raises:
-        DataError: a cluster larger than `max_share`.
-        RuntimeError: MMseqs2 failed.
-
-    Cost: less than a CPU second for variants of one protein and for 4,000 unrelated ones, 2 s for 4,000 antibody chains
-    at 0.8; it grows with the square of the rows. Dearest are sets with many pairs that are nearly, but not quite, as
-    identical as asked, such as antibodies below 0.9, and long proteins below 0.8: a bar shows how far it is.
-    """
-    groups = np.zeros(len(data), dtype=np.int64)
-    find = find_families if identity >= MIN_IDENTITY else _find_by_mmseqs
-    for column in columns:
-        cells = column_values(data, column)
-        family = find(list(dict.fromkeys(cells)), identity)
-        groups, _ = factorize(zip(groups.tolist(), family[factorize(cells)[0]].tolist()))
-    refuse_giant(groups, max_share, f" at identity {identity:g}")
-    return groups
 
 
 def _find_by_mmseqs(sequences: Sequence[str], identity: float) -> np.ndarray:
@@ -221,17 +221,6 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
             f"named as in column {column!r}."
         )
     return factorize(cluster_of[one] for one in ids)[0]
-
-
-def refuse_giant(groups: np.ndarray, max_share: float, how: str = "") -> None:
-    """DataError where one cluster holds more than `max_share` of the rows."""
-    largest = int(np.bincount(groups).max())
-    if largest > max_share * len(groups):
-        raise DataError(
-            f"split=cluster: one cluster of near copies{how} holds {largest} of {len(groups)} rows, more than the "
-            f"train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. Cluster "
-            "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
-        )
 
 
 def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:
