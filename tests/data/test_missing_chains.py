@@ -129,10 +129,9 @@ def test_a_pair_with_one_part_missing_is_the_other_part_alone(bert):
     assert alone["input_ids"][0].tolist() == bert("A C")["input_ids"]
 
 
-def collate(bert, lights, missing=("light",), columns=None, **given):
-    columns = columns or {"heavy": ["heavy"], "light": ["light"]}
-    tokenizers = {name: ResidueTokenizer(bert, len(parts)) for name, parts in columns.items()}
-    collator = SequenceCollator(tokenizers, columns, missing_chains=missing, **given)
+def collate(bert, lights, missing=("light",)):
+    tokenizers = {name: ResidueTokenizer(bert, 1) for name in ("heavy", "light")}
+    collator = SequenceCollator(tokenizers, {"heavy": ["heavy"], "light": ["light"]}, missing_chains=missing)
     return collator, collator([{"heavy": "AC", "light": light} for light in lights])["sequences"]
 
 
