@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
     "comparing": (1530, 19),
-    "data": (3315, 27),
+    "data": (3318, 27),
     "doctor": (2388, 26),
     "embeddings": (453, 6),
     "evaluation": (2196, 18),

@@ -104,6 +104,7 @@ def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
         column = column.cast(column.type.value_type)
     if pa.types.is_string(column.type) or pa.types.is_string_view(column.type):
         column = column.cast(pa.large_string())  # its offsets reach beyond 2 GiB
+        column = pa.chunked_array([column.combine_chunks()])  # a thousand small pieces take longer
     try:
         coded = column.dictionary_encode("encode")
     except pa.ArrowNotImplementedError:

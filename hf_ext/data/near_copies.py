@@ -77,12 +77,13 @@ def has_near(queries: Sequence[str], references: Sequence[str], identity: float)
     known = set(references)
     found = np.array([one in known for one in queries], dtype=bool)
     others = np.random.default_rng(0).permutation(np.array(references, dtype=object))
-    start, size = 0, FIRST_REFERENCES
+    found |= _are_near(queries, others[:FEW], identity).any(1)
+    start, size = FEW, FIRST_REFERENCES
     while start < len(others) and not found.all():
         part, asking = others[start : start + size], np.flatnonzero(~found).tolist()
         for index, likely in zip(asking, _likely_references([queries[i] for i in asking], part, identity)):
             rounds = np.split(likely, ROUNDS) if len(likely) else []
-            found[index] = any(_are_near(queries[index], part[chosen], identity).any() for chosen in rounds)
+            found[index] = any(_are_near([queries[index]], part[chosen], identity).any() for chosen in rounds)
         start, size = start + size, min(size * GROWTH, MOST_REFERENCES)
     return found
 
@@ -102,7 +103,7 @@ def find_families(sequences: Sequence[str], identity: float) -> np.ndarray:
 
     def join(one: int, others: np.ndarray) -> None:
         others = others[family[others] != family[one]]
-        near = others[_are_near(every[one], every[others], identity)]
+        near = others[_are_near([every[one]], every[others], identity)[0]]
         for joined in np.unique(family[near]):
             family[family == joined] = family[one]
 
@@ -187,9 +188,9 @@ def _likely_references(queries: Sequences, references: np.ndarray, identity: flo
         yield likely[np.argsort(-shared[likely], kind="stable")]
 
 
-def _are_near(query: str, others: np.ndarray, identity: float) -> np.ndarray:
-    """Returns bool [n]: whether each of the others is at least that identical to the query."""
-    if not len(others):
-        return np.zeros(0, bool)
+def _are_near(queries: Sequences, references: Sequences, identity: float) -> np.ndarray:
+    """Returns bool [q, r]: which of the references are at least that identical to a query."""
+    if not len(queries) or not len(references):
+        return np.zeros((len(queries), len(references)), bool)
     cutoff, scorer = max(0.0, identity - 1e-6), Levenshtein.normalized_similarity
-    return cdist([query], others, scorer=scorer, score_cutoff=cutoff, dtype=np.float64)[0] >= identity - 1e-9
+    return cdist(queries, references, scorer=scorer, score_cutoff=cutoff, dtype=np.float64) >= identity - 1e-9
