@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..arguments.names import name_nearest
-from ..data.numbers import NUMBER
+from ..data.labels import NUMBER
 from ..errors import ArgumentError, RequirementsFailed
 from ..reporting.requirements import HEADERS, required_rows
 from ..reporting.tables import format_table

@@ -13,9 +13,8 @@ from ..affinity.building import check_splits
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values, factorize
 from ..data.loading import check_labels, load_data
-from ..data.missing_chains import count_missing, settle_missing
 from ..data.reading import local_files, peek_columns
-from ..data.split_report import leak_report
+from ..data.split_report import find_missing, leak_report
 from ..data.splits import SPLIT_CLUSTER, draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
@@ -163,7 +162,8 @@ def load_pairs(
     report["leaks"] = leak_report(splits, data_args.sequence_columns)
     columns = args.antigen_column, args.heavy_column, args.light_column or None
     data = PairData(splits, *columns, has_affinities, report, data_args.group_column)
-    _count_missing(data, data_args)
+    report["missing_chains"] = find_missing(data.splits, data_args.missing_chains)
+    data_args.missing_chains = [*report["missing_chains"]]
     report["num_antigens"] = {name: len(set(column_values(split, data.antigen))) for name, split in splits.items()}
     report["warnings"] += _warn_of_known_antigens(data)
     return data
@@ -235,12 +235,6 @@ def _ignored_bounds(labels: dict[str, Any], num_rows: int) -> list[str]:
     if not num:
         return []
     return [f"{num:,} of {num_rows:,} training labels are bounds (<, >), which the generator takes for exact values."]
-
-
-def _count_missing(data: PairData, data_args: DataArguments) -> None:
-    counts = count_missing(data.splits, data_args.missing_chains)
-    data_args.missing_chains = settle_missing(counts, data.report["sizes"])
-    data.report["missing_chains"] = {column: counts[column] for column in data_args.missing_chains}
 
 
 def _warn_of_known_antigens(data: PairData) -> list[str]:
