@@ -126,11 +126,13 @@ GOOD = {"heavy": "EVQL", "light": "DIQM", "antigen": "MKTA"}
         ([{**GOOD, "light": ""}], r"row 1, column 'light', value '': the sequence is empty"),
         ([GOOD, {**GOOD, "heavy": "EV1L"}], r"row 2, column 'heavy', value 'EV1L': digit '1' at position 3 of 4"),
         ([GOOD, GOOD, {**GOOD, "antigen": None}], r"row 3, column 'antigen', value '': the sequence is missing"),
-        ([GOOD, {"heavy": "EVQL", "light": "DIQM"}], r"row 2: no 'antigen'; it has \['heavy', 'light'\]"),
+        ([GOOD, {"heavy": "EVQL", "light": "DIQM"}], r"row 2, column 'antigen', value '.*': the sequence is missing"),
         ({"heavy": ["EVQL"], "light": ["DIQM"]}, r"no column 'antigen': the model reads \['heavy', .*there are"),
-        ({**GOOD}, r"rows\['heavy'\] is one text, not a list of them: for a single row give \[\{\.\.\.\}\]"),
-        ({"heavy": ["E"], "light": ["D", "D"], "antigen": ["M"]}, r"unequal length: \{'heavy': 1, 'light': 2"),
-        ([GOOD, None], r"row 2: a NoneType, not a dict with 'heavy'"),
+        ({**GOOD}, r"rows cannot be read as a table \(If using all scalar values.*: give a list of dicts"),
+        (
+            {"heavy": ["E"], "light": ["D", "D"], "antigen": ["M"]},
+            r"must be of the same length\): give a list",
+        ),
         (
             [{**GOOD, "heavy": ""}],
             r"sequence is empty\. Fill it in, or leave the row out\. Only models .* --missing_chains, .*\.\nMend",
@@ -143,8 +145,8 @@ GOOD = {"heavy": "EVQL", "light": "DIQM", "antigen": "MKTA"}
             [{**GOOD, "heavy": "EV-L"}],
             r"--gaps remove\.\nMend these rows, or leave them out\. Options that begin with -- ",
         ),
-        ("EVQL", r"rows are a str: give a list of dicts, .* with heavy, light, antigen"),
-        ([GOOD, {**GOOD, "heavy": "E" * 511}], r"'heavy' is longer than the 510 residues .* 1 rows .*: 2\. Shorten"),
+        ("EVQL", r"give a list of dicts, .* with heavy, light, antigen"),
+        ([GOOD, {**GOOD, "heavy": "E" * 511}], r"'heavy' has 511 residues; its encoder takes 510.*\n.*row 2 of rows"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_row(predictor: AffinityPredictor, rows: Any, message: str) -> None:

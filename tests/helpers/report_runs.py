@@ -158,7 +158,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "alpha": 0.5,
             "spearman": {"student": 0.8, "teacher": 0.82},
             "size_ratio": 12.5,
-            "held_out": {"text": "The teacher did not train on these test rows."},
+            "held_out": "The teacher may have been trained on these test rows.",
         },
         "advice": ["Next: --use_peft fine-tunes."],
     }

@@ -78,5 +78,5 @@ def teacher_blocks(run: RunFiles) -> list[Block]:
         ["Spearman of the teacher on test", units.score({"value": spearman.get("teacher")})],
         ["parameters, teacher to student", units.number(facts.get("size_ratio"))],
     ]
-    held_out = as_dict(facts.get("held_out")).get("text")
+    held_out = facts.get("held_out")
     return [Table(["", ""], rows, "Learned from a teacher."), *([Bullets([str(held_out)])] if held_out else [])]
