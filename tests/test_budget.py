@@ -12,7 +12,7 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1741, 15),
-    "affinity": (3136, 30),
+    "affinity": (3068, 29),
     "arguments": (571, 8),
     "checkpoints": (1807, 12),
     "comparing": (1530, 19),
@@ -27,7 +27,7 @@ BUDGET = {
     "models": (3299, 40),
     "pde": (943, 13),
     "recipes": (2, 1),
-    "reporting": (3939, 63),
+    "reporting": (3926, 63),
     "speedups": (1904, 20),
     "training": (2189, 20),
 }

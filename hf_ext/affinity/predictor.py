@@ -6,7 +6,6 @@ import copy
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,17 @@ from ..data.missing_chains import remedy_if_missing
 from ..data.proteins import ResiduePolicy, clean_chains
 from ..data.row_errors import format_errors
 from ..embeddings.dataset import factorize, join_parts, take_rows
-from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
-from ..models.fp32_fallback import in_float32
 from ..models.prediction_intervals import half_width
 from ..running import check_inputs
 from ..trainer import FastTrainer
-from ..training.embedding_cache import encode_sequences
 from ..training_args import FastTrainingArguments
 from .calibrating import uncalibrated
+from .embedding import embed_distinct
 
 SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "embedding_cache", "data_loading"]  # those that predictions gain from
-TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"
 # What a model needs; never pickled weights, whatever else lies in a repository.
@@ -157,7 +153,8 @@ class AffinityPredictor:
         for name, parts in self.collator.columns.items():
             positions, distinct = factorize(read_columns(table, parts), name in optional)
             numbers[name] = torch.from_numpy(positions)
-            tables[name] = self._embed(name, [join_parts(parts) for parts in distinct])
+            inputs = [join_parts(parts) for parts in distinct]
+            tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
         found = []
         with nullcontext() if calibrated else uncalibrated(self.model):
             for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
@@ -166,21 +163,6 @@ class AffinityPredictor:
                 missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
                 found.append(self.model(embeddings=pooled, missing=missing)[wanted].float().cpu())
         return check_predictions(torch.cat(found).numpy())
-
-    def _embed(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """Pooled embeddings of distinct inputs: (n, width), float32, on the CPU; as in training, in float32 where half
-        precision overflows."""
-        encode = partial(encode_sequences, self.model, self.collator, name, device=self.device)
-        exactly = in_float32(self.model, name, encode)
-        lengths = np.array([len(one) for one in sequences], np.int64)
-        order = np.argsort(-lengths, kind="stable")  # the longest first: what does not fit fails at once
-        table = torch.empty(len(sequences), self.model.embedding_sizes[name])
-        start = 0
-        while start < len(order):
-            chosen = order[start : start + max(1, TOKENS_PER_BATCH // int(lengths[order[start]]))]
-            table[torch.from_numpy(chosen)] = encode_finite(encode, exactly, [sequences[i] for i in chosen])[0].float()
-            start += len(chosen)
-        return table
 
 
 def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:

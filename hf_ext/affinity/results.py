@@ -19,9 +19,9 @@ from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..running import plots_if_possible, with_absolute_path
 from .advice import make_advice
+from .ensemble import SeedScores
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .scoring import SplitScores
-from .seed_scores import SeedScores
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
