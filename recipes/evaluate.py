@@ -31,20 +31,10 @@ with quick_imports():
     from pathlib import Path
     from typing import Any, Optional
 
-    from hf_ext.affinity.comparing import (
-        LabelledRows,
-        ScoredModel,
-        check_reads,
-        compare,
-        describe,
-        describe_unmet,
-        find_models,
-        load_labelled,
-        load_test,
-        read_all_columns,
-    )
+    from hf_ext.affinity.comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
     from hf_ext.affinity.prediction_file import PREDICTION
     from hf_ext.affinity.predictor import SPEEDUPS
+    from hf_ext.affinity.scored_models import ScoredModel, check_reads, find_models, read_all_columns
     from hf_ext.arguments.checks import FINITE, check_ranges
     from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import make_folder
@@ -118,12 +108,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     requirements = parse_requirements(own.require, known)
     metric = settle_metric(own.metric, models, known)
     found = compare(
-        {one.name: one.predict(rows, data_args, args, own.prediction_column) for one in models},
+        {one.name: one.predict(rows.table, rows.source, data_args, args, own.prediction_column) for one in models},
         rows,
         metric=metric,
         requirements=requirements,
         seed=args.seed,
-        notes=[note for one in models for note in one.notes(rows)],
+        notes=[note for one in models for note in one.notes(rows.table)],
     )
     log.info("\n%s\n", describe(found))
     result = {"models": {one.name: str(one.path) for one in models}, "seed": args.seed, **found}

@@ -1,8 +1,7 @@
-"""Several models on the same labelled rows: what each predicts is a column, and columns are scored and compared."""
+"""Columns of predictions for the same labelled rows, scored and compared: which rows these are, and what is found."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,8 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from ..cli import recipe_command
 from ..data.arguments import DataArguments
-from ..data.collators import SequenceCollator
-from ..data.columns import column_values, read_columns
-from ..data.formats import file_format
+from ..data.columns import column_values
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW
 from ..data.splits import SPLIT_CLUSTER
@@ -28,25 +24,18 @@ from ..evaluation.requirements import Requirement, check_requirements, describe_
 from ..evaluation.resampling import ResamplingUnits, unit_facts
 from ..evaluation.verdict import judge_pair
 from ..reporting import units
-from ..reporting.report.run_files import read_run, read_test_predictions
+from ..reporting.report.run_files import read_run
 from ..reporting.tables import format_table
-from ..running import check_inputs
 from ..training_args import FastTrainingArguments
 from .baselines import label_array, read_bounds
 from .held_out import describe_units, find_units
-from .prediction_file import read_predictions
-from .predictor import check_predictions, columns_of, find_model, load_model, predicting
 from .preparing import settle_threshold
 from .results import BOUND_SIGNS, PREDICTIONS
-from .scoring import LIMITS_NOTE, RANKING_NOTE, Compared, predict_calibrated
+from .scoring import LIMITS_NOTE, Compared
 from .slices import find_exact
 
 FloatArray = NDArray[np.float64]
 COLLAPSED = (AlarmKind.CONSTANT, AlarmKind.FEW_VALUES, AlarmKind.BLOCK)
-OLD_FILES = (".pth", ".pt", ".bin", ".ckpt")
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,140 +132,6 @@ def load_test(
         resampled,
         describe_units(resampled),
     )
-
-
-# --- models, and what they predict ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScoredModel:
-    """A model that is scored: its folder and collator; or predictions that were made, in a file.
-
-    Attributes:
-        name: in tables; no two have the same.
-        path: the folder, or the file.
-        collator: None of a file.
-    """
-
-    name: str
-    path: Path
-    collator: SequenceCollator | None = None
-
-    @property
-    def is_scale_free(self) -> bool:
-        """Whether it predicts an order only (a ranking loss)."""
-        return bool(self.collator) and json.loads((self.path / "config.json").read_text()).get("loss") == "ranking"
-
-    def predict(
-        self, rows: LabelledRows, data_args: DataArguments, args: FastTrainingArguments, column: str
-    ) -> FloatArray:
-        """Its predictions for the rows: (n,), label units; of a model as its own run scored them.
-
-        Args:
-            rows: to be predicted.
-            data_args: as the rows were read.
-            args: of prediction: speed-ups, batch size, precision, embedding cache.
-            column: of the predictions in a file.
-
-        Raises:
-            ArgumentError: the model cannot be loaded.
-            DataError: rows that it cannot read, or other ones than a file's; predictions that are not finite.
-
-        Cost: one pass over the rows.
-        """
-        if self.collator is None:
-            columns, policy = data_args.sequence_columns, data_args.residue_policy
-            return read_predictions(
-                self.path, rows.table, columns, data_args.label_column, policy=policy, column=column
-            )
-        check_inputs(self.collator, {"rows": rows.table}, rows.source)
-        with predicting(load_model(self.path), self.collator, args) as trainer:
-            return check_predictions(predict_calibrated(trainer, rows.table)[1])
-
-    def notes(self, rows: LabelledRows) -> list[str]:
-        """Sentences on what its scores on these rows do not say."""
-        if self.collator is None:
-            return [f"Whether {self.name} was trained on these rows is not known."]
-        ranking = f"{self.name}: {RANKING_NOTE}" if self.is_scale_free else ""
-        return [note for note in (ranking, describe_seen(self.name, self.path, self.collator, rows.table)) if note]
-
-
-def find_models(given: Sequence[str], too_long: str | None = None) -> list[ScoredModel]:
-    """What the user named: model folders, Hub ids, files with predictions.
-
-    Args:
-        given: their names.
-        too_long: what models do with long sequences; None: each as it was trained.
-
-    Raises:
-        ArgumentError: one is neither, a `.pth` that was not converted, or there twice.
-    """
-    names = [Path(one).name for one in given]
-    names = [*given] if len({*names}) < len(names) else names
-    if len({*names}) < len(names):
-        raise ArgumentError(f"--models {' '.join(given)}: one is named twice.")
-    return [_find(name, one, too_long) for name, one in zip(names, given)]
-
-
-def _find(name: str, given: str, too_long: str | None) -> ScoredModel:
-    path = Path(given).expanduser()
-    if path.suffix.lower() in OLD_FILES:
-        raise ArgumentError(
-            f"--models {given}: make it a model folder first: {recipe_command('resume_check')} --convert {given} "
-            "--model FOLDER --output_dir NEW, where FOLDER has the config.json of such a model."
-        )
-    if file_format(path) and not path.is_dir():
-        if not path.is_file():
-            raise ArgumentError(f"--models {given}: there is no such file.")
-        return ScoredModel(name, path)
-    folder = find_model(given)
-    collator = SequenceCollator.from_pretrained(folder)
-    collator.too_long = too_long or collator.too_long
-    return ScoredModel(name, folder, collator)
-
-
-def read_all_columns(models: Sequence[ScoredModel], args: DataArguments) -> None:
-    """Makes `args` read the columns that the models read, where rows may lack the chains that no model needs."""
-    collators = [one.collator for one in models if one.collator is not None]
-    if collators:
-        args.sequence_columns = [*dict.fromkeys(column for one in collators for column in columns_of(one))]
-        needed = {column for one in collators for column in columns_of(one) if column not in one.missing_chains}
-        args.missing_chains = [column for column in args.sequence_columns if column not in needed]
-
-
-def check_reads(name: str, collator: SequenceCollator, args: DataArguments) -> None:
-    """Raises ArgumentError where a model reads other columns than `args` do, or needs a chain that rows may lack."""
-    columns = [*dict.fromkeys(columns_of(collator))]
-    if any(column not in args.sequence_columns for column in columns):
-        raise ArgumentError(
-            f"{name} reads {', '.join(columns)}; the rows have the sequence columns "
-            f"{', '.join(args.sequence_columns)}. Give columns of the same sequences the same names."
-        )
-    needed = [one for one in columns if one in args.missing_chains and one not in collator.missing_chains]
-    if needed:
-        raise ArgumentError(
-            f"{name} has not learned to do without {' and '.join(needed)}, which rows may lack (--missing_chains). "
-            "Train it with --missing_chains, or leave these rows out."
-        )
-
-
-def describe_seen(name: str, folder: Path, collator: SequenceCollator, rows: Any) -> str:
-    """How many of these rows a model may have been trained on, by the test rows that its run listed; "" for none."""
-    columns, path = [*dict.fromkeys(columns_of(collator))], folder / PREDICTIONS
-    listed = read_test_predictions(path) if path.is_file() else None
-    if listed is None or not listed.columns.keys() >= {*columns}:
-        return f"Whether {name} was trained on these rows is not known."
-    own = {*zip(*(listed.columns[column] for column in columns))}
-    num = sum(row in own for row in read_columns(rows, columns))
-    if num == len(rows):
-        return ""
-    return (
-        f"The test split of {name} has {num:,} of these {len(rows):,} rows: it may have been trained on the others, "
-        "and then knows their labels."
-    )
-
-
-# --- columns of predictions, compared ---------------------------------------------------------------------------------
 
 
 def compare(

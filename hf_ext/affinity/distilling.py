@@ -28,8 +28,8 @@ from ..models.encoders import fingerprint_weights
 from ..running import check_inputs
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
-from .comparing import check_reads, describe_seen
 from .predictor import SPEEDUPS, check_predictions, columns_of, find_model, load_model, predicting
+from .scored_models import check_reads, describe_seen
 from .scoring import SplitScores
 
 # Of the arguments that say how rows are read, those that tell splits and labels, which further rows do not have.
