@@ -12,7 +12,7 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1741, 15),
-    "affinity": (3085, 30),
+    "affinity": (3083, 30),
     "arguments": (571, 8),
     "checkpoints": (1807, 12),
     "comparing": (1530, 19),

@@ -91,7 +91,7 @@ def train_seeds(trainer: Any, args: FastTrainingArguments) -> TrainedSeeds:
     folders = {seed: Path(str(trainer.args.output_dir)) / f"seed-{seed}" for seed in range(args.seed, args.seed + num)}
     if args.resume == "no":
         _forget(trainer, folders.values())
-    runs = []
+    runs: list[dict[str, Any]] = []
     for seed, folder in folders.items():
         logger.info("Head %d of %d, seed %d.", len(runs) + 1, num, seed)
         runs.append(_train_one(trainer, args, seed, folder))
