@@ -75,8 +75,9 @@ def test_the_same_command_again_replaces_its_predictions(predict, table):
 
 
 def test_without_them_the_columns_are_those_that_the_model_reads(predict, table):
-    header, rows = predict(table, "--keep_columns", "false", "--id_column", "note")
-    assert header == ["heavy", "light", "antigen", "note", "source_row", "prediction"]
+    Path(table).write_text(Path(table).read_text().replace("note,", "+note,", 1))
+    header, rows = predict(table, "--keep_columns", "false", "--id_column=+note")
+    assert header == ["heavy", "light", "antigen", "'+note", "source_row", "prediction"]
     assert rows[1][3] == "'=1+1"
     assert rows[0][0].isupper()
 
