@@ -6,9 +6,9 @@
 
 One table has every score with its interval and, beside the first model, by how much each later one is better, by a
 paired bootstrap on the same rows; a verdict says what that shows, and predictions that collapsed to a few values are
-called so. --test_of scores the rows that a run's own split held out, with its seed, threshold and slices: its model
-then has the scores of its report to the bit, on the same machine and with its embedding cache. A .pth becomes a model
-folder with recipes/resume_check.py --convert.
+called so. --test_of scores the test rows of a run, as its predictions.csv lists them, with its threshold, groups and
+resampled units; that file among the models has the scores of the run's report to the bit. A .pth becomes a model folder
+with recipes/resume_check.py --convert.
 
 A CSV has a column `prediction`, and `source_row` as predict.py writes it, or a line per row in their order; sequences
 and labels that it has too must be those of the rows. Requirements hold for every model but the first, or for a single
@@ -31,19 +31,10 @@ with quick_imports():
     from pathlib import Path
     from typing import Any, Optional
 
-    from hf_ext.affinity.candidates import Candidate, find_candidates, settle_columns
-    from hf_ext.affinity.evaluated_rows import (
-        EvaluatedRows,
-        load_labelled,
-        load_test,
-        read_trained_run,
-        recorded_label,
-        repeated_settings,
-    )
-    from hf_ext.affinity.evaluating import evaluate
-    from hf_ext.affinity.measure import verdict_metric
+    from hf_ext.affinity.comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
     from hf_ext.affinity.prediction_file import PREDICTION
-    from hf_ext.affinity.teacher import SPEEDUPS
+    from hf_ext.affinity.predictor import SPEEDUPS
+    from hf_ext.affinity.scored_models import ScoredModel, check_reads, find_models, read_all_columns
     from hf_ext.arguments.checks import FINITE, check_ranges
     from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import make_folder
@@ -51,10 +42,8 @@ with quick_imports():
     from hf_ext.errors import ArgumentError, exit_on_errors
     from hf_ext.evaluation.metrics import GROUP_METRIC, score_names
     from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
-    from hf_ext.evaluation.row_metrics import RowMetrics
     from hf_ext.evaluation.scores import PAIRED_METRICS
     from hf_ext.processes import refuse_several
-    from hf_ext.reporting.report.run_files import RunFiles
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.reporting.run_record import write_json
     from hf_ext.running import parse_command
@@ -82,7 +71,7 @@ class EvaluateArguments:
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
     metric: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Of the verdict. Left out: that of the run of --test_of; else rmse."}
+        default=None, metadata={"help": "Of the verdict. Left out: rmse; spearman where a model only ranks."}
     )
     binder_threshold: Optional[float] = field(  # noqa: UP045
         default=9.0,
@@ -106,51 +95,33 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """
     refuse_several("evaluate")
     parser, (own, data_args, args) = parse_command(TYPES, DEFAULTS, __doc__, argv)
-    run = read_trained_run(own.test_of) if own.test_of else None
-    if run:
-        refuse_other_rows(parser)
-        defaults = {**DEFAULTS, **repeated_settings(run, parser.origins)}
-        parser, (own, data_args, args) = parse_command(TYPES, defaults, __doc__, argv)
-    parse_requirements(own.require, score_names(own.binder_threshold, data_args.group_column is not None))
+    known = score_names(own.binder_threshold, data_args.group_column is not None)
+    parse_requirements(own.require, known)  # before rows are read, which may leave the threshold out
     output = find_output(own.output)
     log = start_run_log(None)
-    candidates = find_candidates(own.models, data_args.too_long if "too_long" in parser.explicit else None)
-    settle_columns(candidates, data_args, run is not None or "sequence_columns" in parser.explicit)
-    labels = {recorded_label(one.path) for one in candidates} - {None}
-    if run is None and "label_column" not in parser.explicit and len(labels) == 1:
-        (data_args.label_column,) = labels
-        log.info("Labels: column '%s', as in training; --label_column names another.", data_args.label_column)
-
-    rows = load_rows(run, own, data_args, args, parser)
-    known = score_names(own.binder_threshold, data_args.group_column is not None)
+    models = find_models(own.models, data_args.too_long if "too_long" in parser.explicit else None)
+    rows = load_rows(own, data_args, args, models, parser)
+    for one in models:
+        if one.collator is not None:
+            check_reads(one.name, one.collator, data_args)
+    known = score_names(rows.threshold, rows.groups is not None)
     requirements = parse_requirements(own.require, known)
-    by_rows = verdict_metric(args, RowMetrics(own.binder_threshold, data_args.group_column))
-    metric = settle_metric(own.metric or by_rows, candidates, known)
-    found = evaluate(
-        {one.name: one.predict(rows, data_args, args, own.prediction_column) for one in candidates},
+    metric = settle_metric(own.metric, models, known)
+    found = compare(
+        {one.name: one.predict(rows.table, rows.source, data_args, args, own.prediction_column) for one in models},
         rows,
         metric=metric,
         requirements=requirements,
         seed=args.seed,
-        notes=[note for one in candidates for note in one.notes(rows)],
+        notes=[note for one in models for note in one.notes(rows.table)],
     )
-    log.info("\n%s\n", found.text())
-    result = {"models": {one.name: str(one.path) for one in candidates}, "seed": args.seed, **found.as_dict()}
+    log.info("\n%s\n", describe(found))
+    result = {"models": {one.name: str(one.path) for one in models}, "seed": args.seed, **found}
     if output:
         write_json(output, result)
         log.info("All numbers are in %s.", output)
-    raise_failed(found.failed(), f"All scores are in {output}." if output else "All scores stand above.")
+    raise_failed(describe_unmet(found), f"All scores are in {output}." if output else "All scores stand above.")
     return result
-
-
-def refuse_other_rows(parser: FastArgumentParser) -> None:
-    """Raises ArgumentError where options of the data stand beside a run, which has its own."""
-    own = {one.name for one in dataclasses.fields(DataArguments)} - {"dataset_name"}
-    if given := sorted(own & parser.explicit):
-        raise ArgumentError(
-            f"--test_of reads the run's rows as the run did: leave out --{', --'.join(given)}. (--dataset_name says "
-            "where its data are now.)"
-        )
 
 
 def find_output(name: str | None) -> Path | None:
@@ -173,22 +144,27 @@ def is_evaluation(path: Path) -> bool:
 
 
 def load_rows(
-    run: RunFiles | None,
     own: EvaluateArguments,
     data_args: DataArguments,
     args: FastTrainingArguments,
+    models: Sequence[ScoredModel],
     parser: FastArgumentParser,
-) -> EvaluatedRows:
-    """The rows to score; what `--bad_rows drop` leaves out is counted in the log."""
-    if run:
-        return load_test(run, data_args, own, args.seed)
+) -> LabelledRows:
+    """The rows to score: of a run, or of a table; what `--bad_rows drop` leaves out is counted in the log."""
+    if own.test_of:
+        names = {one.name for one in dataclasses.fields(DataArguments)} - {"too_long"}
+        if given := sorted(names & parser.explicit):
+            raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
+        return load_test(own.test_of, data_args, own, args, parser.explicit)
+    if "sequence_columns" not in parser.explicit:
+        read_all_columns(models, data_args)
     with tempfile.TemporaryDirectory() as scratch:
         return load_labelled(data_args, own, parser.explicit, Path(scratch))
 
 
-def settle_metric(asked: str | None, candidates: Sequence[Candidate], known: Sequence[str]) -> str:
+def settle_metric(asked: str | None, models: Sequence[ScoredModel], known: Sequence[str]) -> str:
     """What verdicts compare in."""
-    metric = asked or ("spearman" if any(one.is_scale_free for one in candidates) else "rmse")
+    metric = asked or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
     allowed = [name for name in known if name in (*PAIRED_METRICS, GROUP_METRIC)]
     if metric not in allowed:
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")

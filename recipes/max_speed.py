@@ -30,7 +30,7 @@ with quick_imports():
     from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
     from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
     from hf_ext.affinity.embedding_ridge import EmbeddingRidge
-    from hf_ext.affinity.ensemble import train_seeds
+    from hf_ext.affinity.ensemble import score_seeds, train_seeds
     from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
     from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
     from hf_ext.affinity.intervals import fit_intervals, score_intervals
@@ -38,7 +38,6 @@ with quick_imports():
     from hf_ext.affinity.preparing import describe_rows, load_rows
     from hf_ext.affinity.results import save_results
     from hf_ext.affinity.scoring import read_requirements, score_split
-    from hf_ext.affinity.seed_scores import score_seeds
     from hf_ext.affinity.stacking import fit_ridge
     from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import run_folder

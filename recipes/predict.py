@@ -18,10 +18,8 @@ the network says, without what was fitted on those rows.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import join
 from typing import Any
 
 from hf_ext.cli import quick_imports
@@ -30,15 +28,21 @@ with quick_imports():
     import numpy as np
 
     from hf_ext.affinity.ensemble import predict_members
-    from hf_ext.affinity.evaluated_rows import find_labels
-    from hf_ext.affinity.prediction_file import check_columns, find_output, find_rejected, refuse_added
-    from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
+    from hf_ext.affinity.prediction_file import find_output, find_rejected, refuse_added
+    from hf_ext.affinity.predictor import (
+        SPEEDUPS,
+        check_interval,
+        check_predictions,
+        columns_of,
+        find_model,
+        load_model,
+        predicting,
+    )
     from hf_ext.affinity.results import write_predictions
-    from hf_ext.affinity.teacher import SPEEDUPS
-    from hf_ext.cli import recipe_command
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.collators import SequenceCollator
     from hf_ext.data.loading import load_sequences
+    from hf_ext.data.reading import peek_columns
     from hf_ext.errors import ArgumentError, exit_on_errors
     from hf_ext.models.affinity import AffinityModel
     from hf_ext.models.postprocess import describe_basis
@@ -98,7 +102,8 @@ def main(argv: list[str] | None = None) -> Path:
     output = find_output(predict_args.output, data_args.dataset_name)
     rejected = find_rejected(output, data_args.bad_rows)
     if predict_args.keep_columns and not data_args.streaming:
-        check_columns(data_args.dataset_name)
+        for path, names in peek_columns(data_args.dataset_name).items():
+            refuse_added(path, names)
     folder = find_model(predict_args.model, predict_args.revision)
     model = load_model(folder)
     half_width = _settle_scale(model, predict_args)
@@ -122,15 +127,8 @@ def main(argv: list[str] | None = None) -> Path:
     rows = loaded.table
     if loaded.as_read is not None:
         refuse_added(str(data_args.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now
-        given = data_args.label_column if "label_column" in parser.explicit else None
-        if label := find_labels(loaded.as_read, folder, given):
-            words = ["--models", predict_args.model, "--dataset_name", data_args.dataset_name, "--label_column", label]
-            scoring = f"{recipe_command('evaluate')} {join(words)}"
-            log.info("These rows have labels: %s scores the model on them.", scoring)
     check_inputs(collator, {"rows": rows}, data_args.dataset_name)
-    with tempfile.TemporaryDirectory() as scratch:
-        args.output_dir = scratch
-        trainer = FastTrainer(model, args, data_collator=collator)
+    with predicting(model, collator, args) as trainer:
         predictions, spread = _predict(trainer, rows)
         check_predictions(predictions)
         if trainer.is_world_process_zero():

@@ -100,10 +100,6 @@ class AffinityArguments:
         default=None,
         metadata={"help": "File of further sequences without labels, same columns: the teacher alone labels them."},
     )
-    distill_columns: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Sequence columns in the order in which the teacher reads its own. Left out: same names."},
-    )
     merge_lora: bool = field(
         default=False, metadata={"help": "Also save the model with its adapters merged, in the folder 'merged'."}
     )
@@ -155,9 +151,8 @@ class AffinityArguments:
         check_ranges(self, RANGES)
         if not 0 < self.distill_alpha <= 1:
             raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")
-        given = [name for name in ("distill_rows", "distill_columns") if getattr(self, name)]
-        if given and self.distill_from is None:
-            raise ArgumentError(f"--{given[0]} only acts with --distill_from.")
+        if self.distill_rows and self.distill_from is None:
+            raise ArgumentError("--distill_rows only acts with --distill_from.")
         if self.distill_from is not None and self.loss not in DISTILLABLE:
             raise ArgumentError(
                 f"--distill_from with --loss {self.loss}: a mixture of label and prediction is no bound and no "

@@ -16,9 +16,9 @@ from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
 from ..evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means, predict_nearest
 from ..evaluation.verdict import CONSTANT
+from .embedding import load_pretrained_towers
 from .embedding_ridge import EmbeddingRidge, fit_embedding_ridge
 from .partners import Partner, find_partner, fit_partner_ridges
-from .pretrained_towers import PretrainedTowers
 
 FloatArray = NDArray[np.float64]
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
@@ -225,8 +225,9 @@ def _add_embedding_ridges(
         parts = [*(_Rows.of(split, columns) for split in drawn), parts[2]]
         rows = {**rows, "num_rows": len(parts[0].labels)}
         try:
-            pretrained = PretrainedTowers(model, trainer.data_collator, torch.device(trainer.args.device))
-            encode = _encode_as_before(trainer.encode_distinct, pretrained)
+            device = torch.device(trainer.args.device)
+            names, pretrained = load_pretrained_towers(model, trainer.data_collator, device)
+            encode = _encode_as_before(trainer.encode_distinct, names, pretrained)
             features = [pooled_features(trainer, part.split, encode) for part in parts]
         except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
             baselines.notes.append(f"No {name} was fitted: the encoders before training cannot be used ({error}).")
@@ -247,9 +248,9 @@ def _add_embedding_ridges(
         )
 
 
-def _encode_as_before(encode: Encode, pretrained: PretrainedTowers) -> Encode:
-    """Frozen towers through the cache, the others as they were published."""
-    return lambda name, sequences: (pretrained.encode_distinct if name in pretrained.names else encode)(name, sequences)
+def _encode_as_before(encode: Encode, names: Sequence[str], pretrained: Encode) -> Encode:
+    """Frozen towers through the cache, those of `names` as they were published."""
+    return lambda name, sequences: (pretrained if name in names else encode)(name, sequences)
 
 
 def _partner_name(partner: Partner, columns: Sequence[str]) -> str:

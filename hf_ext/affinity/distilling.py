@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from transformers import set_seed
 
 from ..data.arguments import DataArguments
-from ..data.collators import SequenceCollator
+from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import read_columns
 from ..data.loading import load_sequences
 from ..errors import ArgumentError
 from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
+from ..files import replacing
+from ..models.encoders import fingerprint_weights
+from ..running import check_inputs
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
-from .predictor import columns_of, find_model, load_model
-from .results import read_test_rows
+from .predictor import SPEEDUPS, check_predictions, columns_of, find_model, load_model, predicting
+from .scored_models import check_reads, describe_seen
 from .scoring import SplitScores
-from .teacher import Row, fingerprint_teacher, predict_once
 
+# Of the arguments that say how rows are read, those that tell splits and labels, which further rows do not have.
+NOT_OF_FURTHER_ROWS = (
+    *("dataset_config_name", "dataset_revision", "censor_column", "group_column", "id_column", "split_column", "split"),
+    *("cluster_column", "cluster_identity", "cluster_file", "interval_by", "filter"),
+)
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +51,7 @@ class Distillation:
     train: Dataset
     test_predictions: np.ndarray
     facts: dict[str, Any]
-    folder: str
+    folder: Path
 
 
 def distill(
@@ -54,7 +64,7 @@ def distill(
     The teacher's predictions are kept in the output folder; a resumed run reads them there.
 
     Args:
-        model_args: `distill_from`, `distill_alpha`, `distill_rows` and `distill_columns`.
+        model_args: `distill_from`, `distill_alpha` and `distill_rows`.
         data_args: how rows were read; further rows are read and checked the same way.
         args: seed, output folder, embedding cache and batch size of the teacher's one pass.
         splits: train, validation and test, in memory.
@@ -67,31 +77,99 @@ def distill(
     """
     if not hasattr(splits["train"], "__len__"):
         raise ArgumentError("--distill_from needs rows in memory, which the teacher reads once: drop --streaming.")
-    folder = str(find_model(str(model_args.distill_from)))
+    folder = find_model(str(model_args.distill_from))
     collator = SequenceCollator.from_pretrained(folder)
-    columns = _match_columns(collator, model_args, data_args)
+    check_reads(f"The teacher {model_args.distill_from}", collator, data_args)
+    train, test, alpha = splits["train"], splits["test"], model_args.distill_alpha
     further, num_dropped = _further_rows(model_args, data_args, args, splits)
-    tables = [splits["train"], splits["test"], *([further] if further is not None else [])]
-    rows = [read_columns(table, columns) for table in tables]
-    distinct = sorted({row for part in rows for row in part}, key=lambda row: (sum(map(len, row)), row))
-    teacher = fingerprint_teacher(folder)
-    predictions = predict_once(folder, collator, args, distinct, teacher)
-    by_row = dict(zip(distinct, predictions.tolist()))
-    train = _mix(splits["train"], [by_row[row] for row in rows[0]], model_args.distill_alpha)
-    if further is not None:
-        train = _append(train, further, [by_row[row] for row in rows[2]])
+    column = _predict_once(folder, collator, args, [train, test, further])
+    labels = alpha * column[0].astype(np.float64) + (1 - alpha) * np.asarray(train["label"][:], np.float64)
+    mixed = train.remove_columns("label").add_column("label", labels)
     set_seed(args.seed)  # whether the teacher ran or not, the student starts from the same numbers
+    held_out = describe_seen("the teacher", folder, collator, test)
+    if held_out:
+        logger.warning("%s The student then knows them through it.", held_out)
     facts: dict[str, Any] = {
         "teacher": model_args.distill_from,
-        "teacher_fingerprint": teacher,
-        "alpha": model_args.distill_alpha,
-        "num_labelled_rows": len(splits["train"]),
-        "num_further_rows": 0 if further is None else len(further),
+        "alpha": alpha,
+        "num_labelled_rows": len(train),
+        "num_further_rows": len(further),
         "num_further_rows_left_out": num_dropped,
-        "held_out": _held_out(Path(folder), rows[1], columns_of(collator)),
+        "held_out": held_out,
     }
-    logger.log(logging.INFO if facts["held_out"]["is_clean"] else logging.WARNING, facts["held_out"]["text"])
-    return Distillation(train, np.array([by_row[row] for row in rows[1]], np.float32), facts, folder)
+    return Distillation(_append(mixed, further, column[2]), column[1], facts, folder)
+
+
+def _further_rows(
+    model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, splits: Any
+) -> tuple[Dataset, int]:
+    """Distinct rows of `distill_rows` that no split holds, and how many were left out."""
+    if model_args.distill_rows is None:
+        return splits["train"].select([]), 0
+    none_of_it = dict.fromkeys(NOT_OF_FURTHER_ROWS)
+    source = dataclasses.replace(data_args, **none_of_it, dataset_name=model_args.distill_rows)  # type: ignore[arg-type]
+    table: Any = load_sequences(source, output_dir=args.output_dir).table
+    seen = {row for split in splits.values() for row in read_columns(split, data_args.sequence_columns)}
+    first = {row: i for i, row in reversed([*enumerate(read_columns(table, data_args.sequence_columns))])}
+    kept = sorted(i for row, i in first.items() if row not in seen)
+    return table.select(kept), len(table) - len(kept)
+
+
+def _append(train: Dataset, further: Dataset, labels: np.ndarray) -> Dataset:
+    """Columns that further rows lack are null; no bound is known of them."""
+    if not len(further):
+        return train
+    known = {name: further[name][:] for name in further.column_names}
+    known |= {"label": labels.tolist(), "bound": [0] * len(further)}
+    columns = {name: known.get(name, [None] * len(further)) for name in train.column_names}
+    return concatenate_datasets([train, Dataset.from_dict(columns, features=train.features)])
+
+
+def _predict_once(
+    folder: Path, collator: SequenceCollator, args: FastTrainingArguments, tables: Sequence[Dataset]
+) -> list[np.ndarray]:
+    """The teacher's predictions for each table, (n,) float32 in label units, the same on all processes.
+
+    They are kept in the output folder under a name made of the model and its rows, and read there.
+
+    Raises:
+        ArgumentError: the model cannot be loaded.
+        DataError: rows that it cannot read, or predictions that are not finite.
+    """
+    columns = columns_of(collator)
+    rows = [read_columns(table, columns) for table in tables]
+    distinct = sorted({row for part in rows for row in part}, key=lambda row: (sum(map(len, row)), row))
+    identity = [fingerprint_weights(str(folder), None), (folder / INPUTS_NAME).read_text(), distinct]
+    path = Path(str(args.output_dir)) / f"teacher-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]}.npy"
+    found = [np.load(path) if args.process_index == 0 and path.is_file() else None]
+    if args.world_size > 1:
+        broadcast_object_list(found)
+    predictions = found[0]
+    if predictions is None:
+        predictions = _predict(folder, collator, args, Dataset.from_dict(dict(zip(columns, map(list, zip(*distinct))))))
+        if args.process_index == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as draft, draft.open("wb") as file:
+                np.save(file, predictions)
+    else:
+        logger.info("The teacher's predictions are read from %s.", path)
+    by_row = dict(zip(distinct, predictions))
+    return [np.array([by_row[row] for row in part], np.float32) for part in rows]
+
+
+def _predict(folder: Path, collator: SequenceCollator, args: FastTrainingArguments, table: Dataset) -> np.ndarray:
+    check_inputs(collator, {"rows": table})
+    own = FastTrainingArguments(
+        speedups=SPEEDUPS,
+        seed=args.seed,
+        use_cpu=args.use_cpu,
+        per_device_eval_batch_size=args.per_device_eval_batch_size,
+        embedding_cache_dir=args.embedding_cache_dir,
+        disable_tqdm=args.disable_tqdm,
+        report_to="none",
+    )
+    with predicting(load_model(folder), collator, own) as trainer:
+        return check_predictions(np.asarray(trainer.predict(table).predictions, np.float32).reshape(-1))
 
 
 def compare_with_teacher(
@@ -124,10 +202,11 @@ def compare_with_teacher(
         distillation.test_predictions, test.labels, groups=groups, threshold=threshold, seed=seed, units=units
     )
     test.scores["teacher"] = {name: score for name, score in scores.items() if name in test.scores["model"]}
-    num_parameters = {
-        "student": _count_parameters(student_folder),
-        "teacher": _count_parameters(distillation.folder),
-    }
+    num_parameters = {}
+    for name, folder in (("student", student_folder), ("teacher", distillation.folder)):
+        model = load_model(folder)
+        model.attach_encoders()
+        num_parameters[name] = sum(parameter.numel() for parameter in model.parameters())
     both = {"student": "model", "teacher": "teacher"}
     return {
         **distillation.facts,
@@ -137,95 +216,11 @@ def compare_with_teacher(
     }
 
 
-def _count_parameters(folder: str) -> int:
-    """Of a model in a folder, encoders that it refers to included."""
-    model = load_model(folder)
-    model.attach_encoders()
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def format_distillation(facts: dict[str, Any]) -> str:
     """What `compare_with_teacher` found, in one sentence."""
     shown = {name: "undefined" if value is None else f"{value:.3f}" for name, value in facts["spearman"].items()}
-    return (
+    text = (
         f"Distilled from {facts['teacher']}: Spearman {shown['student']}, the teacher's {shown['teacher']} on the same "
-        f"test rows; 1/{facts['size_ratio']:.3g} of its parameters. {facts['held_out']['text']}"
+        f"test rows; 1/{facts['size_ratio']:.3g} of its parameters. {facts['held_out']}"
     )
-
-
-def _match_columns(collator: SequenceCollator, model_args: AffinityArguments, data_args: DataArguments) -> list[str]:
-    """This data's columns, in the order of the teacher's."""
-    names, own = columns_of(collator), data_args.sequence_columns
-    columns = model_args.distill_columns or names
-    unknown = [name for name in columns if name not in own]
-    if unknown or len(columns) != len(names):
-        raise ArgumentError(
-            f"The teacher {model_args.distill_from} reads {names}; the sequence columns here are {own}. Say which "
-            f"stand for which with --distill_columns, {len(names)} of them in the teacher's order."
-        )
-    needed = [theirs for theirs, mine in zip(names, columns) if mine in data_args.missing_chains]
-    unlearned = [name for name in needed if name not in collator.missing_chains]
-    if unlearned:
-        raise ArgumentError(
-            f"--missing_chains: rows lack {' and '.join(unlearned)}, without which the teacher "
-            f"{model_args.distill_from} cannot predict. Train it with --missing_chains, or leave these rows out."
-        )
-    return list(columns)
-
-
-def _further_rows(
-    model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, splits: Any
-) -> tuple[Dataset | None, int]:
-    """Distinct rows of `distill_rows` that no split holds, and how many were left out."""
-    if model_args.distill_rows is None:
-        return None, 0
-    source = dataclasses.replace(
-        data_args,
-        dataset_name=model_args.distill_rows,
-        dataset_config_name=None,
-        dataset_revision=None,
-        censor_column=None,
-        group_column=None,
-        id_column=None,
-        split_column=None,
-        split=None,
-        cluster_column=None,
-        cluster_identity=None,
-        cluster_file=None,
-        interval_by=None,
-        filter=None,
-    )
-    table: Any = load_sequences(source, output_dir=args.output_dir).table
-    seen = {row for split in splits.values() for row in read_columns(split, data_args.sequence_columns)}
-    kept = []
-    for i, row in enumerate(read_columns(table, data_args.sequence_columns)):
-        if row not in seen:
-            seen.add(row)
-            kept.append(i)
-    return table.select(kept), len(table) - len(kept)
-
-
-def _mix(train: Dataset, teacher: Sequence[float], alpha: float) -> Dataset:
-    labels = alpha * np.asarray(teacher, np.float64) + (1 - alpha) * np.asarray(train["label"][:], np.float64)
-    return train.remove_columns("label").add_column("label", labels)
-
-
-def _append(train: Dataset, further: Dataset, teacher: Sequence[float]) -> Dataset:
-    """Columns that further rows lack are null; no bound is known of them."""
-    known = {name: further[name][:] for name in further.column_names}
-    known |= {"label": list(teacher), "bound": [0] * len(further)}
-    columns = {name: known.get(name, [None] * len(further)) for name in train.column_names}
-    return concatenate_datasets([train, Dataset.from_dict(columns, features=train.features)])
-
-
-def _held_out(folder: Path, test: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """How many test rows the teacher did not train on, as far as its own `predictions.csv` says."""
-    rows = read_test_rows(folder, names)
-    if rows is None:
-        text = "Whether the teacher was trained on these test rows is not known: its folder lists no test rows."
-        return {"num_test_rows": len(test), "num_held_out": None, "is_clean": False, "text": text}
-    num = sum(row in rows for row in test)
-    text = f"The teacher's test split has {num:,} of these {len(test):,} test rows."
-    if num < len(test):
-        text += " It may have been trained on the others, and the student then knows their labels through it."
-    return {"num_test_rows": len(test), "num_held_out": num, "is_clean": num == len(test), "text": text}
+    return text.rstrip()

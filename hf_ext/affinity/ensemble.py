@@ -1,10 +1,11 @@
-"""`--num_seeds N`: N heads on one embedding cache, each an ordinary run, and one model that predicts their mean."""
+"""`--num_seeds N`: N heads on one embedding cache, each an ordinary run, one model of their mean, and their spread."""
 
 from __future__ import annotations
 
 import copy
 import json
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,25 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from ..checkpoints.compare import compare_runs, describe_run, refuse
 from ..checkpoints.finished_model import check_model
 from ..checkpoints.store import CheckpointStore
+from ..data.columns import column_values
 from ..errors import ArgumentError
+from ..evaluation import score_predictions
+from ..evaluation.resampling import ResamplingUnits
 from ..models.affinity import AffinityModel
 from ..models.process_settings import replaced
+from ..reporting import units as shown
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.run_record import record_evaluations, write_json
 from ..training_args import FastTrainingArguments
 from .building import HEAD_SETTINGS
+from .scoring import SplitScores
 
 FINISHED = "finished.json"
+SHARED = ("label_mean", "label_std", "is_scaled", "encoder_dtype", "encoder_autocast", "encoder_bits")  # of the config
+MEANING = (
+    "The spread between seeds comes from initialisation, dropout and the order of rows alone: what all heads get "
+    "wrong together, and noise of the measurement, it does not show."
+)
 logger = logging.getLogger(__name__)
 
 
@@ -65,22 +76,8 @@ def train_seeds(trainer: Any, args: FastTrainingArguments) -> TrainedSeeds:
 
     Cost: N times the training of one head. Encoders run once, and their embeddings are kept in memory once.
     """
-    _check(trainer, args)
-    seeds = [args.seed + i for i in range(trainer.model.config.ensemble_size)]
-    if args.resume == "no":
-        _forget(trainer, seeds)
-    runs = []
-    for i, seed in enumerate(seeds):
-        logger.info("Head %d of %d, seed %d.", i + 1, len(seeds), seed)
-        runs.append(_train_one(trainer, args, seed))
-    _gather(trainer, [Path(run["folder"]) for run in runs])
-    trainer.collapse_alarms.extend({**alarm, "seed": run["seed"]} for run in runs for alarm in run["alarms"])
-    return TrainedSeeds(seeds, runs)
-
-
-def _check(trainer: Any, args: FastTrainingArguments) -> None:
-    num = trainer.model.config.ensemble_size
-    cache = trainer.plan["embedding_cache"]
+    config, cache = trainer.model.config, trainer.plan["embedding_cache"]
+    num = config.ensemble_size
     if cache.status != "applied":
         raise ArgumentError(
             f"--num_seeds {num} trains heads on the embedding cache, which is {cache.status} ({cache.reason}). Use "
@@ -91,26 +88,40 @@ def _check(trainer: Any, args: FastTrainingArguments) -> None:
             f"--resume {args.resume_from_checkpoint or args.resume}: with --num_seeds {num} each seed has checkpoints "
             "of its own. Use --resume auto or no."
         )
+    folders = {seed: Path(str(trainer.args.output_dir)) / f"seed-{seed}" for seed in range(args.seed, args.seed + num)}
+    if args.resume == "no":
+        _forget(trainer, folders.values())
+    runs: list[dict[str, Any]] = []
+    for seed, folder in folders.items():
+        logger.info("Head %d of %d, seed %d.", len(runs) + 1, num, seed)
+        runs.append(_train_one(trainer, args, seed, folder))
+    for member, folder in zip(trainer.model.head.members, folders.values()):
+        check_model(folder)  # it may be of an earlier process
+        weights = load_file(folder / SAFE_WEIGHTS_NAME)
+        prefix = "head."
+        member.load_state_dict({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)})
+    first = folders[args.seed]
+    saved = json.loads((first / "config.json").read_text())
+    for name in SHARED:
+        setattr(config, name, saved.get(name, getattr(type(config), name)))
+    trainer.state = TrainerState.load_from_json(str(first / TRAINER_STATE_NAME))
+    trainer.collapse_alarms.extend({**alarm, "seed": run["seed"]} for run in runs for alarm in run["alarms"])
+    return TrainedSeeds([*folders], runs)
 
 
-def _forget(trainer: Any, seeds: list[int]) -> None:
+def _forget(trainer: Any, folders: Iterable[Path]) -> None:
     """Nothing of earlier runs may be continued, even if this one is killed before it comes to a seed."""
     if trainer.is_world_process_zero():
-        for folder in (_folder(trainer, seed) for seed in seeds):
+        for folder in folders:
             (folder / FINISHED).unlink(missing_ok=True)
             if folder.is_dir():
                 CheckpointStore(folder).set_aside_after(-1)
     trainer.accelerator.wait_for_everyone()
 
 
-def _folder(trainer: Any, seed: int) -> Path:
-    return Path(trainer.args.output_dir) / f"seed-{seed}"
-
-
-def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str, Any]:
+def _train_one(trainer: Any, args: FastTrainingArguments, seed: int, folder: Path) -> dict[str, Any]:
     """Trains or reads one head; returns its facts."""
-    folder = _folder(trainer, seed)
-    member = _make_member(trainer, _member_args(args, seed, folder, trainer.model.config.ensemble_size))
+    member = _make_member(trainer, args, seed, folder)
     try:
         facts = describe_run(member)
         finished = folder / FINISHED
@@ -138,44 +149,17 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
         member.close()
 
 
-def _member_args(args: FastTrainingArguments, seed: int, folder: Path, num: int) -> FastTrainingArguments:
-    """As the command with `--seed`, but in a folder of its own, with its share of the disk, and never pushed."""
-    args = copy.copy(args)
+def _make_member(trainer: Any, args: FastTrainingArguments, seed: int, folder: Path) -> Any:
+    """The trainer of one head: as of a command with `--seed`, in its own folder, with its share of the disk."""
+    config, args = trainer.model.config, copy.copy(args)
     args.seed, args.output_dir, args.push_to_hub = seed, str(folder), False
     if args.save_total_size_gb is not None:
-        args.save_total_size_gb /= num + 1  # the last share is for the model of all heads
-    return args
-
-
-def _make_member(trainer: Any, args: FastTrainingArguments) -> Any:
-    config = trainer.model.config
-    set_seed(args.seed)
-    model = AffinityModel.from_encoders(
-        config.encoder_specs, config.tower_specs, **{name: getattr(config, name) for name in HEAD_SETTINGS}
-    )
-    return type(trainer)(
-        model,
-        args,
-        trainer.data_collator,
-        trainer.train_dataset,
-        trainer.eval_dataset,
-        compute_metrics=trainer.compute_metrics,
-    )
-
-
-def _gather(trainer: Any, folders: list[Path]) -> None:
-    """Puts the saved heads, and the scales they share, into `trainer.model`; the first seed's log into the state."""
-    model = trainer.model
-    for member, folder in zip(model.head.members, folders):
-        check_model(folder)  # it may be of an earlier process
-        weights = load_file(folder / SAFE_WEIGHTS_NAME)
-        prefix = "head."
-        head = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        member.load_state_dict(head)
-    saved = json.loads((folders[0] / "config.json").read_text())
-    for name in ("label_mean", "label_std", "is_scaled", "encoder_dtype", "encoder_autocast", "encoder_bits"):
-        setattr(model.config, name, saved.get(name, getattr(type(model.config), name)))
-    trainer.state = TrainerState.load_from_json(str(folders[0] / TRAINER_STATE_NAME))
+        args.save_total_size_gb /= config.ensemble_size + 1  # the last share is for the model of all heads
+    set_seed(seed)
+    settings = {name: getattr(config, name) for name in HEAD_SETTINGS}
+    model = AffinityModel.from_encoders(config.encoder_specs, config.tower_specs, **settings)
+    rows = trainer.train_dataset, trainer.eval_dataset
+    return type(trainer)(model, args, trainer.data_collator, *rows, compute_metrics=trainer.compute_metrics)
 
 
 def predict_members(trainer: Any, rows: Any) -> np.ndarray:
@@ -185,3 +169,76 @@ def predict_members(trainer: Any, rows: Any) -> np.ndarray:
     """
     with replaced(trainer, compute_metrics=None):  # they are those of one prediction per row
         return trainer.predict(rows, ignore_keys=[]).predictions[1]
+
+
+@dataclass(frozen=True)
+class SeedScores:
+    """`facts` for `all_results.json["seeds"]`; `std`: (n,) standard deviation over heads per test row, label units."""
+
+    facts: dict[str, Any]
+    std: np.ndarray
+
+    def text(self) -> str:
+        """The facts in a few lines."""
+        facts = self.facts
+        lines = [f"{facts['num_seeds']} seeds ({', '.join(map(str, facts['seeds']))}), one head each, same test rows:"]
+        for metric, single in facts["scores"].items():
+            if single["mean"] is not None:
+                whole = shown.score({"value": facts["ensemble"][metric]["value"]})
+                lines.append(f"  {metric}: {single['mean']:.3f} +- {single['std']:.3f}; of their mean {whole}")
+        lines.append(
+            f"  spread and error of a row, Spearman: {shown.score(facts['uncertainty']['spearman_of_error'])}."
+        )
+        return "\n".join([*lines, f"  {MEANING}"])
+
+
+def score_seeds(
+    trainer: Any,
+    trained: TrainedSeeds,
+    splits: Any,
+    test: SplitScores,
+    threshold: float | None,
+    group_column: str | None,
+    units: ResamplingUnits | None = None,
+) -> SeedScores:
+    """Scores every head on the test split, and tests whether their spread says where predictions are wrong.
+
+    Args:
+        trainer, trained: after `train_seeds`.
+        splits: with test.
+        test: scores of the mean prediction on test, from `score_split`.
+        threshold, group_column, units: as given to `score_split`.
+
+    Returns:
+        Facts: mean and standard deviation of each score over heads, and `uncertainty`: `mean_std`, the sample standard
+        deviation over heads, label units, as mean over rows; and `spearman_of_error`, a score with interval: its rank
+        correlation with the absolute error of the mean prediction.
+
+    Cost: a pass over test; 1,000 bootstrap resamples of one correlation.
+    """
+    members = predict_members(trainer, splits["test"]).astype(np.float64)
+    groups = column_values(splits["test"], group_column) if group_column else None
+    given: dict[str, Any] = {"groups": groups, "threshold": threshold, "num_resamples": 0}
+    singles = [score_predictions(one, test.labels, **given) for one in members.T]
+    spread, errors = members.std(axis=1, ddof=1), np.abs(members.mean(1) - test.labels)
+    of_error = score_predictions(spread, errors, threshold=None, seed=trainer.args.seed, units=units)["spearman"]
+    facts = {
+        "num_seeds": len(trained.seeds),
+        "seeds": trained.seeds,
+        "runs": trained.runs,
+        "scores": {
+            metric: _over_seeds([single[metric]["value"] for single in singles]) for metric in test.scores["model"]
+        },
+        "ensemble": test.scores["model"],
+        "uncertainty": {"mean_std": float(spread.mean()), "spearman_of_error": of_error},
+        "meaning": MEANING,
+    }
+    return SeedScores(facts, spread)
+
+
+def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and sample standard deviation; None where a seed's value is undefined."""
+    if any(value is None for value in values):
+        return {"mean": None, "std": None, "values": list(values)}
+    known = np.asarray(values, np.float64)
+    return {"mean": float(known.mean()), "std": float(known.std(ddof=1)), "values": known.tolist()}

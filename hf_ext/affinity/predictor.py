@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+import copy
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 
-from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
+from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
-from ..data.batching import batches_by_tokens
 from ..data.collators import INPUTS_NAME, SequenceCollator
+from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains, remedy_if_missing
 from ..data.row_errors import format_errors
 from ..embeddings.dataset import factorize, join_parts, take_rows
-from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder
-from ..models.affinity import AffinityModel, in_float32
+from ..models.affinity import AffinityModel
 from ..models.postprocess import half_width
-from ..pretrained import reading
+from ..running import check_inputs
+from ..trainer import FastTrainer
+from ..training_args import FastTrainingArguments
 from .calibrating import uncalibrated
+from .embedding import embed_distinct
 
-TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
+SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "embedding_cache", "data_loading"]  # those that predictions gain from
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"
 # What a model needs; never pickled weights, whatever else lies in a repository.
@@ -95,8 +100,9 @@ class AffinityPredictor:
             kernels or half precision of that run make larger.
 
         Raises:
-            DataError: a column is missing; a sequence is missing, empty, too long for its encoder or holds what is no
-                residue; a prediction is not finite; all refused rows are named, counted from 1.
+            DataError: a column is missing; a sequence is missing, empty, holds what is no residue, or is too long for
+                its encoder (`predictor.collator.too_long` may be set to "truncate" or, of single columns, "window"); a
+                prediction is not finite; all refused rows are named, counted from 1.
 
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
@@ -138,71 +144,34 @@ class AffinityPredictor:
             raise ArgumentError("This model has one head, so there is no spread. Train with --num_seeds 5, say.")
         return self._predict(rows, "member_logits", calibrated)
 
-    def _predict(self, rows: Any, wanted: str, calibrated: bool) -> np.ndarray:
-        with nullcontext() if calibrated else uncalibrated(self.model):
-            return self._run(rows, wanted)
-
     @torch.no_grad()
-    def _run(self, rows: Any, wanted: str) -> np.ndarray:
-        columns = _clean(read_rows(rows, self.columns), self.collator.missing_chains)
-        tables, positions = {}, {}
+    def _predict(self, rows: Any, wanted: str, calibrated: bool) -> np.ndarray:
+        table = _read_rows(rows, self.columns, self.collator.missing_chains)
+        if len(table):
+            check_inputs(self.collator, {"rows": table})
+        numbers, tables, optional = {}, {}, self.collator.optional_inputs
         for name, parts in self.collator.columns.items():
-            inputs = list(zip(*(columns[part] for part in parts)))
-            self._check(name, inputs)
-            numbers, distinct = factorize(inputs, name in self.collator.optional_inputs)
-            positions[name] = torch.from_numpy(numbers)
-            tables[name] = self._embed(name, distinct)
+            positions, distinct = factorize(read_columns(table, parts), name in optional)
+            numbers[name] = torch.from_numpy(positions)
+            inputs = [join_parts(parts) for parts in distinct]
+            tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
         found = []
-        for start in range(0, max(1, len(columns[self.columns[0]])), ROWS_PER_BATCH):
-            chosen = slice(start, start + ROWS_PER_BATCH)
-            numbered = {name: numbers[chosen] for name, numbers in positions.items()}
-            pooled = {name: take_rows(table, numbered[name]).to(self.device) for name, table in tables.items()}
-            optional = self.collator.optional_inputs
-            missing = {name: (numbered[name] < 0).to(self.device) for name in optional}
-            found.append(self.model(embeddings=pooled, missing=missing)[wanted].float().cpu())
+        with nullcontext() if calibrated else uncalibrated(self.model):
+            for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
+                chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
+                pooled = {name: take_rows(tables[name], each).to(self.device) for name, each in chosen.items()}
+                missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
+                found.append(self.model(embeddings=pooled, missing=missing)[wanted].float().cpu())
         return check_predictions(torch.cat(found).numpy())
-
-    def _embed(self, name: str, inputs: Sequence[tuple[str, ...]]) -> torch.Tensor:
-        """Pooled embeddings of distinct inputs: (n, width), float32, on the CPU."""
-        table = torch.empty(len(inputs), self.model.embedding_sizes[name])
-        for chosen in batches_by_tokens([sum(map(len, parts)) for parts in inputs], TOKENS_PER_BATCH):
-            table[torch.tensor(chosen)] = self._encode(name, [join_parts(inputs[i]) for i in chosen])
-        return table
-
-    def _encode(self, name: str, sequences: list[str]) -> torch.Tensor:
-        """Pooled embeddings of one batch, (n, width); as in training, in float32 where half precision overflows."""
-
-        def encode(batch: Sequence[str]) -> torch.Tensor:
-            tensors = self.collator.encode(name, *zip(*(sequence.split("|") for sequence in batch)))
-            return self.model.encode(name, {key: value.to(self.device) for key, value in tensors.items()}).float()
-
-        return encode_finite(encode, in_float32(self.model, name, encode), sequences)[0]
-
-    def _check(self, name: str, inputs: Sequence[tuple[str, ...]]) -> None:
-        """Refuses letters and lengths that the encoder cannot take; the lengths with row numbers."""
-        tokenizer = self.collator.tokenizers[name]
-        tokenizer.check_contract([part for row in dict.fromkeys(inputs) for part in row], name)
-        limit = tokenizer.max_residues
-        if limit is None or self.collator.too_long != "error":
-            return
-        above = [row for row, parts in enumerate(inputs, 1) if sum(map(len, parts)) > limit]
-        if above:
-            raise DataError(
-                f"Input '{name}' is longer than the {limit} residues that its encoder takes in {len(above)} "
-                f"{_WHERE}: {', '.join(map(str, above[:20]))}. Shorten them, or set predictor.collator.too_long = "
-                "'truncate' or, for single columns, 'window'."
-            )
 
 
 def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     """The folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
 
     Raises:
-        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`, or
-            its files are not those of its manifest.
+        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.
 
-    Cost: one read of the files to verify them; of a Hub model one download, of the files that loading needs; the Hub's
-    cache keeps them.
+    Cost: of a Hub model one download, of the files that loading needs; the Hub's cache keeps them.
     """
     folder = fetch_folder(name_or_path, revision, _FILES)
     if not (folder / INPUTS_NAME).is_file():
@@ -210,20 +179,34 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
             f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py, or the Hub "
             "id it was pushed to."
         )
-    check_model(folder)
     return folder
 
 
 def load_model(folder: str | Path) -> AffinityModel:
-    """The model in `folder`, from safetensors alone; encoders that it refers to are loaded when first needed.
+    """The model in `folder`, verified, from safetensors alone; encoders that it refers to are loaded when first needed.
 
     Raises:
-        ArgumentError: files are missing or damaged, or hold what is not finite.
+        ArgumentError: files are missing, damaged or not those of its manifest, or hold what is not finite.
+
+    Cost: as `open_model`.
     """
-    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
-        model = AffinityModel.from_pretrained(folder, use_safetensors=True)
-    check_finite(folder, model.state_dict())
-    return model
+    return open_model(AffinityModel, folder, use_safetensors=True)
+
+
+@contextmanager
+def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrainingArguments) -> Iterator[FastTrainer]:
+    """A trainer that predicts tables with all that `args` ask for: speed-ups, precision, embedding cache, processes.
+
+    It writes to no output folder, and what it switched in this process is switched back at the end.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        own = copy.copy(args)
+        own.output_dir = scratch
+        trainer = FastTrainer(model, own, data_collator=collator)
+        try:
+            yield trainer
+        finally:
+            trainer.close()
 
 
 def check_interval(model: AffinityModel, level: float, calibrated: bool = True) -> float:
@@ -261,65 +244,35 @@ def columns_of(collator: SequenceCollator) -> list[str]:
     return [column for parts in collator.columns.values() for column in parts]
 
 
-def read_rows(rows: Any, columns: Sequence[str]) -> dict[str, list[Any]]:
-    """The named columns of `rows`, as in `AffinityPredictor.predict`, as lists of equal length.
+def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str]) -> datasets.Dataset:
+    """The sequences of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
 
     Raises:
-        DataError: rows of another kind, a missing column, or columns of unequal length.
+        DataError: no table, a missing column, columns of unequal length; cells that are refused, with row and reason.
     """
-    if isinstance(rows, datasets.Dataset):
-        found = {name: rows[name][:] for name in columns if name in rows.column_names}
-        present = rows.column_names
-    elif isinstance(rows, pd.DataFrame):
-        found = {name: rows[name].tolist() for name in columns if name in rows.columns}
-        present = [str(name) for name in rows.columns]
-    elif isinstance(rows, Mapping):
-        found = {name: rows[name] for name in columns if name in rows}
-        present = [str(name) for name in rows]
-    elif isinstance(rows, Sequence) and not isinstance(rows, str):
-        return {name: [_cell(row, name, number) for number, row in enumerate(rows, 1)] for name in columns}
-    else:
+    try:
+        frame = rows.to_pandas() if isinstance(rows, datasets.Dataset) else pd.DataFrame(rows)
+    except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
-            f"rows are a {type(rows).__name__}: give a list of dicts, a dict of lists, a datasets.Dataset or a pandas "
-            f"DataFrame with {', '.join(columns)}."
-        )
-    missing = [name for name in columns if name not in found]
-    if missing:
-        raise DataError(f"rows have no column {missing[0]!r}: the model reads {[*columns]}, there are {present[:30]}.")
-    texts = [name for name, values in found.items() if isinstance(values, str)]
-    if texts:
-        raise DataError(f"rows[{texts[0]!r}] is one text, not a list of them: for a single row give [{{...}}].")
-    lengths = {name: len(values) for name, values in found.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"rows have columns of unequal length: {lengths}. Give each the same number of sequences.")
-    return {name: list(values) for name, values in found.items()}
-
-
-def _cell(row: Mapping[str, Any], name: str, number: int) -> Any:
-    if not isinstance(row, Mapping):
-        raise DataError(f"{_WHERE}, row {number}: a {type(row).__name__}, not a dict with {name!r}.")
-    if name not in row:
-        raise DataError(f"{_WHERE}, row {number}: no {name!r}; it has {[*row][:30]}.")
-    return row[name]
-
-
-def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) -> dict[str, list[str]]:
-    """Sequences as the data layer accepts them; those of `missing_chains` may be empty.
-
-    Raises:
-        DataError: some are refused, with row, column and reason.
-    """
-    rows = np.arange(1, 1 + max(map(len, columns.values())))
+            f"rows cannot be read as a table ({error}): give a list of dicts, a dict of lists, a datasets.Dataset or a "
+            f"pandas DataFrame with {', '.join(columns)}."
+        ) from error
+    if len(frame) == 0:
+        return datasets.Dataset.from_dict({name: [] for name in columns})
+    if missing := [name for name in columns if name not in frame]:
+        present = [*map(str, frame.columns[:30])]
+        raise DataError(f"rows have no column {missing[0]!r}: the model reads {[*columns]}, there are {present}.")
+    cells = {name: frame[name].tolist() for name in columns}
     if_missing = remedy_if_missing([*columns], needs_labels=False, needs_splits=False)
     args = DataArguments(sequence_columns=[*columns], missing_chains=[*missing_chains])
-    cleaned, errors, _ = clean_chains(columns, args, rows, if_missing)
+    cleaned, errors, _ = clean_chains(cells, args, np.arange(1, 1 + len(frame)), if_missing)
     if errors:
         refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(
             f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of "
             "recipes/predict.py."
         )
-    return {name: column.to_pylist() for name, column in cleaned.items()}
+    return as_dataset(pa.table(cleaned))
 
 
 def find_device() -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ from ..evaluation import label_audit
 from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_loss, plot_scatter
-from ..reporting.report.run_files import read_test_predictions
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..running import plots_if_possible, with_absolute_path
 from .advice import make_advice
+from .ensemble import SeedScores
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .scoring import SplitScores
-from .seed_scores import SeedScores
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
+BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 
 
 def save_results(
@@ -130,15 +130,19 @@ def write_predictions(
 ) -> None:
     """One line per row: its file row and identifying columns, the label where there is one, prediction and spread.
 
+    Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
+
     With `half_width`, both ends of an interval stand beside the prediction.
 
     With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
     that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
     """
-    kept = {name: rows for name in column_names(rows) if name not in ("label", "bound")} if _sized(rows) else {}
+    kept = {name: rows for name in column_names(rows) if name != "label"} if hasattr(rows, "__len__") else {}
     if as_read is not None:
         kept = {**dict.fromkeys(as_read.column_names, as_read), SOURCE_ROW: rows}
-    columns = [map(write_cell, source[name][:]) for name, source in kept.items()]
+    columns: list[Any] = [map(write_cell, source[name][:]) for name, source in kept.items()]
+    if "bound" in kept and as_read is None:
+        columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
     header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
     values = [*columns, *([] if labels is None else [labels]), predictions]
     if half_width is not None:
@@ -150,23 +154,3 @@ def write_predictions(
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(zip(*values))
-
-
-def read_test_rows(folder: Path, columns: Sequence[str]) -> set[tuple[str, ...]] | None:
-    """The sequences of the rows that the run in `folder` was tested on, and so was not trained on.
-
-    Returns:
-        In the order of `columns`; None where the folder does not list them.
-
-    Raises:
-        DataError: its list is damaged.
-    """
-    path = folder / PREDICTIONS
-    listed = read_test_predictions(path) if path.is_file() else None
-    if listed is None or not listed.columns.keys() >= {*columns}:
-        return None
-    return {*zip(*(listed.columns[name] for name in columns))}
-
-
-def _sized(rows: Any) -> bool:
-    return hasattr(rows, "__len__")

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.affinity.ensemble import predict_members, train_seeds
+from hf_ext.affinity.ensemble import predict_members, score_seeds, train_seeds
 from hf_ext.affinity.scoring import SplitScores, compute_metrics
-from hf_ext.affinity.seed_scores import judge_spread, score_seeds
 from hf_ext.checkpoints.finished_model import write_model_manifest
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
@@ -105,47 +104,31 @@ def test_every_member_is_the_single_run_with_its_seed_bit_by_bit(ensemble, make_
     ]
 
 
-def test_the_mean_of_the_members_is_predicted_and_members_can_be_asked_for(ensemble, splits):
+def test_the_saved_folder_is_one_model_of_the_mean_that_holds_encoders_by_reference_and_heads_once(ensemble, splits):
     trainer, _, folder = ensemble
     members = predict_members(trainer, splits["test"])
     assert members.shape == (40, 3)
     assert members.std(axis=1).min() > 0
     mean = trainer.predict(splits["test"]).predictions
     np.testing.assert_allclose(mean, members.mean(1), rtol=0, atol=1e-5)
-    assert np.abs(mean - members[:, 0]).max() > 1e-3  # the first head alone would not pass
-    single = AffinityModel.from_pretrained(folder / "seed-43")
-    batch = SequenceCollator.from_pretrained(folder)([*splits["test"]])
-    with torch.no_grad():
-        alone = single.eval()(**batch)
-    np.testing.assert_allclose(members[:, 1], alone.logits, rtol=0, atol=1e-4)
-    assert alone.member_logits is None
-
-
-def test_the_saved_folder_is_one_model_that_holds_encoders_by_reference_and_heads_once(ensemble, splits):
-    trainer, _, folder = ensemble
-    loaded = AffinityModel.from_pretrained(folder)
+    loaded, single = (AffinityModel.from_pretrained(path).eval() for path in (folder, folder / "seed-43"))
     assert loaded.config.ensemble_size == 3
     assert all(name.startswith("head.members.") for name in load_file(folder / "model.safetensors"))
     batch = SequenceCollator.from_pretrained(folder)([*splits["test"]])
     with torch.no_grad():
-        output = loaded.eval()(**batch)
-    np.testing.assert_allclose(output.logits, trainer.predict(splits["test"]).predictions, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(output.member_logits, predict_members(trainer, splits["test"]), rtol=0, atol=1e-4)
+        output, alone = loaded(**batch), single(**batch)
+    np.testing.assert_allclose(output.logits, mean, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(output.member_logits, members, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(members[:, 1], alone.logits, rtol=0, atol=1e-4)
+    assert alone.member_logits is None
 
 
 def test_encoders_run_once_for_all_seeds(ensemble, cache):
     _, _, folder = ensemble
-    num_encoded = [
-        next(d for d in json.loads((folder / name / "plan.json").read_text())["decisions"] if d["name"] == EMBED)[
-            "evidence"
-        ]["num_encoded"]
-        for name in ("seed-43", "seed-44")
-    ]
-    assert num_encoded == [0, 0]
+    for name in ("seed-43", "seed-44"):
+        decisions = {one["name"]: one for one in json.loads((folder / name / "plan.json").read_text())["decisions"]}
+        assert decisions["embedding_cache"]["evidence"]["num_encoded"] == 0
     assert list(cache.rglob("rows-*"))
-
-
-EMBED = "embedding_cache"
 
 
 class StoppedTrainer(FastTrainer):
@@ -240,39 +223,11 @@ def test_facts_hold_each_seed_the_mean_and_what_the_spread_is_worth(ensemble, sp
     assert seeds.facts["scores"]["rmse"]["values"] == pytest.approx(rmse)
     assert seeds.facts["scores"]["rmse"]["std"] == pytest.approx(np.std(rmse, ddof=1))
     assert seeds.facts["ensemble"]["rmse"]["value"] <= seeds.facts["scores"]["rmse"]["mean"]  # Jensen
-    assert seeds.std.shape == (40,)
+    assert seeds.std == pytest.approx(members.std(axis=1, ddof=1))
     assert "initialisation" in seeds.text()
     assert json.loads(json.dumps(seeds.facts))["seeds"] == [42, 43, 44]
-
-
-def test_error_bars_are_scaled_on_validation_and_counted_on_test():
-    # Two heads around their mean: 1 apart is a standard deviation of 0.7071 with n - 1.
-    step = np.sqrt(0.5)
-    validation = np.array([[step, -step]] * 10) / np.sqrt(2) * np.sqrt(2)
-    labels = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 2.0, 2.0, 2.0])
-    spread = validation[0].std(ddof=1)
-    assert spread == pytest.approx(1.0)
-    test, test_labels = validation[:4], np.array([0.0, 1.9, 3.9, 4.1])
-    facts = judge_spread(validation, labels, test, test_labels)
-    assert facts["scale"] == pytest.approx(2.0)  # the 7th of 0 ... 9 at 0.6827, rounded up
-    assert (facts["coverage_1"], facts["coverage_2"]) == (0.5, 0.75)
-    assert facts["validation_coverage_2"] == 1.0
-    assert facts["mean_std"] == pytest.approx(1.0)
-
-
-def test_a_spread_that_knows_the_error_correlates_and_one_that_does_not_does_not():
-    errors = np.arange(1.0, 41.0)
-    knowing = np.stack([errors, -errors], axis=1)
-    facts = judge_spread(knowing, errors, knowing, errors)
-    assert facts["spearman_of_error"]["value"] == 1.0
-    assert facts["coverage_1"] == 1.0
-    turned = judge_spread(knowing, errors, knowing[::-1], errors)
-    assert turned["spearman_of_error"]["value"] == -1.0
-
-
-def test_heads_that_agree_exactly_have_no_error_bars():
-    same_heads = np.ones((10, 3))
-    facts = judge_spread(same_heads, np.arange(10.0), same_heads, np.arange(10.0))
-    assert facts["undefined"] == "heads agree exactly on 10 of 10 validation rows"
-    assert facts["scale"] is None
-    assert facts["spearman_of_error"]["value"] is None
+    # A spread that is the error of the mean ranks errors without a fault.
+    knowing = SplitScores(mean, members.mean(1) + seeds.std, verdict, test.scores)
+    uncertainty = score_seeds(trainer, trained, splits, knowing, 9.0, None).facts["uncertainty"]
+    assert uncertainty["spearman_of_error"]["value"] == pytest.approx(1.0, abs=1e-3)
+    assert uncertainty["mean_std"] == pytest.approx(seeds.std.mean())

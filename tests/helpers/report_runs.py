@@ -145,12 +145,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "seeds": [7, 8, 9],
             "scores": {"spearman": {"mean": 0.79, "std": 0.01, "values": [0.78, 0.79, 0.8]}},
             "ensemble": {"spearman": make_score(0.81, 0.76, 0.86)},
-            "uncertainty": {
-                "scale": 2.5,
-                "coverage_1": 0.7,
-                "coverage_2": 0.94,
-                "spearman_of_error": make_score(0.2, 0.1, 0.3),
-            },
+            "uncertainty": {"mean_std": 0.2, "spearman_of_error": make_score(0.2, 0.1, 0.3)},
             "meaning": "Noise of the measurement is not part of it.",
         },
         "distillation": {
@@ -158,7 +153,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "alpha": 0.5,
             "spearman": {"student": 0.8, "teacher": 0.82},
             "size_ratio": 12.5,
-            "held_out": {"text": "The teacher did not train on these test rows."},
+            "held_out": "The teacher may have been trained on these test rows.",
         },
         "advice": ["Next: --use_peft fine-tunes."],
     }

@@ -252,14 +252,13 @@ def test_scores_stand_beside_baselines_with_intervals(card: ModelCard) -> None:
 
 
 def test_an_ensemble_says_what_its_spread_is_worth(card: ModelCard, tmp_path: Path) -> None:
-    fit = {"scale": 2.5, "coverage_1": 0.66, "spearman_of_error": score(0.31)}
+    fit = {"mean_std": 0.2, "spearman_of_error": score(0.31)}
     scores = {"spearman": {"mean": 0.8, "std": 0.012}}
     seeds = {"seeds": [7, 8, 9], "scores": scores, "uncertainty": fit, "meaning": "Only the seed."}
     found = section(write(tmp_path / "run", {**RECORD, "seeds": seeds}), "Scores")
     assert "The model predicts the mean of 3 heads (seeds 7, 8, 9)." in found
     assert "One head alone: Spearman's rho 0.800 +- 0.012 over seeds." in found
-    assert "times 2.5 (fitted on validation) covers the error of 66 % of the test rows" in found
-    assert "rank correlation of spread and error: 0.310 [0.260, 0.360]. Only the seed." in found
+    assert ".std(1, ddof=1)`, and the error of a test row: 0.310 [0.260, 0.360]. Only the seed." in found
     assert "heads" not in section(card, "Scores")
 
 

@@ -201,7 +201,6 @@ def test_the_report_says_what_was_trained_on_what_and_how_to_repeat_it(tmp_path)
         "3 heads: steps, scores on validation and curves here are those of the first, seed 7.",
         "3 heads that differ in their seed (7, 8, 9), on the same test rows.",
         "0.790 +- 0.010 0.810 [0.760, 0.860]",
-        "The spread times 2.500 (fitted on validation) covers 70 % of the test rows, where 68 % are expected; twice",
         "teacher .../teacher share of the teacher in a label 0.500",
         "2 of 40 rows are new to training in antigen: these 2 are too few to be scored apart (it takes 30).",
         "Baseline ridge on embeddings: fitted on 2,000 of 2,400 training rows.",

@@ -31,7 +31,8 @@ def seed_blocks(run: RunFiles) -> list[Block]:
     number = units.number(seeds.get("num_seeds"))
     caption = f"{number} heads that differ in their seed ({listed}), on the same test rows."
     table = Table(["metric", "one head: mean +- deviation", "their mean, this model", "each head"], rows, caption)
-    notes = [*_spread_notes(as_dict(seeds.get("uncertainty"))), str(seeds.get("meaning") or "")]
+    rank = units.score(as_dict(as_dict(seeds.get("uncertainty")).get("spearman_of_error")))
+    notes = [f"Spearman of the spread between seeds and the error of a row: {rank}.", str(seeds.get("meaning") or "")]
     return [table, Bullets([note for note in notes if note])]
 
 
@@ -50,20 +51,6 @@ def _mean_text(entry: Mapping[str, Any]) -> str:
     return f"{units.score({'value': entry['mean']})} +- {units.score({'value': entry.get('std')})}"
 
 
-def _spread_notes(spread: Mapping[str, Any]) -> list[str]:
-    if not spread:
-        return []
-    if spread.get("undefined"):
-        return [f"The spread between seeds is no measure of error here: {spread['undefined']}."]
-    rank = units.score(as_dict(spread.get("spearman_of_error")))
-    return [
-        f"Spearman of the spread between seeds and the error of a row: {rank}.",
-        f"The spread times {units.number(spread.get('scale'))} (fitted on validation) covers "
-        f"{units.share(spread.get('coverage_1'))} of the test rows, where 68 % are expected; twice that "
-        f"{units.share(spread.get('coverage_2'))}, where 95 % are.",
-    ]
-
-
 def teacher_blocks(run: RunFiles) -> list[Block]:
     """What a distilled model learned from, and how it compares with its teacher."""
     facts = as_dict(run.results.get("distillation"))
@@ -78,5 +65,5 @@ def teacher_blocks(run: RunFiles) -> list[Block]:
         ["Spearman of the teacher on test", units.score({"value": spearman.get("teacher")})],
         ["parameters, teacher to student", units.number(facts.get("size_ratio"))],
     ]
-    held_out = as_dict(facts.get("held_out")).get("text")
+    held_out = facts.get("held_out")
     return [Table(["", ""], rows, "Learned from a teacher."), *([Bullets([str(held_out)])] if held_out else [])]

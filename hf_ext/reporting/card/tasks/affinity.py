@@ -124,7 +124,7 @@ def _groups(scores: dict[str, Any]) -> list[str]:
 
 
 def _seeds(seeds: dict[str, Any]) -> list[str]:
-    """What heads of several seeds say apart, and whether their spread can serve as an error bar."""
+    """What heads of several seeds say apart, and whether their spread says where they are wrong."""
     if not seeds.get("seeds"):
         return []
     lines = [
@@ -133,12 +133,10 @@ def _seeds(seeds: dict[str, Any]) -> list[str]:
     single = as_dict(as_dict(seeds.get("scores")).get("spearman"))
     if single.get("mean") is not None:
         lines.append(f"One head alone: Spearman's rho {single['mean']:.3f} +- {single['std']:.3f} over seeds.")
-    fit = as_dict(seeds.get("uncertainty"))
-    if fit.get("scale") is not None:
+    if fit := as_dict(seeds.get("uncertainty")):
         lines.append(
-            f"`predictor.predict_members(rows).std(1, ddof=1)` times {fit['scale']:.3g} (fitted on validation) covers "
-            f"the error of {units.share(fit.get('coverage_1'))} of the test rows (an error bar: 68 %); rank "
-            f"correlation of spread and error: {units.score(fit.get('spearman_of_error'))}."
+            "Rank correlation of their spread, `predictor.predict_members(rows).std(1, ddof=1)`, and the error of a "
+            f"test row: {units.score(fit.get('spearman_of_error'))}."
         )
     return [" ".join([*lines, plain(seeds.get("meaning") or "")]).strip(), ""]
 
