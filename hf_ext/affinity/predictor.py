@@ -262,7 +262,7 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
     if missing := [name for name in columns if name not in frame]:
         present = [*map(str, frame.columns[:30])]
         raise DataError(f"rows have no column {missing[0]!r}: the model reads {[*columns]}, there are {present}.")
-    cells = {name: frame[name].tolist() for name in columns}
+    cells = {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in columns}
     if_missing = remedy_if_missing([*columns], needs_labels=False, needs_splits=False)
     args = DataArguments(sequence_columns=[*columns], missing_chains=[*missing_chains])
     cleaned, errors, _ = clean_chains(cells, args, np.arange(1, 1 + len(frame)), if_missing)
