@@ -183,7 +183,7 @@ def test_a_discriminator_orders_only_where_its_own_record_says_that_it_is_good(
     said = capsys.readouterr().out
     assert ("Ranked by predicted affinity" in said) is by_prediction
     assert ("its own record says: No better than a constant" in said) is not by_prediction
-    assert "whether it was trained on these antigens is not known" in said
+    assert "Whether the discriminator was trained on these antigens is not known" in said
 
 
 def test_a_discriminator_leaves_out_what_it_cannot_read(untrained, make_affinity, folder):
