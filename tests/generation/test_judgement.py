@@ -12,10 +12,11 @@ from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.generation.judging.baselines import RANDOM, RETRIEVAL, SHUFFLED
 from hf_ext.generation.judging.conditions import judge_condition
 from hf_ext.generation.judging.discriminator import ANTIGENS_UNKNOWN, Discriminator
-from hf_ext.generation.judging.judgement import HELD_OUT, MODEL, Judges, judge_generated
+from hf_ext.generation.judging.judgement import HELD_OUT, Judges, judge_generated
 from hf_ext.generation.judging.numbering import Numberer
 from hf_ext.generation.judging.rows import AntibodyRows, Sampling
 from hf_ext.optional import import_problem
+from hf_ext.reporting.report.tasks.generation import MODEL
 
 ANTIGENS = random_antigens(15, seed=1)
 ASKED = [one for one in ANTIGENS for _ in range(4)]
@@ -218,4 +219,4 @@ def test_with_numbering_validity_is_strict(good, training, held_out):
     assert found.sets[MODEL].valid is found.sets[MODEL].scores["validity"]["strict"]
     assert found.numbers()["valid"] == 1.0
     assert "not by numbering" not in found.verdict.text
-    assert "strictly valid" in found.text()
+    assert "Strictly valid variable domains" in found.text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from ...errors import DataError
 from ...evaluation.resampling import ResamplingUnits
+from ...reporting.report.tasks.generation import MODEL, find_scores, score_rows
 from ...reporting.tables import format_table
-from ...reporting.units import MISSING, score
 from .baselines import RANDOM, make_baselines
 from .conditions import ConditionEffect
 from .copies import judge_diversity, judge_novelty, judge_recovery
@@ -21,7 +21,6 @@ from .rows import AntibodyRows, Sampling, compare_means, mean_score
 from .validity import Humanness, judge_validity
 from .verdict import CDR3, MEASURES, Comparisons, GenerationVerdict, SetScores, decide
 
-MODEL = "model"
 HELD_OUT = "held-out antibodies"
 
 
@@ -60,9 +59,10 @@ class Judgement:
     notes: tuple[str, ...]
 
     def text(self) -> str:
-        """The verdict, notes, and the model beside its baselines in a table, for a terminal."""
+        """The verdict, notes, and the report's table of the model beside its baselines, for a terminal."""
         lines = [self.verdict.text, *self.notes, *(f"The model {one.text}." for one in self.effects), ""]
-        return "\n".join([*lines, format_sets(self.sets)])
+        scores = find_scores({name: one.as_dict() for name, one in self.sets.items()})
+        return "\n".join([*lines, format_table(score_rows(scores), ["", *scores])])
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -167,28 +167,3 @@ def judge_generated(
         if measure in model and np.isfinite(model[measure]).any()
     }
     return Judgement(decide(sets[MODEL], comparisons, effects), sets, comparisons, tuple(effects), tuple(notes))
-
-
-def format_sets(sets: Mapping[str, SetScores]) -> str:
-    """A row per set of antibodies: shares and means with their intervals."""
-    columns = {
-        "well formed": ("validity", "well_formed"),
-        "pattern": ("validity", "motif"),
-        "numbered": ("validity", "numbered"),
-        "strictly valid": ("validity", "strict"),
-        "unique": ("diversity", "unique_pairs"),
-        "unique CDR-H3": ("diversity", "unique_cdr3"),
-        "memorised": ("novelty", "memorised"),
-        "nearest training heavy (0.7 at least)": ("novelty", "heavy"),
-        "CDR-H3 recovery": ("recovery", CDR3),
-        "heavy to binder": ("recovery", "heavy"),
-        "above pKd threshold": ("affinities", "share_above"),
-    }
-    cells = {
-        title: [(one.scores[part] or {}).get(name) for one in sets.values()] for title, (part, name) in columns.items()
-    }
-    cells["OASis"] = [one.scores["humanness"] for one in sets.values()]
-    shown = {title: column for title, column in cells.items() if any(column)}
-    texts = [[MISSING if cell is None else score(cell) for cell in column] for column in shown.values()]
-    rows = [[name, one.num_rows, *row] for (name, one), *row in zip(sets.items(), *texts)]
-    return format_table(rows, ["", "n", *shown])
