@@ -16,16 +16,8 @@ from .baselines import RANDOM
 from .conditions import ConditionEffect
 from .rows import CHAINS
 
-CDR3 = "cdr3"  # baselines are beaten by its recovery
-# Of a row, more is better; as sentences and tables name them.
-MEASURES = {
-    CDR3: "CDR-H3 recovery",
-    "heavy": "heavy chain identity to a binder",
-    "light": "light chain identity to a binder",
-    "valid": "validity",
-    "humanness": "OASis humanness",
-    "affinity": "predicted affinity",
-}
+CDR3, RECOVERY = "cdr3", "CDR-H3 recovery"  # by which baselines are beaten
+MEASURES = (CDR3, "heavy", "light", "valid", "humanness", "affinity")  # of a row, more is better
 MIN_OUTPUTS = 10
 INVALID_BELOW = 0.5  # stage 2's gate: below, what else is measured is not of antibodies
 COLLAPSED_BELOW = 0.5  # distinct outputs; a sound generator has 0.96 and more
@@ -151,10 +143,9 @@ def _find_faults(model: SetScores) -> Iterator[Finding]:
 
 def _compare_with_baselines(compared: Mapping[str, PairedComparison]) -> Finding:
     """With the baseline that the model beats least surely."""
-    name = MEASURES[CDR3]
     known = {baseline: one for baseline, one in compared.items() if one.improvement is not None}
     if not known:
-        return Finding("undecided", f"not compared with any baseline: no row has a {name}")
+        return Finding("undecided", f"not compared with any baseline: no row has a {RECOVERY}")
     hardest = find_hardest(known)
     one = known[hardest]
     num, effective = one.num_units or 0, one.num_effective_units or 0.0
@@ -162,11 +153,11 @@ def _compare_with_baselines(compared: Mapping[str, PairedComparison]) -> Finding
     numbers = f"{one.after:.3f} against {one.before:.3f}, difference {describe_difference(one)}"
     numbers += f", {num:,} values of {one.interval_by}{uneven}"
     if one.is_better:
-        return Finding("better", f"better than every baseline on {name} (hardest: {hardest}, {numbers})")
+        return Finding("better", f"better than every baseline on {RECOVERY} (hardest: {hardest}, {numbers})")
     if (one.improvement or 0.0) <= 0:
-        return Finding("no better", f"no better than {hardest} on {name} ({numbers})", True)
+        return Finding("no better", f"no better than {hardest} on {RECOVERY} ({numbers})", True)
     few = "" if one.is_trusted else ", too few to claim anything"
-    return Finding("undecided", f"not shown to be better than {hardest} on {name} ({numbers}{few})")
+    return Finding("undecided", f"not shown to be better than {hardest} on {RECOVERY} ({numbers}{few})")
 
 
 def _doubt_discriminator(model: SetScores, comparisons: Comparisons) -> list[Finding]:
