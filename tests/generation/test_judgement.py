@@ -94,37 +94,27 @@ def test_a_generator_that_follows_the_rule_beats_every_baseline(good, training, 
     assert {"CDR-H3 recovery", RETRIEVAL, HELD_OUT} <= {*map(str.strip, found.text().replace("\n", "  ").split("  "))}
 
 
-def test_equal_outputs_are_called_collapsed_whatever_the_antigen(training, held_out):
-    found = judge(rows_of(["ARDRSTYFDY"] * 60, [light()] * 60, ASKED), training, held_out)
-    assert found.verdict.text.startswith("Collapsed: 1.67 % of outputs are distinct (1 of 60)")
-    assert found.verdict.outcome == "collapsed"
-    by_antigen = rows_of([planted_cdr3(one) for one in ASKED], [light()] * 60, ASKED)
-    assert judge(by_antigen, training, held_out).verdict.text.startswith("Collapsed: 25 %")
-
-
-def test_a_memorised_constant_region_is_named_by_its_length(good, training, held_out):
-    lights = tuple((one + KAPPA_CONSTANT)[:177].ljust(177, "S") for one in good.chain("light"))
-    rows = AntibodyRows(good.heavy, lights, good.antigens, good.malformed)
-    text = judge(rows, training, held_out).verdict.text
-    assert "100 % of light chains are longer than any variable domain (median 177 residues)" in text
-    assert text.startswith("Invalid: 0 % of outputs are antibodies by their conserved residues' pattern (100 % pass")
-    few = AntibodyRows(good.heavy, (lights[0], *good.light[1:]), good.antigens, good.malformed)
+def test_what_is_wrong_with_outputs_is_named_first(good, training, held_out):
+    noise = ["".join(np.random.default_rng(i).choice(list(RESIDUES), size=110)) for i in range(120)]
+    lights = [(one + KAPPA_CONSTANT)[:177].ljust(177, "S") for one in good.chain("light")]
+    too_long = "100 % of light chains are longer than any variable domain (median 177 residues)"
+    invalid = (
+        "Invalid: 0 % of outputs are antibodies by their conserved residues' pattern (100 % pass the check of the "
+    )
+    cases = {
+        "Collapsed: 1.67 % of outputs are distinct (1 of 60)": ([heavy("ARDRSTYFDY")] * 60, [light()] * 60),
+        "Collapsed: 25 %": ([heavy(planted_cdr3(one)) for one in ASKED], [light()] * 60),  # four times each
+        "Memorised: 100 % of outputs are training antibodies to the residue": (training.heavy, training.light),
+        f"{invalid}alphabet alone); no better than": (noise[:60], noise[60:]),
+        f"{invalid}alphabet alone); {too_long}": (good.heavy, lights),
+    }
+    for text, chains in cases.items():
+        found = judge(AntibodyRows.of_columns(*chains, ASKED), training, held_out)
+        assert found.verdict.text.startswith(text)
+        assert found.verdict.is_better is False
+        assert (found.numbers()["valid"] == 0.0) is ("Invalid" in text)
+    few = AntibodyRows.of_columns(good.heavy, [lights[0], *good.light[1:]], ASKED)
     assert judge(few, training, held_out).verdict.outcome == "better"
-
-
-def test_validity_by_the_alphabet_alone_is_no_validity(good, training, held_out):
-    generator = np.random.default_rng(5)
-    chains = ["".join(generator.choice(list(RESIDUES), size=110)) for _ in range(120)]
-    found = judge(AntibodyRows.of_columns(chains[:60], chains[60:], good.antigens), training, held_out)
-    assert found.verdict.text.startswith("Invalid: 0 % of outputs are antibodies")
-    assert "(100 % pass the check of the alphabet alone)" in found.verdict.text
-    assert found.numbers()["valid"] == 0.0
-
-
-def test_training_antibodies_are_called_memorised(training, held_out):
-    rows = AntibodyRows.of_columns(training.heavy, training.light, ASKED)
-    text = judge(rows, training, held_out).verdict.text
-    assert text.startswith("Memorised: 100 % of outputs are training antibodies to the residue")
 
 
 def test_what_is_ignored_comes_first(good, training, held_out):
