@@ -319,10 +319,13 @@ def test_another_kind_of_model_is_refused(make_affinity, folder):
         sample(folder / "affinity")
 
 
-def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(untrained, monkeypatch):
+def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(memorising, monkeypatch):
     monkeypatch.setattr("hf_ext.optional.import_problem", lambda package: "is not installed")
-    with pytest.raises(MissingDependencyError, match=r"hf_ext\[numbering\]"):
-        sample(untrained, "--numbering", "immunum")
+    monkeypatch.setattr("hf_ext.generation.judging.numbering.import_problem", lambda package: "is not installed")
+    for library, extra in (("immunum", "numbering"), ("anarcii", "anarcii")):
+        with pytest.raises(MissingDependencyError, match=rf"{library} is needed .*hf_ext\[{extra}\]"):
+            sample(memorising, "--numbering", library)
+    assert {row["checked_by"] for row in sample(memorising, "--greedy", "--numbering", "auto")} == {"pattern"}
 
 
 def test_a_hub_name_is_no_path_of_data(untrained):

@@ -86,15 +86,6 @@ def test_light_chains_with_a_constant_region_are_counted_by_length():
     assert is_valid.tolist() == [False, False, False, True]
 
 
-@pytest.mark.parametrize(("library", "extra"), [("immunum", "numbering"), ("anarcii", "anarcii")])
-def test_numbering_without_its_library_names_the_extra(library, extra, monkeypatch):
-    monkeypatch.setattr("hf_ext.optional.import_problem", lambda package: "is not installed")
-    monkeypatch.setattr("hf_ext.generation.judging.numbering.import_problem", lambda package: "is not installed")
-    with pytest.raises(MissingDependencyError, match=rf"{library} is needed .*hf_ext\[{extra}\]"):
-        Numberer.of(library)
-    assert Numberer.of("auto") is Numberer.of("off") is None
-
-
 @each_library
 def test_a_numbered_chain_is_strictly_valid_only_as_one_whole_domain(library):
     whole, long = heavy(CDR3), "ARDRSTYFDYAYSTAMDY"  # 18 residues for the 13 positions of CDR3
