@@ -39,7 +39,6 @@ with quick_imports():
         collect,
         describe,
         rank,
-        rank_by_affinity,
         score_candidates,
         tabulate,
     )
@@ -152,10 +151,11 @@ def _tell_discriminator(discriminator: Discriminator | None, log: logging.Logger
     """Says what speaks against its numbers; returns whether they may order anything."""
     if discriminator is None:
         return False
-    for doubt in find_doubts(discriminator.record):
+    doubts = find_doubts(discriminator.record)
+    for doubt in doubts:
         log.warning("The discriminator: %s.", doubt.rstrip("."))
     log.warning(ANTIGENS_UNKNOWN)
-    return rank_by_affinity(discriminator.record)
+    return not doubts
 
 
 def _kept_columns(rows: Any, as_read: Any) -> Mapping[str, Sequence[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,8 +212,3 @@ def _count_shared(candidates: Sequence[Candidate], antigens: Sequence[str]) -> i
     for one in candidates:
         owners.setdefault((one.pair.heavy, one.pair.light), set()).add(antigens[one.request])
     return sum(len(each) > 1 for each in owners.values())
-
-
-def rank_by_affinity(record: Mapping[str, Any] | None) -> bool:
-    """Whether a discriminator's own record says that it beat every baseline, so that its numbers may order anything."""
-    return ((record or {}).get("verdict") or {}).get("outcome") == "better"
