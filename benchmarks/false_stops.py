@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from hf_ext.evaluation.metrics import value_of
+from hf_ext.evaluation.row_metrics import choose_subset
 from hf_ext.evaluation.stopping_rule import StoppingRule
-from hf_ext.evaluation.subset import choose_subset
 
 NUM_ROWS = 10_000
 SUBSET_SHARE = 0.05

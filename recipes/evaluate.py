@@ -50,9 +50,9 @@ with quick_imports():
     from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import ArgumentError, exit_on_errors
     from hf_ext.evaluation.metrics import GROUP_METRIC, score_names
-    from hf_ext.evaluation.paired import PAIRED_METRICS
     from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
     from hf_ext.evaluation.row_metrics import RowMetrics
+    from hf_ext.evaluation.scores import PAIRED_METRICS
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.report.run_files import RunFiles
     from hf_ext.reporting.run_log import start_run_log

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.paired import compare_paired
+from ..evaluation.scores import compare_paired
 from ..evaluation.verdict import CONSTANT, MODEL
 from ..reporting import units
 from .scoring import SplitScores

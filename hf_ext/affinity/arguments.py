@@ -126,14 +126,13 @@ class AffinityArguments:
     )
     huber_delta: float = field(default=1.0, metadata={"help": "Where Huber turns linear, in standard deviations."})
     tobit_scale: float = field(default=0.25, metadata={"help": "Noise of the measurement, in standard deviations."})
-    calibration: Literal["stack", "line", "isotonic", "none"] = field(
+    calibration: Literal["stack", "line", "none"] = field(
         default="stack",
         metadata={
             "help": "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if "
             "that lowers the error of rows that it was not fitted on. line: slope and intercept, which change no "
             "order. stack: that, or where it is better still a weighted sum with a ridge on the frozen embeddings. "
-            "isotonic: a rising curve, from 1,000 rows on. Left out: stack; none where recall, precision or F1 choose "
-            "the best model."
+            "Left out: stack; none where recall, precision or F1 choose the best model."
         },
     )
     save_full: bool = field(default=False, metadata={"help": "Save frozen encoders' weights too, not only their id."})

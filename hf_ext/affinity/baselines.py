@@ -14,9 +14,7 @@ from ..data.columns import column_names, read_columns
 from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
-from ..evaluation.baselines import RidgeBaseline, predict_group_means
-from ..evaluation.nearest import NearestBaseline
-from ..evaluation.sequence_features import SequenceFeatures
+from ..evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means, predict_nearest
 from ..evaluation.verdict import CONSTANT
 from .embedding_ridge import EmbeddingRidge, fit_embedding_ridge
 from .partners import Partner, find_partner, fit_partner_ridges
@@ -206,9 +204,8 @@ def _add_neighbours(
         features.directions([[column[i] for i in rows] for column in part.sequences])
         for part, rows in zip(parts, chosen)
     ]
-    nearest = NearestBaseline().fit(directions[0], labels[0], directions[1], labels[1])
-    facts = {**rows, "num_rows": len(labels[0]), **nearest.summary()}
-    baselines.add("nearest neighbours", nearest.predict(directions[2]), **facts)
+    predicted, facts = predict_nearest(directions[0], labels[0], directions[1], labels[1], directions[2])
+    baselines.add("nearest neighbours", predicted, **{**rows, "num_rows": len(labels[0]), **facts})
 
 
 def _add_embedding_ridges(

@@ -12,9 +12,9 @@ import torch
 
 from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_calibration
 from ..evaluation.metrics import at_limits, rmse_at_limits
-from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import unpack_labelled
+from ..evaluation.scores import compare_paired
 from ..models.calibration import is_ridge_alone, stacks_ridge
 from ..models.process_settings import replaced
 from ..models.stacked_ridge import StackedRidge
@@ -55,7 +55,7 @@ def calibrate_model(
 
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` is trained. Called by all processes.
-        kind: "stack", "line", "isotonic" or "none"; what cannot be stacked is a line.
+        kind: "stack", "line" or "none"; what cannot be stacked is a line.
         rows: of validation, which the model was not trained on.
         ridge: to stack, from `stacking.fit_ridge`; None where there is none.
         units: rows that were held out together, from `find_units`. No fold cuts one in two, and the comparison with
@@ -68,7 +68,6 @@ def calibrate_model(
         `interval_by`, `num_units` and `num_effective_units`.
 
     Raises:
-        ArgumentError: isotonic, and some labels are limits.
         DataError: the units are of another number of rows.
 
     Cost: one pass over the rows, and `fit_calibration`.
@@ -95,7 +94,6 @@ def _fit(
     fitted = fit_calibration(
         deciding.predicted,
         deciding.labels,
-        kind="isotonic" if kind == "isotonic" else "line",
         ridge=beside,
         bounds=deciding.sides,
         units=deciding.units,
@@ -135,7 +133,7 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
     if found is None:
         lines.append(f"Predictions are not calibrated: {facts['reason']}.")
     else:
-        form = "an isotonic fit" if found["kind"] == "isotonic" else f"a line of slope {found['slope']:.3g}"
+        form = f"a line of slope {found['slope']:.3g}"
         if is_ridge_alone(found):
             form = f"taking {found['ridge']:.3g} x a ridge on the embeddings{_each(found)} alone, chosen"
         elif stacks_ridge(found):

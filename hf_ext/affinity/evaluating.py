@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ..evaluation.alarms import AlarmKind, examine_predictions
 from ..evaluation.metrics import score_names
-from ..evaluation.paired import compare_paired
 from ..evaluation.requirements import Checked, Requirement, check_requirements, describe_failed, format_checked
 from ..evaluation.resampling import unit_facts
+from ..evaluation.scores import compare_paired
 from ..evaluation.verdict import judge_pair
 from ..reporting import units
 from ..reporting.tables import format_table

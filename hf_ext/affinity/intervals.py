@@ -9,10 +9,10 @@ import numpy as np
 
 from ..data.columns import column_names, read_columns
 from ..data.splits import SPLIT_CLUSTER
-from ..evaluation.calibration import cross_fit_calibration
-from ..evaluation.conformal import LEVELS, conformal_half_widths, measure_coverage
+from ..evaluation.calibration import LEVELS, conformal_half_widths, cross_fit_calibration
 from ..evaluation.resampling import ResamplingUnits, check_units
 from ..evaluation.row_metrics import unpack_labelled
+from ..evaluation.scores import score_mean
 from ..models.prediction_intervals import describe_basis, half_width
 from ..reporting.units import format_cell, share
 from .baselines import read_bounds
@@ -102,13 +102,15 @@ def score_intervals(
         return {"reason": stored["reason"], "levels": [], "notes": [f"No prediction intervals: {stored['reason']}."]}
     is_exact = _sides(splits["test"], len(labels)) == 0
     errors = np.abs(labels - predictions)[is_exact]
-    there = None if units is None else units.select(is_exact)
+    there = None if units is None else check_units(units.select(is_exact), len(errors))
     levels = []
     for level in SHOWN:
         if level <= stored["levels"][-1] and len(errors):
             width = half_width(stored, level)
-            held = measure_coverage(errors <= width, units=there)
-            levels.append({"level": level, "width": 2 * width, "coverage": held.as_dict()})
+            held = errors <= width
+            by_unit = None if there is None else float(np.mean(np.bincount(there.unit_of_row, held) / there.sizes))
+            coverage = {**score_mean(held, seed=0, units=there), "mean_of_units": by_unit}
+            levels.append({"level": level, "width": 2 * width, "coverage": coverage})
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
     notes = [_describe(stored, levels), *_warn(splits, units, stored)]
     return {**basis, "highest_level": stored["levels"][-1], "levels": levels, "notes": notes}
@@ -131,7 +133,7 @@ def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:
     exact = " with exact labels" if stored["num_limits"] else ""
     return (
         f"Prediction intervals of {share(one['level'])} held {share(held['value'])}{ends} of "
-        f"{held['num_rows']:,} test rows{exact}{of_units}, at a width of {format_cell(one['width'])} "
+        f"{held['n']:,} test rows{exact}{of_units}, at a width of {format_cell(one['width'])} "
         f"({beside})."
     )
 

@@ -12,7 +12,7 @@ from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values
 from ..data.loading import LoadedData, load_data
 from ..data.missing_chains import count_missing, settle_missing
-from ..evaluation.alarms import format_report, split_alarms
+from ..evaluation.alarms import format_report
 from ..running import summarize_data
 from .arguments import AffinityArguments
 from .building import check_splits
@@ -49,7 +49,6 @@ def load_rows(
     check_splits(data.splits)
     if not data_args.streaming:
         labels = {name: np.array(column_values(split, "label")) for name, split in data.splits.items()}
-        data.report["warnings"] += split_alarms(labels)
         data.report["warnings"] += _ignored_bounds(args, data_args, data.splits)
         _settle_missing(data_args, data)
         settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)

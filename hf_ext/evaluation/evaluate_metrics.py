@@ -11,11 +11,10 @@ import datasets
 import evaluate
 
 from ..errors import ArgumentError
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, score_names
+from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, score_names
 from .scores import score_predictions
 
 METRIC_NAMES = score_names(DEFAULT_THRESHOLD, has_groups=True)
-_KNOWN_ARGUMENTS = frozenset(inspect.signature(evaluate.EvaluationModule.__init__).parameters) - {"self", "kwargs"}
 
 
 class RegressionMetric(evaluate.Metric):
@@ -31,12 +30,8 @@ class RegressionMetric(evaluate.Metric):
     because `evaluate.combine` hands the same ones to all. Any other argument is an error.
     """
 
-    def __init__(self, config_name: str, **kwargs: Any) -> None:
-        known = {*_KNOWN_ARGUMENTS, *(["threshold"] if config_name in THRESHOLD_METRICS else [])}
-        if unknown := sorted(set(kwargs) - known):  # evaluate would swallow them
-            allowed = ", ".join(sorted(known))
-            raise ArgumentError(f"{config_name}: unknown argument {unknown[0]!r}; allowed are {allowed}.")
-        self.threshold = float(kwargs.pop("threshold", DEFAULT_THRESHOLD))
+    def __init__(self, config_name: str, threshold: float = DEFAULT_THRESHOLD, **kwargs: Any) -> None:
+        self.threshold = float(threshold)
         super().__init__(config_name=config_name, **kwargs)
 
     @property
@@ -64,38 +59,39 @@ class RegressionMetric(evaluate.Metric):
             raise ArgumentError(f"{name}: groups=None; one group name per row is needed.")
         at = self.threshold if threshold is None else threshold
         given = groups if name == GROUP_METRIC else None
-        score: Mapping[str, Any] = score_predictions(
-            predictions, references, groups=given, threshold=at, num_resamples=0
-        )[name]
+        score = score_predictions(predictions, references, groups=given, threshold=at, num_resamples=0)[name]
         found = _named(name, score)
-        if name in THRESHOLD_METRICS:
-            rates = ("base_rate", "predicted_rate", "threshold")
-            found |= {f"{name}_{rate}": math.nan if score[rate] is None else score[rate] for rate in rates}
-        if name == GROUP_METRIC:
-            found |= {f"{name}_{number}": score[number] for number in ("num_groups", "num_defined_groups")}
-            by_group = {group: {**_named("value", one), "n": one["n"]} for group, one in score["groups"].items()}
-            found[f"{name}_by_group"] = by_group
+        for extra in ("base_rate", "predicted_rate", "threshold", "num_groups", "num_defined_groups"):
+            if extra in score:
+                found[f"{name}_{extra}"] = math.nan if score[extra] is None else score[extra]
+        if "groups" in score:
+            of_groups = score["groups"].items()
+            found[f"{name}_by_group"] = {group: {**_named("value", one), "n": one["n"]} for group, one in of_groups}
         return found
 
 
-def load_metric(name: str, *, keep_in_memory: bool | None = None, **kwargs: Any) -> evaluate.Metric:
+def load_metric(
+    name: str, *, threshold: float = DEFAULT_THRESHOLD, num_process: int = 1, process_id: int = 0, **kwargs: str
+) -> evaluate.Metric:
     """Makes one of the package's metrics, ready for `add_batch`, `compute` and `evaluate.combine`.
+
+    Rows are held in memory, without a file and its lock under the Hugging Face cache, but with several processes.
 
     Args:
         name: one of `METRIC_NAMES`.
-        keep_in_memory: hold the rows in memory, without a file and its lock under the Hugging Face cache. None: yes,
-            unless `num_process` is above 1, where `evaluate` cannot.
-        **kwargs: for the metric's constructor: `threshold` for those of binders; `experiment_id`, `num_process`
-            and the like for all.
+        threshold: of the metrics of binders.
+        num_process, process_id: as in `evaluate.load`.
+        **kwargs: `experiment_id` and `cache_dir`, as there.
 
     Raises:
-        ArgumentError: no such metric, or no such constructor argument.
+        ArgumentError: no such metric, or no such argument.
     """
-    if keep_in_memory is None:
-        keep_in_memory = kwargs.get("num_process", 1) == 1
     if name not in METRIC_NAMES:
         raise ArgumentError(f"metric {name!r}: allowed are {', '.join(METRIC_NAMES)}.")
-    return RegressionMetric(name, keep_in_memory=keep_in_memory, **kwargs)
+    if unknown := kwargs.keys() - {"experiment_id", "cache_dir"}:  # evaluate would swallow them
+        raise ArgumentError(f"{name}: unknown argument {min(unknown)!r}; allowed beside are experiment_id, cache_dir.")
+    shared = {"num_process": num_process, "process_id": process_id, "keep_in_memory": num_process == 1}
+    return RegressionMetric(name, threshold, **shared, **kwargs)
 
 
 def _named(key: str, score: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -45,6 +44,7 @@ VARYING = {  # sides that must not be constant
     "r2": ("references",),
 }
 
+GroupScore = dict[str, Any]  # `value`, None where `undefined` says why, and `n` rows
 Counted = Callable[[FloatArray], FloatArray]  # counts (resamples, n) -> (resamples,), NaN where there is no value
 
 
@@ -53,6 +53,11 @@ class MetricValue(NamedTuple):
 
     value: float
     undefined: str | None = None
+
+    @property
+    def known(self) -> float | None:
+        """The number, or None."""
+        return None if self.undefined else float(self.value)
 
 
 def score_names(threshold: float | None = None, has_groups: bool = False) -> tuple[str, ...]:
@@ -106,14 +111,11 @@ class Regression(Rows):
     Args:
         predicted, measured: (n,) float64.
         threshold: rows at or above it are binders; None: `DEFAULT_THRESHOLD`.
-        ranks: `Once(rank(measured))`, where several predictions of the same labels share these.
     """
 
-    def __init__(
-        self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
-    ) -> None:
+    def __init__(self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None) -> None:
         super().__init__(len(measured))
-        self.predicted, self.measured, self._shared = predicted, measured, ranks
+        self.predicted, self.measured = predicted, measured
         self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
@@ -134,25 +136,29 @@ class Regression(Rows):
         return None
 
     @cached_property
-    def _ranks(self) -> tuple[Callable[[FloatArray], tuple[FloatArray, FloatArray]], Callable[[FloatArray], Any]]:
-        return rank(self.predicted), self._shared or rank(self.measured)
+    def label_ranks(self) -> Once:
+        """Of `rank`; regressions of the same labels may share it."""
+        return Once(rank(self.measured))
+
+    @cached_property
+    def _ranks(self) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+        return rank(self.predicted)
 
     def spearman(self, counts: FloatArray) -> FloatArray:
-        (left, left_squares), (right, right_squares) = (ranks(counts) for ranks in self._ranks)
+        (left, left_squares), (right, right_squares) = self._ranks(counts), self.label_ranks(counts)
         products = np.einsum("bn,bn,bn->b", counts, left, right)
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
     @cached_property
     def _moments(self) -> Once:
-        """Counts to: covariance and both variances, of predictions and labels scaled to 1; squared, absolute error."""
-        left, right = _scaled(self.predicted), _scaled(self.measured)
-        with np.errstate(over="ignore"):
-            error = self.predicted - self.measured
-            terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
+        """Counts to: covariance and both variances of predictions and labels; squared, absolute error; rows."""
+        error = self.predicted - self.measured
+        # Around their means: squares of numbers far from 0 would lose what varies.
+        left, right = self.predicted - self.predicted.mean(), self.measured - self.measured.mean()
+        terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
-            with np.errstate(invalid="ignore"):  # an error beyond float64 counted 0 times
-                left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
+            left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
             num_rows = counts.sum(axis=1)
             variances = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
             return product - left * right / num_rows, *variances, error_sq, error_abs, num_rows
@@ -174,7 +180,7 @@ class Regression(Rows):
     def r2(self, counts: FloatArray) -> FloatArray:
         """Share of the labels' variance that is explained; 0 is what their own mean scores, below it is worse."""
         _, _, variance, squares, *_ = self._moments(counts)
-        return 1.0 - divide(squares, variance * _largest(self.measured) ** 2)
+        return 1.0 - divide(squares, variance)
 
     @cached_property
     def _hits(self) -> Once:
@@ -216,7 +222,7 @@ class Regression(Rows):
         """
         rows, hits = self._from_the_top(counts)
         precision = np.divide(hits, rows, out=np.zeros_like(hits), where=rows > 0)
-        return divide(np.einsum("bt,bt->b", _steps(hits), precision), hits[:, -1])
+        return divide(np.einsum("bt,bt->b", np.diff(hits, axis=1, prepend=0.0), precision), hits[:, -1])
 
     def enrichment_1pct(self, counts: FloatArray) -> FloatArray:
         return self._enrichment(counts, 1)
@@ -271,35 +277,15 @@ def is_ratio(metric: str) -> bool:
 
 
 def rows_of(
-    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None, ranks: Once | None = None
+    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None
 ) -> Regression | Summed:
     """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
-    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold, ranks)
+    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold)
 
 
-@dataclass(frozen=True)
-class GroupedValue:
-    """One metric per group. `mean` weighs every group that has a value the same, whatever its size."""
-
-    values: dict[str, MetricValue]
-    sizes: dict[str, int]
-
-    @property
-    def defined(self) -> list[float]:
-        return [result.value for result in self.values.values() if result.undefined is None]
-
-    @property
-    def mean(self) -> MetricValue:
-        if not self.values:
-            return MetricValue(math.nan, "no rows")
-        if not self.defined:
-            first = next(iter(self.values.values())).undefined
-            reason = f"none of the {len(self.values):,} groups has a value (first group: {first})"
-            return MetricValue(math.nan, reason)
-        return MetricValue(float(np.mean(self.defined)))
-
-
-def per_group_spearman(predictions: Any, references: Any, groups: Sequence[Any] | NDArray[Any]) -> GroupedValue:
+def per_group_spearman(
+    predictions: Any, references: Any, groups: Sequence[Any] | NDArray[Any]
+) -> dict[str, GroupScore]:
     """Correlates within every group of 10 rows and more, which takes away what a model gains by telling groups apart.
 
     Args:
@@ -307,19 +293,34 @@ def per_group_spearman(predictions: Any, references: Any, groups: Sequence[Any] 
         groups: (n,) names (antibody, antigen, assay, ...); compared as text.
 
     Returns:
-        Values and sizes, keyed by group name in sorted order. About 0.1 ms per group.
+        Keyed by group name in sorted order. About 0.1 ms per group.
     """
     predicted, measured = as_pair(predictions, references)
     names, inverse, counts = np.unique(as_groups(groups, len(measured)), return_inverse=True, return_counts=True)
-    rows_by_group = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-    values: dict[str, MetricValue] = {}
-    for name, rows in zip(names.tolist(), rows_by_group):
+    found: dict[str, GroupScore] = {}
+    for name, rows in zip(names.tolist(), np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])):
         few = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}; at least {MIN_GROUP_ROWS} are needed"
-        is_small = len(rows) < MIN_GROUP_ROWS
-        values[name] = (
-            MetricValue(math.nan, few) if is_small else Regression(predicted[rows], measured[rows]).value("spearman")
-        )
-    return GroupedValue(values, dict(zip(names.tolist(), counts.tolist())))
+        result = MetricValue(math.nan, few)
+        if len(rows) >= MIN_GROUP_ROWS:
+            result = Regression(predicted[rows], measured[rows]).value("spearman")
+        found[name] = {"value": result.known, "n": len(rows), "undefined": result.undefined}
+    return found
+
+
+def defined_values(groups: Mapping[str, GroupScore]) -> FloatArray:
+    """Values of the groups that have one, (groups,)."""
+    return np.array([one["value"] for one in groups.values() if one["value"] is not None], np.float64)
+
+
+def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
+    """The mean over the groups that have a value, each weighing the same, whatever its size."""
+    if not groups:
+        return MetricValue(math.nan, "no rows")
+    values = defined_values(groups)
+    if not len(values):
+        first = next(iter(groups.values()))["undefined"]
+        return MetricValue(math.nan, f"none of the {len(groups):,} groups has a value (first group: {first})")
+    return MetricValue(float(np.mean(values)))
 
 
 def at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> FloatArray:
@@ -365,7 +366,7 @@ def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatAr
         up_to = np.cumsum(np.take(counts, order, axis=1), axis=1)
         if len(ends) < counts.shape[1]:
             up_to = up_to[:, ends]
-        in_tie = _steps(up_to)
+        in_tie = np.diff(up_to, axis=1, prepend=0.0)
         centred = up_to - (in_tie - 1) / 2 - (up_to[:, -1:] + 1) / 2
         return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
 
@@ -377,25 +378,6 @@ def _sort(values: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
-
-
-def _steps(up_to: FloatArray) -> FloatArray:
-    """What each column adds to the one before: cumulative sums undone."""
-    steps = up_to.copy()
-    steps[:, 1:] -= up_to[:, :-1]
-    return steps
-
-
-def _largest(values: FloatArray) -> float:
-    """The largest deviation from the mean, 1 where nothing deviates."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.abs(values - values.mean()).max()) or 1.0
-
-
-def _scaled(values: FloatArray) -> FloatArray:
-    """Deviations from the mean, the largest 1: squares of very small or large ones would leave the range of float64."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return (values - values.mean()) / _largest(values)
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:

@@ -6,11 +6,10 @@ import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NamedTuple
 
 from ..arguments.names import name_nearest
-from ..data.numbers import NUMBER, parse_number
+from ..data.numbers import NUMBER
 from ..errors import ArgumentError, RequirementsFailed
 from ..reporting.requirements import HEADERS, required_rows
 from ..reporting.tables import format_table
@@ -20,12 +19,14 @@ REQUIRE = {  # of the field `require` of a recipe's arguments
     "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". Where one is not, exit '
     "status 3, after everything was written."
 }
-_HOLDS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+# A requirement beside what there is, as results hold it: `metric`, `expected` and `actual` as text, `value` (None, and
+# not passed, where it is NaN), `passed`.
+Checked = dict[str, Any]
+HOLDS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _FORM = re.compile(rf"([^\s<>=]+)\s*(>=|<=|>|<)\s*({NUMBER})").fullmatch
 
 
-@dataclass(frozen=True)
-class Requirement:
+class Requirement(NamedTuple):
     """`metric` must stand to `bound` as `sign` says; `text` is what was typed."""
 
     text: str
@@ -35,17 +36,7 @@ class Requirement:
 
     def holds(self, value: float) -> bool:
         """Whether a value meets it; NaN meets none."""
-        return bool(_HOLDS[self.sign](value, self.bound))
-
-
-class Checked(TypedDict):
-    """A requirement beside what there is, as results hold it. `value` is None, and has not passed, where it is NaN."""
-
-    metric: str
-    expected: str
-    actual: str
-    value: float | None
-    passed: bool
+        return bool(HOLDS[self.sign](value, self.bound))
 
 
 def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requirement]:
@@ -58,7 +49,27 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requi
     Raises:
         ArgumentError: another form, an unknown metric (with the known ones), or the side on which a score is worse.
     """
-    return [_parse(text.strip(), known) for text in texts]
+    found = []
+    for text in map(str.strip, texts):
+        match = _FORM(text)
+        if match is None or not math.isfinite(float(match[3])):
+            raise ArgumentError(
+                f"--require {text!r}: write METRIC>=NUMBER or METRIC<=NUMBER, in quotes since a shell takes > for a "
+                'file: "spearman>=0.60".'
+            )
+        metric, sign, number = match.groups()
+        if metric not in known:
+            near = name_nearest(metric, known)
+            raise ArgumentError(
+                f"--require {text!r}: unknown metric {metric!r}{near}; known here are {', '.join(known)}."
+            )
+        better, right = ("less", "<=") if less_is_better(metric) else ("more", ">=")
+        if sign[0] != right[0]:
+            raise ArgumentError(
+                f"--require {text!r}: of {metric} {better} is better, so write {metric}{right}{number}."
+            )
+        found.append(Requirement(text, metric, sign, float(number)))
+    return found
 
 
 def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str, Any]) -> list[Checked]:
@@ -66,12 +77,17 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
     checked: list[Checked] = []
     for one in requirements:
         score = scores.get(one.metric)
-        entry = score if isinstance(score, Mapping) else {"value": score}
-        found = entry.get("value")
-        value = float(found) if is_finite(found) else None
-        passed = value is not None and one.holds(value)
+        entry: Mapping[str, Any] = score if isinstance(score, Mapping) else {"value": score}
+        value = float(entry["value"]) if is_finite(entry.get("value")) else None
+        passed, actual = False, f"undefined ({entry['undefined']})" if entry.get("undefined") else "undefined"
+        if value is not None:
+            passed = one.holds(value)
+            # With as many digits as it takes to see on which side of the bound it is.
+            texts = (f"{value:#.{digits}g}" for digits in range(3, 18))
+            actual = next((text for text in texts if one.holds(float(text)) == passed), str(value))
+            ends = [entry.get(end) for end in ("low", "high")]
+            actual += f" [{', '.join(map(format_cell, ends))}]" if all(map(is_finite, ends)) else ""
         expected = one.text.removeprefix(one.metric).strip()
-        actual = _show(one, entry, value, passed)
         checked.append({"metric": one.metric, "expected": expected, "actual": actual, "value": value, "passed": passed})
     return checked
 
@@ -98,33 +114,3 @@ def raise_failed(failed: Sequence[str], where: str) -> None:
     """
     if failed:
         raise RequirementsFailed(f"{'; '.join(failed)}. {where}")
-
-
-def _show(requirement: Requirement, entry: Mapping[str, Any], value: float | None, passed: bool) -> str:
-    """The value, with as many digits as it takes to see on which side of the bound it is, and its interval."""
-    if value is None:
-        return f"undefined ({entry['undefined']})" if entry.get("undefined") else "undefined"
-    texts = (f"{value:#.{digits}g}" for digits in range(3, 18))
-    text = next((one for one in texts if requirement.holds(float(one)) == passed), str(value))
-    ends = [entry.get(end) for end in ("low", "high")]
-    return f"{text} [{', '.join(map(format_cell, ends))}]" if all(map(is_finite, ends)) else text
-
-
-def _parse(text: str, known: Sequence[str]) -> Requirement:
-    match = _FORM(text)
-    bound = parse_number(match[3]) if match else None
-    if match is None or bound is None or not math.isfinite(bound):
-        raise ArgumentError(
-            f"--require {text!r}: write METRIC>=NUMBER or METRIC<=NUMBER, in quotes since a shell takes > for a file: "
-            '"spearman>=0.60".'
-        )
-    metric, sign = match[1], match[2]
-    if metric not in known:
-        raise ArgumentError(
-            f"--require {text!r}: unknown metric {metric!r}{name_nearest(metric, known)}; known here are "
-            f"{', '.join(known)}."
-        )
-    if (sign[0] == "<") != less_is_better(metric):
-        better, right = ("less", "<=") if less_is_better(metric) else ("more", ">=")
-        raise ArgumentError(f"--require {text!r}: of {metric} {better} is better, so write {metric}{right}{match[3]}.")
-    return Requirement(text, metric, sign, bound)

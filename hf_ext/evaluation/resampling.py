@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
 from ._arrays import FloatArray, as_groups
+from .metrics import Counted
 
 MIN_UNITS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it
 # 50 million drawn rows take about 3 s on two cores; beyond that the number of resamples is lowered, but not below the
@@ -22,14 +23,6 @@ MAX_DRAWS = 50_000_000
 MIN_RESAMPLES = 200
 CHUNK_DRAWS = 400_000  # keeps the dozen (chunk, n) arrays of a step in the CPU's cache
 ALIKE = 1e-9  # a relative standard error that is rounding
-
-
-class UnitFacts(TypedDict):
-    """What an interval resampled, as results name it."""
-
-    interval_by: str | None
-    num_units: int
-    num_effective_units: float
 
 
 @dataclass(frozen=True)
@@ -50,12 +43,10 @@ class ResamplingUnits:
     @classmethod
     def of(cls, column: str, values: Sequence[Any] | NDArray[Any]) -> ResamplingUnits:
         """Units of rows whose values, (n,), are equal as text; raises `DataError` where a row has none."""
-        names = as_groups(values, len(values))
-        _, first, number = np.unique(names, return_index=True, return_inverse=True)
-        # By first appearance, so that units of one row each are the rows in their order.
-        place = np.empty(len(first), np.int64)
-        place[np.argsort(first)] = np.arange(len(first))
-        return cls(column, place[number.reshape(-1)])
+        # Numbered by first appearance, so that units of one row each are the rows in their order.
+        number: dict[str, int] = {}
+        names = as_groups(values, len(values)).tolist()
+        return cls(column, np.array([number.setdefault(name, len(number)) for name in names], np.int64))
 
     @cached_property
     def sizes(self) -> FloatArray:
@@ -99,8 +90,8 @@ class ResamplingUnits:
             return f"All rows have the same {self.column}: no interval can be had from one."
         return f"An interval from only {self.describe()} is not to be trusted: {MIN_UNITS} of like size are the least."
 
-    def facts(self) -> UnitFacts:
-        """As results name them, JSON-able."""
+    def facts(self) -> dict[str, Any]:
+        """`interval_by`, `num_units` and `num_effective_units`, as results name them, JSON-able."""
         return {"interval_by": self.column, "num_units": self.num_units, "num_effective_units": self.num_effective}
 
 
@@ -117,7 +108,7 @@ def check_units(units: ResamplingUnits | None, num_rows: int) -> ResamplingUnits
     return None if units.are_rows else units
 
 
-def unit_facts(units: ResamplingUnits | None, num_rows: int) -> UnitFacts:
+def unit_facts(units: ResamplingUnits | None, num_rows: int) -> dict[str, Any]:
     """`ResamplingUnits.facts`, also where the units are rows."""
     if units is not None:
         return units.facts()
@@ -125,7 +116,12 @@ def unit_facts(units: ResamplingUnits | None, num_rows: int) -> UnitFacts:
 
 
 def check_options(
-    *, confidence: float, num_resamples: int, least: int = 2, threshold: float | None = None, seed: int = 0
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    least: int = 2,
+    threshold: float | None = None,
+    seed: int = 0,
 ) -> None:
     """Raises `ArgumentError` where an option of a bootstrap is out of range; fewer than `least` resamples are."""
     if threshold is not None and not math.isfinite(threshold):
@@ -164,11 +160,7 @@ def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits |
 
 
 def resample(
-    measure: Callable[[FloatArray], FloatArray],
-    num_rows: int,
-    num_resamples: int,
-    seed: int,
-    units: ResamplingUnits | None = None,
+    measure: Counted, num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None
 ) -> FloatArray:
     """Returns what `measure` makes of the counts of each draw, (resamples,) or (measures, resamples)."""
     return np.concatenate([measure(counts) for counts in draws(num_rows, num_resamples, seed, units)], axis=-1)

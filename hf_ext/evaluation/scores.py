@@ -1,23 +1,19 @@
-"""Scores a table can print and a reader can weigh: every value with its interval, its n, or why there is none."""
+"""Scores a reader can weigh, of one model and of two on the same rows: each with its interval, or why there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ._arrays import FloatArray, as_pair
-from .metrics import (
-    DEFAULT_THRESHOLD,
-    ERRORS,
-    GROUP_METRIC,
-    THRESHOLD_METRICS,
-    MetricValue,
-    Regression,
-    per_group_spearman,
-    score_names,
-)
+from ..errors import ArgumentError
+from ..reporting.units import less_is_better
+from . import metrics
+from ._arrays import FloatArray, as_column, as_pair
+from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, MetricValue, Regression
 from .resampling import (
     MIN_UNITS,
     ResamplingUnits,
@@ -29,46 +25,10 @@ from .resampling import (
     unit_facts,
 )
 
-
-class GroupScore(TypedDict):
-    """One group's value; `value` is None where `undefined` says why."""
-
-    value: float | None
-    n: int
-    undefined: str | None
+PAIRED_METRICS = (*metrics.PLAIN_METRICS, *THRESHOLD_METRICS)
 
 
-class Score(TypedDict, total=False):
-    """One metric, as results hold it: the record of every task, made by `make_score`.
-
-    `value` is None where `undefined` says why; `low` and `high` are None where there is no interval.
-
-    `interval_by` is the column whose values were drawn for the interval, `num_units` how many there are; None and the
-    number of rows where rows were drawn. `num_effective_units` is how many of like size would weigh
-    as evenly; `is_trusted` is False where these are fewer than 10.
-
-    Metrics of binders also carry `threshold`, `base_rate` and `predicted_rate`; the per-group metric carries
-    `num_groups`, `num_defined_groups` and `groups`, and its `n` counts the rows of all groups.
-    """
-
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    undefined: str | None
-    confidence: float
-    num_resamples: int
-    num_undefined_resamples: int
-    interval_by: str | None
-    num_units: int
-    num_effective_units: float
-    is_trusted: bool
-    threshold: float
-    base_rate: float | None
-    predicted_rate: float | None
-    num_groups: int
-    num_defined_groups: int
-    groups: dict[str, GroupScore]
+Score = dict[str, Any]  # one metric, as results hold it: the record of every task, see `make_score`
 
 
 def make_score(
@@ -78,18 +38,28 @@ def make_score(
     confidence: float = 0.95,
     units: ResamplingUnits | None = None,
 ) -> Score:
-    """The record of a value.
+    """The record of a value, JSON-able.
 
     Args:
         value: NaN, or anything, where it says why it is undefined; then there is no interval.
         samples: (resamples,), the same of each resample; empty for no interval.
         num_rows: that it is of.
         units: what was resampled; None: rows.
+
+    Returns:
+        `value`, None where `undefined` says why; `low` and `high`, None where there is no interval; `n` rows,
+        `confidence`, `num_resamples`, `num_undefined_resamples`. `interval_by` is the column whose values were drawn
+        for the interval, `num_units` how many there are; None and the number of rows where rows were drawn.
+        `num_effective_units` is how many of like size would weigh as evenly; `is_trusted` is False where these are
+        fewer than 10.
+
+        `score_predictions` adds `threshold`, `base_rate` and `predicted_rate` to metrics of binders; to the per-group
+        metric, whose `n` counts the rows of all groups, `num_groups`, `num_defined_groups` and `groups`.
     """
     samples = np.empty(0) if value.undefined else samples
     low, high = percentile_interval(samples, confidence, units)
     return {
-        "value": None if value.undefined else float(value.value),
+        "value": value.known,
         "low": low,
         "high": high,
         "n": num_rows,
@@ -102,10 +72,30 @@ def make_score(
     }
 
 
-def score_mean(values: FloatArray, *, num_resamples: int = 1000, seed: int, confidence: float = 0.95) -> Score:
-    """The mean of numbers that rows have of their own, (n,) finite, n >= 1, with the interval of further rows."""
-    samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
-    return make_score(MetricValue(float(values.mean())), samples, len(values), confidence)
+def score_mean(
+    values: NDArray[Any],
+    *,
+    num_resamples: int = 1000,
+    seed: int,
+    confidence: float = 0.95,
+    units: ResamplingUnits | None = None,
+) -> Score:
+    """The mean of numbers that rows have of their own, (n,) finite, n >= 1, with the interval of further rows or units.
+
+    A share (bool) that is 0 or 1 in all rows has the exact binomial interval (C. Clopper, E. Pearson, Biometrika 26,
+    1934) of as many tries as there are rows, or effective units: resamples of it would all be the same.
+    """
+    column = np.asarray(values, np.float64)
+    units = check_units(units, len(column))
+    mean = MetricValue(float(column.mean()))
+    num_tries = len(column) if units is None else units.num_effective
+    if np.asarray(values).dtype == bool and num_tries > 1 and column.min() == column.max():
+        score = make_score(mean, np.empty(0), len(column), confidence, units)
+        reach = ((1 - confidence) / 2) ** (1 / num_tries)
+        score["low"], score["high"] = (reach, 1.0) if mean.value == 1 else (0.0, 1 - reach)
+        return score
+    samples = resample(lambda counts: counts @ column / counts.sum(axis=1), len(column), num_resamples, seed, units)
+    return make_score(mean, samples, len(column), confidence, units)
 
 
 def score_predictions(
@@ -148,36 +138,29 @@ def score_predictions(
     check_options(confidence=confidence, num_resamples=num_resamples, least=0, threshold=threshold, seed=seed)
     predicted, measured = as_pair(predictions, references)
     num_rows, units = len(measured), check_units(units, len(measured))
-    is_finite = bool(np.isfinite(predicted).all() and np.isfinite(measured).all())
     rows = Regression(predicted, measured, threshold)
-    names = score_names(threshold)
+    has_values = rows.why_undefined("rmse") is None
+    names = metrics.score_names(threshold)
     samples = np.empty((len(names), 0))
-    if is_finite and num_resamples and num_rows > 1:
+    if has_values and num_resamples and num_rows > 1:
         measures = [rows.metric(name) for name in names]
         samples = resample(
             lambda counts: np.stack([measure(counts) for measure in measures]), num_rows, num_resamples, seed, units
         )
-    scores: dict[str, Score] = {}
-    for name, drawn in zip(names, samples):
-        scores[name] = make_score(rows.value(name), drawn, num_rows, confidence, units)
-        if name in ERRORS and len(drawn) and units is not None:
-            error = predicted - measured
-            ends = mean_loss_interval(
-                error**2 if name == "rmse" else np.abs(error),
-                units,
-                confidence=confidence,
-                num_resamples=len(drawn),
-                seed=seed,
-            )
-            if ends is not None:
-                scores[name]["low"], scores[name]["high"] = np.sqrt(ends).tolist() if name == "rmse" else ends
-        if name in THRESHOLD_METRICS:
-            has_rates = is_finite and num_rows > 0
-            rates = [
-                float(np.mean(column >= rows.threshold)) if has_rates else None for column in (measured, predicted)
-            ]
-            rated: Score = {"threshold": float(rows.threshold), "base_rate": rates[0], "predicted_rate": rates[1]}
-            scores[name].update(rated)
+    scores = {
+        name: make_score(rows.value(name), drawn, num_rows, confidence, units) for name, drawn in zip(names, samples)
+    }
+    if units is not None and samples.size:
+        options: dict[str, Any] = {"confidence": confidence, "num_resamples": samples.shape[1], "seed": seed}
+        squares, sizes = (predicted - measured) ** 2, np.abs(predicted - measured)
+        if ends := mean_loss_interval(squares, units, **options):
+            scores["rmse"]["low"], scores["rmse"]["high"] = np.sqrt(ends).tolist()
+        if ends := mean_loss_interval(sizes, units, **options):
+            scores["mae"]["low"], scores["mae"]["high"] = ends
+    if threshold is not None:
+        base, called = (float(np.mean(side >= threshold)) if has_values else None for side in (measured, predicted))
+        for name in THRESHOLD_METRICS:
+            scores[name].update({"threshold": float(threshold), "base_rate": base, "predicted_rate": called})
     if groups is not None:
         scores[GROUP_METRIC] = _score_groups(predicted, measured, groups, num_resamples, confidence, seed)
     return scores
@@ -186,23 +169,164 @@ def score_predictions(
 def _score_groups(
     predicted: FloatArray, measured: FloatArray, groups: Sequence[Any], num_resamples: int, confidence: float, seed: int
 ) -> Score:
-    grouped = per_group_spearman(predicted, measured, groups)
-    values = np.asarray(grouped.defined, np.float64)
-    samples = np.empty(0)
+    of_groups = metrics.per_group_spearman(predicted, measured, groups)
+    values = metrics.defined_values(of_groups)
+    units, samples = ResamplingUnits.of("group", range(len(values))), np.empty(0)
     if len(values) > 1 and num_resamples:
         samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
-    score = make_score(grouped.mean, samples, len(measured), confidence)
-    of_groups: Score = {
-        "interval_by": "group",
-        "num_units": len(values),
-        "num_effective_units": float(len(values)),
-        "is_trusted": len(values) >= MIN_UNITS,
-        "num_groups": len(grouped.values),
-        "num_defined_groups": len(values),
-        "groups": {
-            name: {"value": None if one.undefined else one.value, "n": grouped.sizes[name], "undefined": one.undefined}
-            for name, one in grouped.values.items()
-        },
-    }
-    score.update(of_groups)
+    score = make_score(metrics.mean_of_groups(of_groups), samples, len(measured), confidence, units)
+    score.update({"num_groups": len(of_groups), "num_defined_groups": len(values), "groups": of_groups})
     return score
+
+
+# --- two models on the same rows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Two models on the same rows. `improvement` is positive where the later one is better, errors (RMSE) included.
+
+    `improvement`, `low` and `high` are None where `undefined` says why, and `low` and `high` where no resample has a
+    value; then neither `is_better` nor `is_worse` holds. Nor do they where fewer than 10 effective units were drawn.
+    `interval_by`: the column whose values were drawn, `num_units` of them; None where rows were.
+    """
+
+    metric: str
+    before: float | None
+    after: float | None
+    improvement: float | None
+    low: float | None
+    high: float | None
+    n: int
+    confidence: float
+    num_resamples: int
+    num_undefined_resamples: int
+    undefined: str | None = None
+    interval_by: str | None = None
+    num_units: int | None = None
+    num_effective_units: float | None = None
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether a claim may rest on the interval: rows were drawn, or enough units."""
+        return self.interval_by is None or (self.num_effective_units or 0) >= MIN_UNITS
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.low is not None and self.low > 0 and self.is_trusted
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the whole interval lies below 0."""
+        return self.high is not None and self.high < 0 and self.is_trusted
+
+    def excludes_improvement(self, min_delta: float = 0.0) -> bool:
+        """Whether the whole interval lies at or below `min_delta`, in the unit of the metric."""
+        return self.high is not None and self.high <= min_delta
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every number of the comparison and its two verdicts, JSON-able."""
+        return {**asdict(self), "is_better": self.is_better, "is_worse": self.is_worse}
+
+
+def compare_paired(
+    labels: Any,
+    before: Any,
+    after: Any,
+    metric: str = "spearman",
+    *,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    units: ResamplingUnits | None = None,
+    groups: Sequence[Any] | NDArray[Any] | None = None,
+) -> PairedComparison:
+    """Compare two sets of predictions by a percentile bootstrap of the difference of their scores.
+
+    Both are scored on the same resamples, so the interval is that of the difference: narrow where the two models
+    nearly agree, however wide each score's own interval is. Rows are resampled one by one: where rows share an
+    antibody, it says nothing about new antibodies, unless `units` says so.
+
+    Args:
+        labels: (n,) or (n, 1) finite numbers; for token_loss, perplexity and accuracy how many predictions each row
+            holds (its masked residues), 0 or more; for loss and nrmse 1.
+        before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`; for token_loss and
+            perplexity each row's summed loss in nats, for accuracy its number of right predictions, for loss and nrmse
+            each row's own.
+        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, enrichment_1pct,
+            enrichment_5pct, per_group_spearman, token_loss, perplexity, accuracy, loss or nrmse; of a part, `NAME_loss`
+            or `NAME_nrmse`.
+        threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels. None: 9.
+        confidence: of the interval, between 0 and 1.
+        num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
+        seed: of the draws, 0 or more.
+        units: rows that are drawn together; None: each by itself. The interval is wider where they are few.
+        groups: (n,) names, for per_group_spearman, which goes by the groups that have a value of both models and draws
+            these, whatever `units` are.
+
+    Returns:
+        Both scores, the improvement and its interval. A score that has no value (constant predictions, a NaN) leaves
+        the comparison undefined, with the reason.
+
+    Raises:
+        ArgumentError: an unknown metric, a number out of range, or per_group_spearman without groups.
+        DataError: shapes or lengths do not fit, or a value is not a number.
+
+    Cost: about 60 ns per drawn row: 0.08 s for 1,300 rows and 1,000 resamples.
+    """
+    check_comparison(metric, threshold=threshold, confidence=confidence, num_resamples=num_resamples, seed=seed)
+    earlier, measured = as_pair(before, labels)
+    later, _ = as_pair(as_column(after, "after"), measured)
+    sign = -1 if less_is_better(metric) else 1
+    if metric == GROUP_METRIC:
+        values, differences = _compare_groups(measured, earlier, later, groups)
+        num_drawn, units = len(differences), ResamplingUnits.of("group", range(len(differences)))
+
+        def gain(counts: FloatArray) -> FloatArray:
+            return counts @ differences / num_drawn
+    else:
+        num_drawn, units = len(measured), check_units(units, len(measured))
+        first, second = (metrics.rows_of(metric, each, measured, threshold) for each in (earlier, later))
+        if isinstance(first, Regression) and isinstance(second, Regression):
+            second.label_ranks = first.label_ranks  # the same labels: ranked once
+        values = [each.value(metric) for each in (first, second)]
+        before_of, after_of = first.metric(metric), second.metric(metric)
+
+        def gain(counts: FloatArray) -> FloatArray:
+            return sign * (after_of(counts) - before_of(counts))
+
+    reasons = [f"{side}: {value.undefined}" for side, value in zip(("before", "after"), values) if value.undefined]
+    if not num_drawn and not reasons:
+        reasons = ["no group has a value of both models"]
+    improvement = sign * (values[1].value - values[0].value)
+    if abs(improvement) <= metrics.RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
+        improvement = 0.0
+    samples = np.empty(0) if reasons else resample(gain, num_drawn, num_resamples, seed, units)
+    score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, len(measured), confidence, units)
+    del score["is_trusted"]  # the comparison knows
+    before_value, after_value = (value.known for value in values)
+    return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)
+
+
+def _compare_groups(
+    labels: FloatArray, before: FloatArray, after: FloatArray, groups: Sequence[Any] | NDArray[Any] | None
+) -> tuple[list[MetricValue], FloatArray]:
+    """Both means over the groups that have a value of both models, and by how much each of these is better."""
+    if groups is None:
+        raise ArgumentError(f"metric={GROUP_METRIC!r}: groups=None; one group name per row is needed.")
+    scored = [metrics.per_group_spearman(predicted, labels, groups) for predicted in (before, after)]
+    names = [name for name in scored[0] if not any(each[name]["undefined"] for each in scored)]
+    if not names:
+        return [metrics.mean_of_groups(each) for each in scored], np.empty(0)
+    columns = np.array([[each[name]["value"] for name in names] for each in scored])
+    return [MetricValue(float(mean)) for mean in columns.mean(axis=1)], columns[1] - columns[0]
+
+
+def check_comparison(metric: str, **options: Any) -> None:
+    """Raises `ArgumentError` where `compare_paired` would; `options` as of `check_options`."""
+    known = (*PAIRED_METRICS, GROUP_METRIC, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
+    if metric not in known and not metrics.is_ratio(metric):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
+    check_options(**options)

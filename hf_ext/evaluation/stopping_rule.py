@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, CheckpointError, DataError
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS
-from .paired import PairedComparison, check_comparison, compare_paired
+from .scores import PairedComparison, check_comparison, compare_paired
 
 Verdict = Literal["improved", "undecided", "no improvement"]
 
@@ -70,7 +70,7 @@ class StoppingRule:
         warmup_steps: evaluations at this step or earlier neither count nor stop.
         min_delta: the smallest improvement worth training for, in the unit of the metric, 0 or more. With 0 only
             models that are certainly worse count.
-        threshold, confidence, num_resamples, seed, groups: see `compare_paired`.
+        confidence, groups, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
         ArgumentError: an unknown metric, or a number out of range.
@@ -87,21 +87,16 @@ class StoppingRule:
         patience: int = 3,
         warmup_steps: int = 0,
         min_delta: float = 0.01,
-        threshold: float | None = None,
         confidence: float = 0.99,
-        num_resamples: int = 1000,
-        seed: int = 0,
         groups: Sequence[Any] | NDArray[Any] | None = None,
+        **options: Any,
     ) -> None:
-        checked = {"threshold": threshold, "confidence": confidence, "num_resamples": num_resamples, "seed": seed}
-        check_comparison(metric, **checked)
-        self._settings: dict[str, Any] = {**checked, "groups": groups}
-        if patience < 1:
-            raise ArgumentError(f"patience={patience!r}: 1 or more evaluations are needed.")
-        if warmup_steps < 0:
-            raise ArgumentError(f"warmup_steps={warmup_steps!r}: 0 (no warm-up) or more is needed.")
-        if not 0 <= min_delta < math.inf:
-            raise ArgumentError(f"min_delta={min_delta!r}: 0 or more is needed, in the unit of {metric}.")
+        check_comparison(metric, confidence=confidence, **options)
+        self._options: dict[str, Any] = {"confidence": confidence, "groups": groups, **options}
+        least = {"patience": (patience, 1), "warmup_steps": (warmup_steps, 0), "min_delta": (min_delta, 0)}
+        for name, (value, smallest) in least.items():
+            if not smallest <= value < math.inf:
+                raise ArgumentError(f"{name}={value!r}: {smallest} or more is needed.")
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
         if len(self.labels) == 0:
@@ -125,18 +120,18 @@ class StoppingRule:
         """
         predicted = np.array(as_pair(predictions, self.labels)[0])
         # Against itself where there is no best yet: says whether these predictions have a score at all.
-        is_first = self.best_predictions is None
-        best, recent = self._compare(predicted if is_first else self.best_predictions, predicted), None
+        is_first, recent = self.best_predictions is None, None
+        best = self._compare(predicted if is_first else self.best_predictions, predicted)
         if not best.undefined:
             if len(self._recent) == self.patience:
                 recent = self._compare(self._recent[0], predicted)
             self._recent = [*self._recent, predicted][-self.patience :]
+        has_settled = not best.undefined and not (self.metric in ("recall", "f1") and best.after == 0)
         verdict: Verdict = "undecided"
         if not best.undefined and (is_first or best.is_better):
             verdict, self.best_predictions, self.best_step = "improved", predicted, step
-        elif not (best.undefined or (self.metric in ("recall", "f1") and best.after == 0)):
-            is_excluded = any(one is not None and one.excludes_improvement(self.min_delta) for one in (best, recent))
-            verdict = "no improvement" if is_excluded else "undecided"
+        elif has_settled and any(one and one.excludes_improvement(self.min_delta) for one in (best, recent)):
+            verdict = "no improvement"
         is_warmup = step <= self.warmup_steps
         is_counted = verdict == "no improvement" and not is_warmup
         self.num_without_improvement = self.num_without_improvement + 1 if is_counted else 0
@@ -152,7 +147,7 @@ class StoppingRule:
         )
 
     def _compare(self, earlier: Any, predicted: FloatArray) -> PairedComparison:
-        return compare_paired(self.labels, earlier, predicted, self.metric, **self._settings)
+        return compare_paired(self.labels, earlier, predicted, self.metric, **self._options)
 
     def is_of(self, labels: Any) -> bool:
         """Whether these are the labels that the rule was made with: predictions of other rows cannot be compared."""
@@ -161,7 +156,7 @@ class StoppingRule:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: plain values, and (n,) float64 arrays of the best and the recent predictions."""
         return {
-            "scored": self._describe_scored(),
+            "scored": self._scored,
             "best_predictions": self.best_predictions,
             "best_step": self.best_step,
             "recent_predictions": list(self._recent),
@@ -174,7 +169,7 @@ class StoppingRule:
         Raises:
             CheckpointError: the state is of another metric or of other labels; nothing is changed then.
         """
-        if state.get("scored") != self._describe_scored():
+        if state.get("scored") != self._scored:
             raise CheckpointError(
                 f"Early-stopping state was made on other rows or labels than this run's, or in another metric than "
                 f"{self.metric}: predictions of different rows cannot be compared. Resume with the same metric, "
@@ -186,12 +181,12 @@ class StoppingRule:
         self._recent = [as_pair(one, self.labels)[0] for one in state["recent_predictions"]][-self.patience :]
         self.num_without_improvement = state["num_without_improvement"]
 
-    def _describe_scored(self) -> str:
+    @property
+    def _scored(self) -> str:
         """Metric, labels, and what else decides a score, as a hash."""
-        digest = hashlib.sha256(self.metric.encode() + self.labels.astype("<f8").tobytes())
+        threshold, further = self._options.get("threshold"), ""
         if self.metric in THRESHOLD_METRICS:
-            threshold = self._settings["threshold"]
-            digest.update(np.float64(DEFAULT_THRESHOLD if threshold is None else threshold).astype("<f8").tobytes())
-        if self.metric == GROUP_METRIC:
-            digest.update("\0".join(map(str, self._settings["groups"])).encode())
-        return digest.hexdigest()
+            further = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
+        elif self.metric == GROUP_METRIC:
+            further = repr([*map(str, self._options["groups"])])
+        return hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{self.metric} {further}".encode()).hexdigest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -12,36 +13,13 @@ from ..errors import ArgumentError
 from ..reporting.units import metric_name
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .metrics import ERRORS, GROUP_METRIC, Regression, at_limits, is_ratio
-from .paired import PAIRED_METRICS, PairedComparison, compare_paired
 from .resampling import ResamplingUnits, check_units, percentile_interval, resample, unit_facts
+from .scores import PairedComparison, check_comparison, compare_paired
 
 MODEL = "model"
 CONSTANT = "training mean"
 
 Outcome = Literal["better", "no better", "undecided", "undefined", "worse", "no difference"]
-
-
-@dataclass(frozen=True)
-class Words:
-    """How a verdict in one metric of `Summed` rows is put; in those of a regression it is `REGRESSION`.
-
-    Attributes:
-        numbers: both scores; `{scores}`, `{baseline}` and `{several}` are filled in.
-        gain: what the interval is of; `{unit}` is filled in.
-        undefined: what has no value; `{unit}` and `{metric}` are filled in.
-    """
-
-    numbers: str
-    gain: str
-    undefined: str
-
-
-REGRESSION = Words("{scores} of {baseline}{several}", "difference", "{metric}")
-WORDS = {
-    "token_loss": Words("{scores} of {baseline}", "improvement of the loss per {unit}", "the loss per {unit}"),
-    "nrmse": Words("{scores}", "improvement", "the error"),
-    "accuracy": Words("{scores} of {baseline}", "difference", "the accuracy"),
-}
 
 
 @dataclass(frozen=True)
@@ -83,22 +61,34 @@ class _Case:
     labels: FloatArray
     sides: FloatArray
     metric: str
-    unit: str
     options: dict[str, Any]
 
     @property
-    def model(self) -> FloatArray:
-        return self.predictions[MODEL]
-
-    @property
-    def spearman(self) -> float:
-        return Regression(self.model, self.labels).value("spearman").value
+    def rows(self) -> Regression:
+        return Regression(self.predictions[MODEL], self.labels)
 
     def compare(self, baseline: str, metric: str) -> PairedComparison:
-        before, after = self.predictions[baseline], self.model
+        before, after = self.predictions[baseline], self.predictions[MODEL]
         if metric == "rmse":
             before, after = (at_limits(each, self.labels, self.sides) for each in (before, after))
         return compare_paired(self.labels, before, after, metric, **self.options)
+
+    def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
+        """The sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
+        if result.undefined:
+            return _undefined(result.n, f"{metric_name(result.metric)} is undefined ({result.undefined})")
+        rival = f"the {baseline}" if baseline == CONSTANT else baseline
+        limits = " (limits counted from their wrong side only)" if result.metric == "rmse" and self.sides.any() else ""
+        what = "difference of the loss" if result.metric == "token_loss" else "difference"
+        numbers = f"({what} {_difference(result)}, {result.n:,} rows)"
+        text = f"{than}: {_scores(result)} of {rival}{several if result.is_better else ''}{limits} {numbers}"
+        if result.is_better:
+            return Verdict(f"Better than {text}.{also}", True, "better", result.n, baseline, result.as_dict())
+        if (result.improvement or 0) <= 0:
+            return Verdict(f"No better than {text}.{also}", False, "no better", result.n, baseline, result.as_dict())
+        more = "rows" if result.interval_by is None else f"values of {result.interval_by}"
+        text = f"Not shown to be better than {text}, which may be 0: more {more} decide.{also}"
+        return Verdict(text, None, "undecided", result.n, baseline, result.as_dict())
 
 
 def judge(
@@ -108,13 +98,8 @@ def judge(
     bounds: Sequence[int] | Any | None = None,
     is_scale_free: bool = False,
     metric: str | None = None,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
     units: ResamplingUnits | None = None,
-    threshold: float | None = None,
-    groups: Sequence[Any] | None = None,
-    unit: str = "masked residue",
+    **options: Any,
 ) -> Verdict:
     """Decide, on the same rows, whether a model beats the baselines beside it.
 
@@ -136,10 +121,8 @@ def judge(
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order. A baseline without a value in it is not compared.
-        confidence, num_resamples, seed: of the intervals.
         units: rows that were held out together, and are resampled together; None: each by itself.
-        threshold, groups: of `metric`, see `compare_paired`.
-        unit: what one of the predictions that token_loss counts is called.
+        options: `confidence`, `num_resamples`, `seed`, `threshold` and `groups`, as in `compare_paired`.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an option is out of range.
@@ -149,22 +132,15 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
-    known = (*PAIRED_METRICS, GROUP_METRIC, *WORDS)
-    if metric not in (None, *known):
-        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
     units = check_units(units, len(measured))
-    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed, "units": units}
-    options |= {"threshold": threshold, "groups": groups}
-    case = _Case(columns, measured, sides, metric or ("spearman" if is_scale_free else "rmse"), unit, options)
-    rules: tuple[Callable[[_Case], Verdict | None], ...] = (_judge_baselines,)
-    if not is_ratio(case.metric):
-        last = _sum_up_order if is_scale_free else _sum_up
-        rules = (_judge_scores, *(() if is_scale_free else (_judge_constant,)), _judge_order, _judge_baselines, last)
-    nothing = _undefined(len(measured), "there is no baseline to compare with")
-    verdict = next(filter(None, (rule(case) for rule in rules)), nothing)
+    options = {"confidence": 0.95, "num_resamples": 1000, "seed": 0, **options, "units": units}
+    case = _Case(columns, measured, sides, metric or ("spearman" if is_scale_free else "rmse"), options)
+    check_comparison(case.metric, **{name: options[name] for name in ("confidence", "num_resamples", "seed")})
+    verdict = _judge_baselines(case) if is_ratio(case.metric) else _judge_regression(case, is_scale_free)
+    verdict = verdict or _undefined(len(measured), "there is no baseline to compare with")
     if units is None:
         return replace(verdict, **unit_facts(None, verdict.num_rows))
     return replace(verdict, text=f"{verdict.text} {_describe_basis(units)}", **units.facts())
@@ -188,7 +164,7 @@ def judge_pair(
         names: what to call both.
         metric: as in `compare_paired`.
         bounds: (n,) of -1, 0, 1, or None; in the RMSE a prediction beyond such a limit is no error then.
-        units, options: `threshold`, `seed` and `groups`, as in `compare_paired`.
+        units, options: as in `judge`.
 
     Raises:
         ArgumentError: an unknown metric, or a number out of range.
@@ -206,14 +182,17 @@ def judge_pair(
     first, second = names
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
     if compared.undefined:
-        text, outcome = f"No verdict on {second}: {compared.undefined}.", "undefined"
-    elif np.array_equal(earlier, later):
+        text = f"No verdict on {second}: {compared.undefined}."
+        return Verdict(text, None, "undefined", compared.n, first, compared.as_dict(), **unit_facts(units, compared.n))
+    numbers = f"{_scores(compared)} (improvement {_difference(compared)}, {compared.n:,} rows)."
+    if np.array_equal(earlier, later):
         text = f"No difference: {second} predicts what {first} predicts, on all {compared.n:,} rows."
+    elif outcome == "no difference":
+        text = f"No difference between {second} and {first} is shown: {numbers}"
     else:
-        basis = "" if units is None or metric == GROUP_METRIC else f" {_describe_basis(units)}"
-        numbers = f": {describe_scores(compared)} (improvement {describe_difference(compared)}, {compared.n:,} rows)."
-        said = f"No difference between {second} and {first} is shown"
-        text = (said if outcome == "no difference" else f"{second} is {outcome} than {first}") + numbers + basis
+        text = f"{second} is {outcome} than {first}: {numbers}"
+    if units is not None and metric != GROUP_METRIC:
+        text = f"{text} {_describe_basis(units)}"
     is_better = {"better": True, "worse": False}.get(outcome)
     return Verdict(text, is_better, outcome, compared.n, first, compared.as_dict(), **unit_facts(units, compared.n))
 
@@ -228,85 +207,67 @@ def _describe_basis(units: ResamplingUnits) -> str:
     return units.why_not_enough() or f"Intervals resample {units.describe()}."
 
 
-def _judge_scores(case: _Case) -> Verdict | None:
-    """No score, or constant predictions."""
-    num_rows = len(case.labels)
-    if problem := count_not_finite(case.model, "predictions"):
+def _judge_regression(case: _Case, is_scale_free: bool) -> Verdict:
+    """The first rule that has something to say: a score at all, the training mean, chance, the other baselines."""
+    model, num_rows = case.predictions[MODEL], len(case.labels)
+    problem = count_not_finite(model, "predictions")
+    if not problem and num_rows > 1 and model.min() == model.max():
+        problem = f"all {num_rows:,} predictions are {model[0]:g}; Spearman is undefined"
+    if problem:
         return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, CONSTANT)
-    if num_rows > 1 and case.model.min() == case.model.max():
-        text = f"No better than a constant: all {num_rows:,} predictions are {case.model[0]:g}; Spearman is undefined."
-        return Verdict(text, False, "no better", num_rows, CONSTANT)
-    reason = Regression(case.model, case.labels).why_undefined("spearman")
-    return _undefined(num_rows, f"Spearman is undefined ({reason})") if reason else None
+    spearman = case.rows.value("spearman")
+    if spearman.undefined:
+        return _undefined(num_rows, f"Spearman is undefined ({spearman.undefined})")
+    order = f"Spearman {spearman.value:.3f}"
+    constant = None if is_scale_free or CONSTANT not in case.predictions else case.compare(CONSTANT, "rmse")
+    if constant and not constant.is_better:
+        return case.decide(constant, CONSTANT, "a constant", f" {order}.")
+    if verdict := _judge_order(case, spearman.value) or _judge_baselines(case):
+        return verdict
+    if is_scale_free:
+        text = f"Better than chance at ordering rows: {order}, {num_rows:,} rows; no other baseline."
+        return Verdict(text, True, "better", num_rows)
+    if constant is None:
+        return _undefined(num_rows, f"there is no baseline to compare {order} with")
+    return case.decide(constant, CONSTANT, "a constant", f" {order}. No other baseline was fitted.")
 
 
-def _judge_constant(case: _Case) -> Verdict | None:
-    """RMSE not below the training mean's; None where it is, or where there is no training mean."""
-    if CONSTANT not in case.predictions:
-        return None
-    compared = case.compare(CONSTANT, "rmse")
-    if compared.is_better:
-        return None
-    if compared.undefined:
-        return _undefined(compared.n, f"RMSE is undefined ({compared.undefined})")
-    limits = " (limits counted from their wrong side only)" if case.sides.any() else ""
-    text = f"RMSE {_errors(compared)} of predicting the training mean everywhere{limits}, {compared.n:,} rows"
-    if (compared.improvement or 0) <= 0:
-        text = f"No better than a constant: {text}. Spearman {case.spearman:.3f} does not change that."
-        return _decided(False, text, compared, CONSTANT)
-    by = describe_difference(compared)
-    text = f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {by})."
-    return _decided(None, text, compared, CONSTANT)
-
-
-def _judge_order(case: _Case) -> Verdict | None:
+def _judge_order(case: _Case, spearman: float) -> Verdict | None:
     """Spearman not above 0; None where it is."""
-    num_rows, units, options = len(case.labels), case.options["units"], case.options
-    measure = Regression(case.model, case.labels).metric("spearman")
-    samples = resample(measure, num_rows, options["num_resamples"], options["seed"], units)
+    units, options, num_rows = case.options["units"], case.options, len(case.labels)
+    samples = resample(case.rows.metric("spearman"), num_rows, options["num_resamples"], options["seed"], units)
     low, high = percentile_interval(samples, options["confidence"], units)
     if low is not None and low > 0 and (units is None or units.are_enough):
         return None
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-    text = f"than chance at ordering rows: Spearman {case.spearman:.3f}{interval}, {num_rows:,} rows."
-    if case.spearman <= 0:
+    text = f"than chance at ordering rows: Spearman {spearman:.3f}{interval}, {num_rows:,} rows."
+    if spearman <= 0:
         return Verdict(f"No better {text}", False, "no better", num_rows)
     return Verdict(f"Not shown to be better {text}", None, "undecided", num_rows)
 
 
 def _judge_baselines(case: _Case) -> Verdict | None:
     """Against the baseline that the model beats least surely; None where every one of them is constant."""
-    names = [name for name in case.predictions if name != MODEL]
-    words, ordered = WORDS.get(case.metric), {}
-    if words is None:
-        words = REGRESSION
+    names, ordered = [name for name in case.predictions if name != MODEL], {}
+    if not is_ratio(case.metric):
         ordered = {name: case.compare(name, "spearman") for name in names if name != CONSTANT}
-        names = [name for name, result in ordered.items() if result.low is not None]
+        ordered = {name: result for name, result in ordered.items() if result.low is not None}
+        names = [*ordered]
     if not names:
         return None
-    ordered = {name: ordered[name] for name in names if ordered}
     compared = ordered if case.metric == "spearman" else {name: case.compare(name, case.metric) for name in names}
-    if all(result.after is None for result in compared.values()) or (not ordered and compared[names[0]].undefined):
-        what = words.undefined.format(metric=metric_name(case.metric), unit=case.unit)
-        return _undefined(len(case.labels), f"{what} is undefined ({compared[names[0]].undefined})")
-    compared = {name: result for name, result in compared.items() if not result.undefined} or ordered
+    if all(result.after is None for result in compared.values()):
+        return case.decide(compared[names[0]], names[0], names[0])
+    compared = {name: result for name, result in compared.items() if not result.undefined} or ordered or compared
     hardest = find_hardest(compared)
     result = compared[hardest]
-    several = f", the hardest of {len(compared)} to beat" if len(compared) > 1 and result.is_better else ""
-    basis = f"{words.gain.format(unit=case.unit)} {describe_difference(result)}, {result.n:,} rows"
-    text = f"{words.numbers.format(scores=describe_scores(result), baseline=hardest, several=several)} ({basis})"
-    order = "" if result.metric == "spearman" or not ordered else _say_order(ordered)
-    if result.is_better:
-        than = "every baseline" if ordered else hardest
-        return _decided(True, f"Better than {than}: {text}.{order}", result, hardest)
-    if (result.improvement or 0) <= 0:
-        return _decided(False, f"No better than {hardest}: {text}.{order}", result, hardest)
-    more = "rows" if result.interval_by is None else f"values of {result.interval_by}"
-    text = f"Not shown to be better than {hardest}: {text}, which may be 0: more {more} decide.{order}"
-    return _decided(None, text, result, hardest)
+    several = f", the hardest of {len(compared)} to beat" if ordered and len(compared) > 1 else ""
+    also = "" if result.metric == "spearman" or not ordered else _describe_order(ordered)
+    than = "every baseline" if ordered and result.is_better else hardest
+    return case.decide(result, hardest, than, also, several)
 
 
-def _say_order(ordered: dict[str, PairedComparison]) -> str:
+def _describe_order(ordered: Mapping[str, PairedComparison]) -> str:
     """Spearman beside a verdict in another metric: the model's, and the baseline that orders rows better, if any."""
     name = max(ordered, key=lambda name: ordered[name].before or 0)
     highest = ordered[name]
@@ -315,56 +276,24 @@ def _say_order(ordered: dict[str, PairedComparison]) -> str:
     return f" Spearman {highest.after:.3f}."
 
 
-def _sum_up_order(case: _Case) -> Verdict:
-    """Nothing speaks against a model of an order, and there is no baseline."""
-    num_rows = len(case.labels)
-    text = f"Better than chance at ordering rows: Spearman {case.spearman:.3f}, {num_rows:,} rows; no other baseline."
-    return Verdict(text, True, "better", num_rows)
-
-
-def _sum_up(case: _Case) -> Verdict:
-    """Nothing speaks against the model, and there is no baseline but the constant."""
-    num_rows = len(case.labels)
-    if CONSTANT not in case.predictions:
-        return _undefined(num_rows, f"there is no baseline to compare Spearman {case.spearman:.3f} with")
-    compared = case.compare(CONSTANT, "rmse")
-    text = (
-        f"Better than a constant: RMSE {_errors(compared)} of predicting the training mean everywhere, Spearman "
-        f"{case.spearman:.3f}, {num_rows:,} rows. No other baseline was fitted."
-    )
-    return _decided(True, text, compared, CONSTANT)
-
-
-def _decided(is_better: bool | None, text: str, compared: PairedComparison, baseline: str) -> Verdict:
-    outcomes: dict[bool | None, Outcome] = {True: "better", False: "no better", None: "undecided"}
-    return Verdict(text, is_better, outcomes[is_better], compared.n, baseline, compared.as_dict())
-
-
 def _undefined(num_rows: int, reason: str) -> Verdict:
     return Verdict(f"No verdict: {reason}.", None, "undefined", num_rows)
 
 
-def describe_difference(compared: PairedComparison) -> str:
+def _difference(compared: PairedComparison) -> str:
     """0.12 [0.10, 0.14]: by how much the later one is better, with its interval where there is one."""
-    digits = ".3g" if compared.metric in ERRORS else ".3f"
-    numbers = [
-        f"{each + 0.0:{digits}}" for each in (compared.improvement, compared.low, compared.high) if each is not None
-    ]
-    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+    digits, ends = ".3g" if compared.metric in ERRORS else ".3f", (compared.improvement, compared.low, compared.high)
+    value, *interval = [f"{each + 0.0:{digits}}" for each in ends if each is not None]
+    return f"{value} [{', '.join(interval)}]" if interval else value
 
 
-def describe_scores(compared: PairedComparison) -> str:
-    """RMSE 0.361 against 0.482: of the later one first."""
-    name = metric_name(compared.metric)
+def _scores(compared: PairedComparison) -> str:
+    """RMSE 0.361 against 0.482: of the later one first, errors with as many digits as tell them apart, six at most."""
+    name, pair, styles = metric_name(compared.metric), (compared.after or 0.0, compared.before or 0.0), [".3f"]
     if compared.metric in (*ERRORS, "nrmse"):
-        return f"{name} {_errors(compared)}"
-    if compared.metric == "token_loss":  # the interval is of the loss in nats; perplexities are what people compare
-        return f"perplexity {np.exp(compared.after or 0):.2f} against {np.exp(compared.before or 0):.2f}"
-    return f"{name} {compared.after:.3f} against {compared.before:.3f}"
-
-
-def _errors(compared: PairedComparison) -> str:
-    """Both errors with as many digits as it takes to tell them apart, six at most."""
-    texts = [(f"{compared.after:#.{digits}g}", f"{compared.before:#.{digits}g}") for digits in (3, 4, 5, 6)]
-    after, before = next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
-    return f"{after} against {before}"
+        styles = [f"#.{digits}g" for digits in (3, 4, 5, 6)]
+    elif compared.metric == "token_loss":  # the interval is of the loss in nats; perplexities are what people compare
+        name, pair, styles = "perplexity", (math.exp(pair[0]), math.exp(pair[1])), [".2f"]
+    texts = [(f"{pair[0]:{style}}", f"{pair[1]:{style}}") for style in styles]
+    after, before = next((text for text in texts if text[0] != text[1]), texts[-1])
+    return f"{name} {after} against {before}"

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..errors import ArgumentError, CheckpointError, DataError
 from ..evaluation.metrics import GROUP_METRIC, MIN_GROUP_ROWS, PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
-from ..evaluation.paired import PairedComparison
 from ..evaluation.resampling import MIN_UNITS
 from ..evaluation.row_metrics import RowMetrics
+from ..evaluation.scores import PairedComparison
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
 from ..reporting.units import less_is_better
 

@@ -17,8 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.random_states import kept_random_states
 from ..errors import ArgumentError
-from ..evaluation.row_metrics import RowMetrics
-from ..evaluation.subset import ChosenRows, choose_rows
+from ..evaluation.row_metrics import ChosenRows, RowMetrics, choose_rows
 from ..models.process_settings import replaced
 from .early_stopping import check_metric_on_rows, make_comparable
 from .nan_guard import can_be_best
@@ -114,7 +113,7 @@ class Evaluator(TrainerCallback):
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training.
 
         Raises:
-            DataError: see `choose_rows` of `evaluation.subset`; or `metric_for_best_model` has no value on
+            DataError: see `choose_rows` of `evaluation.row_metrics`; or `metric_for_best_model` has no value on
                 these rows, see `check_metric_on_rows`.
         """
         trainer, sets = self._trainer, self._trainer.eval_dataset

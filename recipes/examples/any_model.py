@@ -198,7 +198,7 @@ def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, A
     check_scored(output.predictions, "held-out")
     both = {"model": np.asarray(output.predictions, np.float64), "bigram table": table.score(output.label_ids)}
     losses = {MODEL: both["model"][:, 0], "the bigram table": both["bigram table"][:, 0]}
-    verdict = judge(both["model"][:, 2], losses, metric="token_loss", unit="token", seed=seed).as_dict()
+    verdict = judge(both["model"][:, 2], losses, metric="token_loss", seed=seed).as_dict()
     scores = {name: compute_next_tokens(EvalPrediction(sums, output.label_ids)) for name, sums in both.items()}
     return {"verdict": verdict, "test": _as_test(len(output.label_ids), scores)}
 

@@ -97,13 +97,6 @@ def test_a_line_is_recorded_stored_and_applied_to_the_same_trained_model(run):
     assert any(note.startswith(shown) for note in results["test"]["notes"])
 
 
-@pytest.mark.nightly
-def test_isotonic_with_fewer_rows_than_it_needs_is_the_line_and_says_so(run):
-    results, folder = run("--calibration isotonic")
-    assert results["calibration"] == run(LINE)[0]["calibration"]
-    assert "Predictions are calibrated by a line of slope" in (folder / "run.log").read_text()
-
-
 def test_a_stack_is_the_default_and_its_ridge_is_fitted_once(run, root, monkeypatch):
     widths, fit = [], RidgeBaseline.fit
 

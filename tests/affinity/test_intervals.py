@@ -22,7 +22,7 @@ from hf_ext.affinity.stacking import fit_ridge
 from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation import calibration
-from hf_ext.evaluation.conformal import conformal_half_widths
+from hf_ext.evaluation.calibration import conformal_half_widths
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.hub import push_folder
 from hf_ext.models.prediction_intervals import half_width
@@ -163,13 +163,13 @@ def test_coverage_of_test_rows_is_measured_and_told(make):
     facts = score_intervals(stored, np.full(40, 7.0), 7 + errors, splits, None)
     at = {one["level"]: one for one in facts["levels"]}
     assert (at[0.9]["coverage"]["value"], at[0.9]["width"]) == (0.9, 2 * reach)
-    assert facts["notes"][0].startswith("Prediction intervals of 90 % held 90 % [7")
+    assert facts["notes"][0].startswith("Prediction intervals of 90 % held 90 % [80 %, 97.5 %] of 40 test rows")
     assert facts["notes"][0].endswith("(predict.py --interval writes them, from 120 validation rows).")
     assert "half_widths" not in facts
     bounded = {**splits, "test": splits["test"].add_column("bound", [-1] * 4 + [0] * 36)}
     facts = score_intervals(stored, np.full(40, 7.0), 7 + errors, bounded, None)
     assert facts["levels"][0]["coverage"]["value"] == 1.0
-    assert facts["levels"][0]["coverage"]["num_rows"] == 36
+    assert facts["levels"][0]["coverage"]["n"] == 36
 
 
 @pytest.mark.nightly

@@ -17,8 +17,7 @@ from hf_ext.data.proteins import STANDARD
 from hf_ext.data.split_report import leak_report
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.nearest import NearestBaseline
-from hf_ext.evaluation.sequence_features import SequenceFeatures
+from hf_ext.evaluation.baselines import SequenceFeatures, predict_nearest
 
 HEAVY, LIGHT = "EVQLVESGGG", "DIQMTQ"
 PRESENT, ABSENT = (HEAVY, LIGHT), (HEAVY, "")
@@ -242,5 +241,5 @@ def test_nearest_neighbours_take_two_missing_chains_for_equal():
     np.testing.assert_allclose(np.diag(similarity), 1, rtol=1e-6)
     assert similarity[2, 3] == pytest.approx(0.5)  # the same light chain, none; another heavy one
     assert similarity[0, 2] == pytest.approx(0.5)  # the same heavy chain; one of them has no light one
-    nearest = NearestBaseline([1]).fit(found, [1.0, 2.0, 3.0, 4.0], found, [1.0, 2.0, 3.0, 4.0])
-    np.testing.assert_allclose(nearest.predict(features.directions([["EV"], [""]])), [3.0])
+    labels, asked = [1.0, 2.0, 3.0, 4.0], features.directions([["EV"], [""]])
+    np.testing.assert_allclose(predict_nearest(found, labels, found, labels, asked)[0], [3.0])

@@ -1,16 +1,13 @@
-"""Baselines: the ridge equals a plain solve, by either route, and the penalty is the best on validation rows."""
-
-from __future__ import annotations
-
-import json
-from pathlib import Path
+"""Baselines by hand: means, ridge against a plain solve, nearest neighbours, and what is read off sequences."""
 
 import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation import RidgeBaseline, baselines
-from hf_ext.evaluation.baselines import predict_group_means
+from hf_ext.evaluation import baselines
+from hf_ext.evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means, predict_nearest
+
+BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
 
 
 def linear_data(num_rows: int, num_features: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -21,136 +18,176 @@ def linear_data(num_rows: int, num_features: int, seed: int = 0) -> tuple[np.nda
     return features, features @ weights + generator.normal(size=num_rows)
 
 
-def plain_ridge(features: np.ndarray, targets: np.ndarray, penalty: float, standardise: bool = True) -> np.ndarray:
+def plain_ridge(features: np.ndarray, targets: np.ndarray, penalty: float, scale) -> np.ndarray:
     """The twin: (Z'Z/n + lambda I) w = Z'y/n by one solve, returned as predictions on the training rows."""
-    centred = features - features.mean(axis=0)
-    scaled = centred / features.std(axis=0) if standardise else centred
+    scaled = (features - features.mean(axis=0)) / scale
     matrix = scaled.T @ scaled / len(scaled) + penalty * np.eye(scaled.shape[1])
     weights = np.linalg.solve(matrix, scaled.T @ (targets - targets.mean()) / len(scaled))
     return scaled @ weights + targets.mean()
 
 
-@pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
-@pytest.mark.parametrize("penalty", [0.01, 1.0, 100.0])
-def test_ridge_equals_a_plain_solve_and_not_one_on_unscaled_features(num_rows: int, penalty: float) -> None:
+@BOTH_ROUTES
+@pytest.mark.parametrize("standardize", [True, False])
+def test_ridge_equals_a_plain_solve_and_not_one_of_another_scale(num_rows, standardize):
     features, targets = linear_data(num_rows, 30)
-    predicted = RidgeBaseline([penalty]).fit(features, targets, features, targets).predict(features)
-    np.testing.assert_allclose(predicted, plain_ridge(features, targets, penalty), atol=1e-8)
-    assert not np.allclose(predicted, plain_ridge(features, targets, penalty, standardise=False), atol=1e-3)
+    each, one = features.std(axis=0), np.sqrt(np.mean(features.var(axis=0)))
+    right, wrong = (each, one) if standardize else (one, each)
+    fitted = RidgeBaseline([0.01], standardize=standardize).fit(features, targets, features, targets)
+    predicted = fitted.predict(features)
+    np.testing.assert_allclose(predicted, plain_ridge(features, targets, 0.01, right), atol=1e-8)
+    assert not np.allclose(predicted, plain_ridge(features, targets, 0.01, wrong), atol=1e-3)
 
 
-def test_ridge_by_hand() -> None:
+def test_ridge_by_hand():
     # standardised feature -1, 1; targets 0, 4: slope 2 / (1 + lambda) = 1 at lambda 1, so 2 - 1 and 2 + 1
     model = RidgeBaseline([1.0]).fit([[10.0], [30.0]], [0, 4], [[10.0]], [0])
     np.testing.assert_allclose(model.predict([[10.0], [30.0], [50.0]]), [1.0, 3.0, 5.0])
-    assert model.validation_rmse == {1.0: pytest.approx(1.0)}
+    expected = {"kind": "ridge", "num_features": 1, "best_lambda": 1.0, "validation_rmse": pytest.approx(1.0)}
+    assert model.summary() == expected
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, targets = linear_data(100, 8)
-    whole = RidgeBaseline().fit(features, targets, features[:20], targets[:20]).predict(features)
-    monkeypatch.setattr(baselines, "CHUNK_BYTES", 8 * 8 * 7)  # 7 rows at a time
-    pieces = RidgeBaseline().fit(features, targets, features[:20], targets[:20]).predict(features)
-    np.testing.assert_allclose(whole, pieces, atol=1e-9)
-
-
-def test_the_penalty_with_the_smallest_validation_rmse_is_kept() -> None:
-    features, targets = linear_data(60, 40)
-    held_out, held_out_targets = linear_data(50, 40, seed=1)
-    model = RidgeBaseline([0.001, 0.1, 10.0]).fit(features, targets, held_out, held_out_targets)
-    by_hand = {}
+def test_the_penalty_with_the_smallest_validation_rmse_is_kept_of_equal_ones_the_strongest():
+    (features, targets), (held_out, truth) = linear_data(60, 40), linear_data(50, 40, seed=1)
+    model = RidgeBaseline([0.001, 0.1, 10.0]).fit(features, targets, held_out, truth)
+    errors = {}
     for penalty in (0.001, 0.1, 10.0):
-        single = RidgeBaseline([penalty]).fit(features, targets, held_out, held_out_targets)
-        by_hand[penalty] = float(np.sqrt(np.mean((single.predict(held_out) - held_out_targets) ** 2)))
-    assert model.validation_rmse == pytest.approx(by_hand)
-    assert model.best_lambda == min(by_hand, key=by_hand.__getitem__)
+        single = RidgeBaseline([penalty]).fit(features, targets, held_out, truth)
+        errors[penalty] = float(np.sqrt(np.mean((single.predict(held_out) - truth) ** 2)))
+    assert model.best_lambda == min(errors, key=errors.__getitem__)
+    assert model.validation_rmse == pytest.approx(min(errors.values()))
+    constant = RidgeBaseline([0.1, 1.0, 10.0]).fit([[1.0], [1.0]], [1, 3], [[1.0]], [2])  # a constant: no weight
+    assert constant.best_lambda == 10.0
+    assert constant.predict([[1.0], [500.0]]).tolist() == [2.0, 2.0]
 
 
-def test_noise_features_drive_the_penalty_to_the_large_end_and_it_says_so() -> None:
+def test_float16_rows_in_pieces_fit_as_float64_rows_at_once_and_a_constant_has_no_weight(monkeypatch):
     generator = np.random.default_rng(0)
-    features, targets = generator.normal(size=(80, 40)), generator.normal(size=80)
-    model = RidgeBaseline([0.01, 1.0, 1e4]).fit(features, targets, generator.normal(size=(500, 40)), np.zeros(500))
-    assert (model.best_lambda, model.at_grid_edge) == (1e4, True)
+    features, targets = generator.normal(size=(100, 8)).astype(np.float16), generator.normal(size=100)
+    features[:, 3] = 0.1  # whose mean is rounded
+    exact = features.astype(np.float64)
+    whole = RidgeBaseline().fit(exact, targets, exact[:20], targets[:20])
+    monkeypatch.setattr(baselines, "CHUNK_BYTES", 8 * 8 * 7)  # 7 rows at a time
+    pieces = RidgeBaseline().fit(features, targets, features[:20], targets[:20])
+    np.testing.assert_allclose(pieces.predict(features), whole.predict(exact), atol=1e-9)
+    assert pieces.weights[3] == 0.0
 
 
-def test_of_equal_penalties_the_strongest_is_kept() -> None:
-    model = RidgeBaseline([0.1, 1.0, 10.0]).fit([[1.0], [1.0]], [1, 3], [[1.0]], [2])  # a constant feature: no weight
-    assert model.best_lambda == 10.0
-    np.testing.assert_array_equal(model.predict([[1.0], [500.0]]), [2.0, 2.0])
-
-
-def test_a_constant_feature_gets_no_weight_although_its_mean_is_rounded() -> None:
-    features = np.full((1000, 2), 0.1)
-    features[:, 1] = np.linspace(-1, 1, 1000)
-    assert features.sum(axis=0)[0] / 1000 != 0.1
-    model = RidgeBaseline().fit(features, features[:, 1], features[:10], features[:10, 1])
-    assert model.weights is not None
-    assert model.weights[0] == 0.0
-
-
-def test_float16_memory_maps_fit_as_float64_arrays_do(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    features = generator.normal(size=(50, 4)).astype(np.float16)
-    targets = generator.normal(size=50)
-    np.save(tmp_path / "features.npy", features)
-    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
-    one = RidgeBaseline().fit(mapped, targets, mapped, targets).predict(mapped)
-    two = RidgeBaseline().fit(features.astype(np.float64), targets, features.astype(np.float64), targets)
-    np.testing.assert_allclose(one, two.predict(features.astype(np.float64)), atol=1e-12)
-
-
-def test_ridge_summary_is_json() -> None:
-    model = RidgeBaseline([1.0]).fit([[10.0], [30.0]], [0, 4], [[10.0]], [0])
-    assert json.loads(json.dumps(model.summary())) == {
-        "kind": "ridge",
-        "num_features": 1,
-        "best_lambda": 1.0,
-        "validation_rmse": pytest.approx(1.0),
-        "at_grid_edge": False,
-    }
-
-
-def test_a_feature_that_is_not_finite_is_named_by_row_and_column() -> None:
-    features = np.ones((3, 2))
-    features[2, 1] = np.nan
-    with pytest.raises(DataError, match="features, row 2, column 1: nan"):
-        RidgeBaseline().fit(features, [1, 2, 3], np.ones((1, 2)), [1])
-    with pytest.raises(DataError, match="validation_features, row 2, column 1: nan"):
-        RidgeBaseline().fit(np.ones((3, 2)), [1, 2, 3], features, [1, 2, 3])
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    good, targets = np.ones((3, 2)), [1.0, 2.0, 3.0]
-    with pytest.raises(DataError, match="targets: 2 rows for 3 rows of features"):
+def test_what_cannot_be_fitted_is_refused():
+    good, targets, broken = np.ones((3, 2)), [1.0, 2.0, 3.0], np.array([[1.0, 1.0], [1.0, 1.0], [1.0, np.nan]])
+    for given in ((broken, targets, good, targets), (good, targets, broken, targets)):
+        with pytest.raises(DataError, match="features, row 2, column 1: nan"):
+            RidgeBaseline().fit(*given)
+    with pytest.raises(DataError, match="targets: 2 numbers for 3 rows"):
         RidgeBaseline().fit(good, [1, 2], good, targets)
-    with pytest.raises(DataError, match="validation_features: 1 features given; 2"):
-        RidgeBaseline().fit(good, targets, np.ones((3, 1)), targets)
-    with pytest.raises(DataError, match=r"features: shape \(0, 2\)"):
-        RidgeBaseline().fit(np.ones((0, 2)), [], good, targets)
     with pytest.raises(DataError, match="targets: 1 of 3 targets are NaN"):
         RidgeBaseline().fit(good, [1, np.nan, 3], good, targets)
+    with pytest.raises(DataError, match="targets: 1 numbers for 2 rows"):
+        predict_nearest(at(0, 1), [1.0], at(0), [1.0], at(0))
 
 
-def test_predict_before_fit_and_bad_grids_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="before fit"):
-        RidgeBaseline().predict([[1.0]])
-    for grid in ([], [0.0], [-1.0], [np.inf]):
-        with pytest.raises(ArgumentError, match="lambdas="):
-            RidgeBaseline(grid)
-
-
-@pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
-def test_without_standardising_all_features_are_divided_by_one_number(num_rows: int) -> None:
-    features, targets = linear_data(num_rows, 30)
-    ridge = RidgeBaseline([0.01], standardize=False).fit(features, targets, features, targets)
-    scale = np.sqrt(np.mean(features.var(axis=0)))
-    expected = plain_ridge(features / scale, targets, 0.01, standardise=False)
-    np.testing.assert_allclose(ridge.predict(features), expected, atol=1e-8)
-    assert not np.allclose(ridge.predict(features), plain_ridge(features, targets, 0.01), atol=1e-3)
-
-
-def test_group_means_by_hand_and_the_mean_of_all_for_a_new_group() -> None:
+def test_group_means_by_hand_and_the_mean_of_all_for_a_new_group():
     predicted, num_groups = predict_group_means([1.0, 3.0, 8.0], ["a", "a", 7], ["7", "a", "new", "a"])
     assert (predicted.tolist(), num_groups) == ([8.0, 2.0, 4.0, 2.0], 2)
-    with pytest.raises(DataError, match="1 groups for 2 rows"):
-        predict_group_means([1.0, 2.0], ["a"], ["a"])
+
+
+# --- nearest neighbours ---------------------------------------------------------------------------------------------
+
+
+def at(*degrees: float) -> np.ndarray:
+    """Rows of length 1; two of them are as similar as the cosine of their angle."""
+    angles = np.radians(degrees)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def test_two_neighbours_by_hand_weighted_by_closeness():
+    # From 0 degrees: cosines 1/2 and 0, so weights 1 / 0.5 = 2 and 1 / 1 = 1: (2 * 3 + 1 * 9) / 3 = 5.
+    predicted, facts = predict_nearest(at(60, 90, 180), [3.0, 9.0, 100.0], at(0), [5.0], at(0))
+    assert predicted[0] == pytest.approx(5.0, abs=1e-4)
+    assert facts == {"kind": "nearest neighbours", "num_neighbours": 2, "validation_rmse": pytest.approx(0, abs=1e-4)}
+
+
+def test_a_row_with_an_equal_twin_is_predicted_from_it():
+    predicted, facts = predict_nearest(at(0, 10, 20), [1.0, 50.0, 90.0], at(5), [25.0], at(0))
+    assert facts["num_neighbours"] == 2
+    assert predicted[0] == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_number_of_neighbours_is_the_one_that_predicts_validation_best_also_in_pieces(monkeypatch):
+    generator = np.random.default_rng(0)
+    angles = generator.uniform(0, 90, (2, 400))
+    smooth, noise = np.sin(np.radians(angles)), generator.normal(0, 1.0, 400)
+    smooth_case = at(*angles[0]), smooth[0] + noise, at(*angles[1]), smooth[1], at(*angles[1])
+    many = predict_nearest(*smooth_case)
+    # Neighbours that alternate: each further one pulls away from the nearest, which is right.
+    places, rough = 0.9 * np.arange(100), np.arange(100.0) % 2
+    one = predict_nearest(at(*places), rough, at(*(places + 0.1)), rough, at(*places))
+    assert (many[1]["num_neighbours"], one[1]["num_neighbours"]) == (64, 1)
+    monkeypatch.setattr(baselines, "CHUNK_PAIRS", 4000)
+    np.testing.assert_allclose(predict_nearest(*smooth_case)[0], many[0], atol=1e-5)
+
+
+# --- features of sequences ------------------------------------------------------------------------------------------
+
+
+def test_sequences_of_one_length_are_read_by_position_without_what_never_varies():
+    features = SequenceFeatures([["ACD", "AYD", "ACD"]])
+    assert (features.name, features.num_features, features.num_counts) == ("one-hot", 2, 2)
+    # C and Y at the second position, in the order of the alphabet; W there was never seen.
+    assert features.transform([["ACD", "AYD", "AWD"]]).tolist() == [[1, 0], [0, 1], [0, 0]]
+
+
+def test_sequences_of_several_lengths_are_read_by_3mers_also_where_only_asked_ones_differ():
+    features = SequenceFeatures([["AAAA", "AAAC", "C"]])
+    # AAA twice, AAA and AAC once, nothing in a sequence shorter than 3.
+    assert (features.name, features.num_features) == ("3-mer", 2)
+    assert features.transform([["AAAA", "AAAC", "C", "CAAA"]]).tolist() == [[2, 0], [1, 1], [0, 0], [1, 0]]
+    train = [["ACD", "AYD"]]
+    assert SequenceFeatures(train, [[["ACW"]]]).name == "one-hot"
+    assert SequenceFeatures(train, [[["ACDW"]]]).name == "3-mer"
+
+
+def test_columns_stand_side_by_side_and_one_with_a_single_value_is_left_out():
+    features = SequenceFeatures([["AC", "AD"], ["WWWW", "WWWW"], ["MKT", "MKTA"]])
+    assert (features.name, features.num_features) == ("one-hot and 3-mer", 3)
+    assert features.transform([["AD"], ["YYYY"], ["MKTA"]]).tolist() == [[0, 1, 1]]
+
+
+def test_beyond_the_limit_the_counts_that_vary_most_are_kept(monkeypatch):
+    monkeypatch.setattr(baselines, "MAX_FEATURES", 2)
+    # Second position: half C, half D. Third: one W of six.
+    features = SequenceFeatures([["ACA", "ACA", "ACA", "ADA", "ADA", "ADW"]])
+    assert (features.num_features, features.num_counts) == (2, 4)
+    assert features.transform([["ACA", "ADW"]]).tolist() == [[1, 0], [0, 1]]
+
+
+def test_pieces_give_the_same_counts(monkeypatch):
+    rows = [["ACDEFG", "ACDACD", "GGG", "ACDACD", "WACD"]]
+    expected = SequenceFeatures(rows).transform(rows)
+    monkeypatch.setattr(baselines, "CHUNK_RESIDUES", 1)
+    assert np.array_equal(SequenceFeatures(rows).transform(rows), expected)
+    assert expected.sum() == 4 + 4 + 1 + 4 + 2
+
+
+def test_the_product_of_two_directions_is_the_share_of_equal_residues_that_vary_each_column_alike():
+    # G at the second place is in every row and does not count: of three places two, one and none are equal.
+    rows = [["AGAA", "AGAC", "AGCC", "CGCC"]]
+    directions = SequenceFeatures(rows).directions(rows)
+    assert (directions @ directions.T)[0] == pytest.approx([1, 2 / 3, 1 / 3, 0], abs=1e-6)
+    features = SequenceFeatures([["AA", "CC"], ["ACDEFGH", "DEFGHIK"]])
+    directions = features.directions([["AA", "AA"], ["ACDEFGH", "DEFGHIK"]])
+    assert (directions @ directions.T)[0] == pytest.approx([1, 1 / 2], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "words"),
+    [
+        ([], ArgumentError, "No columns"),
+        ([["ACD", "ACD"]], ArgumentError, "No column of sequences varies"),
+        ([["ACD", "AWD"], ["A"]], DataError, "Columns of 2, 1 rows"),
+        ([["ACD", "acd"]], DataError, "Sequence 'acd': only the letters A-Z"),
+        ([["ACD", "A-D"]], DataError, "Sequence 'A-D': only the letters A-Z"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(columns, error, words):
+    with pytest.raises(error, match=words):
+        SequenceFeatures(columns)

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import DataError
-from hf_ext.evaluation.metrics import Regression, per_group_spearman, score_names, value_of
-
-
-def test_spearman_of_one_swap_among_four_is_point_eight() -> None:
-    # d = 0, 1, 1, 0: 1 - 6 * 2 / (4 * 15) = 0.8
-    assert value_of("spearman", [1, 3, 2, 4], [10, 20, 30, 40]).value == pytest.approx(0.8, abs=1e-12)
+from hf_ext.evaluation.metrics import Regression, mean_of_groups, per_group_spearman, score_names, value_of
 
 
 def test_correlations_agree_with_scipy_on_tied_random_data() -> None:
@@ -30,13 +25,11 @@ def test_correlations_agree_with_scipy_on_tied_random_data() -> None:
     )
 
 
-def test_pearson_by_hand_also_of_tiny_and_huge_scales() -> None:
+def test_pearson_by_hand_also_of_small_and_large_scales_far_from_0() -> None:
     # deviations (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14)
-    for scale in (1.0, 1e-170, 1e170):
-        predicted = scale * np.array([1.0, 2.0, 3.0])
+    for scale in (1.0, 1e-30, 1e30):
+        predicted = scale * np.array([1001.0, 1002.0, 1003.0])
         assert value_of("pearson", predicted, [0, 1, 5]).value == pytest.approx(5 / math.sqrt(28), abs=1e-9)
-    too_large = value_of("rmse", [1e170, 2.0], [0, 1])
-    assert too_large.undefined == "the values' spread is beyond what float64 can hold"
 
 
 def test_errors_by_hand() -> None:
@@ -45,9 +38,7 @@ def test_errors_by_hand() -> None:
     assert value_of("rmse", predicted, measured).value == pytest.approx(math.sqrt(1.5))
     assert value_of("mae", predicted, measured).value == pytest.approx(1.0)
     assert value_of("r2", predicted, measured).value == pytest.approx(0.25)
-
-
-def test_r2_is_zero_for_the_mean_and_negative_below_it() -> None:
+    # r2 is zero for the mean and negative below it
     assert value_of("r2", [2, 2, 2], [1, 2, 3]).value == 0.0
     assert value_of("r2", [3, 2, 1], [1, 2, 3]).value == pytest.approx(-3.0)
 
@@ -56,81 +47,52 @@ def test_threshold_metrics_by_hand_count_the_threshold_itself_as_a_binder() -> N
     columns = [9.0, 9.5, 8.0, 9.1, 7.0], [9.0, 8.0, 10.0, 9.3, 8.9]
     for metric in ("recall", "precision", "f1"):
         assert value_of(metric, *columns, 9.0).value == pytest.approx(2 / 3)
-
-
-def test_f1_is_zero_where_binders_exist_and_none_is_predicted() -> None:
     assert value_of("f1", [1, 1], [9, 1]) == value_of("recall", [1, 1], [9, 1]) == (0.0, None)
     assert value_of("precision", [1, 1], [9, 1]).undefined == "no prediction is >= 9"
-
-
-def test_without_binders_recall_and_f1_have_no_value() -> None:
     for metric in ("recall", "f1", "average_precision", "enrichment_1pct"):
         assert value_of(metric, [9, 1], [1, 1]).undefined == "no reference is >= 9"
     assert value_of("precision", [9, 1], [1, 1]) == (0.0, None)
 
 
-@pytest.mark.parametrize(
-    ("metric", "predicted", "measured", "reason"),
-    [
+def test_what_has_no_value_is_nan_with_a_reason() -> None:
+    for metric, predicted, measured, reason in (
         ("spearman", [6, 6, 6], [1, 2, 3], "all 3 predictions are equal (6)"),
-        ("pearson", [1, 2, 3], [6, 6, 6], "all 3 references are equal (6)"),
         ("r2", [1, 2, 3], [6, 6, 6], "all 3 references are equal (6)"),
-        ("spearman", [1], [2], "1 row; at least 2 are needed"),
+        ("pearson", [1], [2], "1 row; at least 2 are needed"),
         ("rmse", [], [], "no rows"),
         ("mae", [1, math.nan, math.inf], [1, 2, 3], "2 of 3 predictions are NaN or infinite (first: row 1)"),
         ("rmse", [1, 2], [None, 2], "1 of 2 references are NaN or infinite (first: row 0)"),
-    ],
-)
-def test_what_has_no_value_is_nan_with_a_reason(
-    metric: str, predicted: list[float], measured: list[float], reason: str
-) -> None:
-    result = value_of(metric, predicted, measured)
-    assert math.isnan(result.value)
-    assert result.undefined == reason
+    ):
+        result = value_of(metric, predicted, measured)
+        assert math.isnan(result.value)
+        assert (result.undefined, result.known) == (reason, None)
 
 
-def test_per_group_keeps_interleaved_groups_apart_and_averages_those_with_a_value() -> None:
-    # a: reversed (-1); b: in order (1); c: one row. Pooled, the same rows correlate positively.
-    groups, down = [*"ab" * 10, "c"], np.arange(10)[::-1]
-    predicted = np.append(np.stack([down, 20 + np.arange(10)], 1).ravel(), 5)
-    measured = np.append(np.stack([np.arange(10), 20 + np.arange(10)], 1).ravel(), 5)
-    grouped = per_group_spearman(predicted, measured, groups)
-    assert (grouped.values["a"], grouped.values["b"]) == ((-1.0, None), (1.0, None))
-    assert grouped.values["c"].undefined == "1 row; at least 10 are needed"
-    assert grouped.sizes == {"a": 10, "b": 10, "c": 1}
-    assert grouped.mean == (0.0, None)
-    assert value_of("spearman", predicted, measured).value > 0.7
+def test_per_group_keeps_interleaved_groups_apart_and_averages_those_of_ten_rows_and_more() -> None:
+    # a: reversed (-1); b: in order (1); c: nine rows in order. Pooled, the rows of a and b correlate positively.
+    groups, down = [*"ab" * 10, *"c" * 9], np.arange(10)[::-1]
+    predicted = np.append(np.stack([down, 20 + np.arange(10)], 1).ravel(), np.arange(9))
+    measured = np.append(np.stack([np.arange(10), 20 + np.arange(10)], 1).ravel(), np.arange(9))
+    found = per_group_spearman(predicted, measured, groups)
+    assert found["a"] == {"value": -1.0, "n": 10, "undefined": None}
+    assert found["b"] == {"value": 1.0, "n": 10, "undefined": None}
+    assert found["c"] == {"value": None, "n": 9, "undefined": "9 rows; at least 10 are needed"}
+    assert mean_of_groups(found) == (0.0, None)
+    assert value_of("spearman", predicted[:20], measured[:20]).value > 0.7
+    nothing = mean_of_groups(per_group_spearman([1, 2], [1, 2], ["a", "b"]))
+    assert nothing.undefined == "none of the 2 groups has a value (first group: 1 row; at least 10 are needed)"
+    with pytest.raises(DataError, match="row 1: None"):
+        per_group_spearman([1, 2], [1, 2], ["a", None])
 
 
-def test_per_group_without_any_defined_group_says_so() -> None:
-    grouped = per_group_spearman([1, 2], [1, 2], ["a", "b"])
-    assert grouped.mean.undefined == "none of the 2 groups has a value (first group: 1 row; at least 10 are needed)"
-
-
-def test_nine_rows_are_too_few_for_a_value_of_their_own_and_ten_are_not() -> None:
-    # a, of ten rows, is reversed; b, of nine, in order: only a counts
-    columns = [*range(10), *range(9)]
-    grouped = per_group_spearman(columns, [*range(9, -1, -1), *range(9)], ["a"] * 10 + ["b"] * 9)
-    assert (grouped.mean.value, grouped.defined) == (pytest.approx(-1.0), [pytest.approx(-1.0)])
-    assert grouped.values["b"].undefined == "9 rows; at least 10 are needed"
-
-
-@pytest.mark.parametrize(
-    ("predicted", "measured", "message"),
-    [
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    for predicted, measured, message in (
         ([1, 2], [1], "2 predictions for 1 references"),
         ([[1, 2]], [1], r"shape \(1, 2\)"),
         (["high"], [1], "every value must be a number"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(predicted: list[object], measured: list[float], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        value_of("rmse", predicted, measured)
-
-
-def test_a_row_without_a_group_is_refused_by_number() -> None:
-    with pytest.raises(DataError, match="row 1: None"):
-        per_group_spearman([1, 2], [1, 2], ["a", None])
+    ):
+        with pytest.raises(DataError, match=message):
+            value_of("rmse", predicted, measured)
 
 
 def test_bfloat16_tensors_and_column_vectors_are_read() -> None:
@@ -159,14 +121,12 @@ def test_rows_with_one_prediction_come_in_together_whatever_their_order() -> Non
         assert value_of("average_precision", [9, 8, 8, 8, 1, 1, 1], measured).value == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "percent", "size"), [(60, 1, 1), (100, 1, 1), (101, 1, 2), (700, 1, 7), (30, 5, 2), (40, 5, 2)]
-)
-def test_the_top_is_rounded_up_to_whole_rows_and_not_by_float_error(num_rows: int, percent: int, size: int) -> None:
+def test_the_top_is_rounded_up_to_whole_rows_and_not_by_float_error() -> None:
     # only the very first row is a binder: 1 of `size` rows over 1 of n. (0.01 * 700 is 7.000000000000001 in floats.)
-    predicted = np.arange(num_rows, 0, -1)
-    measured = np.where(predicted == num_rows, 9.0, 0.0)
-    assert value_of(f"enrichment_{percent}pct", predicted, measured).value == pytest.approx(num_rows / size)
+    for num_rows, percent, size in ((60, 1, 1), (101, 1, 2), (700, 1, 7), (30, 5, 2), (40, 5, 2)):
+        predicted = np.arange(num_rows, 0, -1)
+        measured = np.where(predicted == num_rows, 9.0, 0.0)
+        assert value_of(f"enrichment_{percent}pct", predicted, measured).value == pytest.approx(num_rows / size)
 
 
 def test_a_tie_that_the_top_ends_in_counts_by_its_share() -> None:

@@ -85,23 +85,17 @@ def test_what_has_no_value_is_nan() -> None:
     assert found["num_defined_groups"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("metric", "threshold", "rows", "reason"),
-    [
+def test_that_a_metric_will_have_no_value_is_known_from_labels_and_groups() -> None:
+    for metric, threshold, rows, reason in (
         ("recall", 9.0, None, None),
         ("recall", 99.0, None, "no label of the evaluation rows is at or above the threshold 99"),
         ("enrichment_1pct", 9.0, LABELS[ORDER] < 9, "no label of the evaluation rows is at or above the threshold 9"),
         ("spearman", 99.0, None, None),
         ("per_group_spearman", None, None, None),
         ("per_group_spearman", None, GROUPS[ORDER] == "c", "no antigen has 10 of the evaluation rows"),
-    ],
-)
-def test_that_a_metric_will_have_no_value_is_known_from_labels_and_groups(metric, threshold, rows, reason) -> None:
-    chosen = None if rows is None else np.flatnonzero(rows)
-    assert RowMetrics(threshold, "antigen").why_undefined(metric, table(), chosen) == reason
-
-
-def test_a_stream_has_no_groups() -> None:
+    ):
+        chosen = None if rows is None else np.flatnonzero(rows)
+        assert RowMetrics(threshold, "antigen").why_undefined(metric, table(), chosen) == reason
     metrics, stream = RowMetrics(None, "antigen"), table().to_iterable_dataset()
     assert metrics.of_rows(stream, None) is metrics
     assert metrics.why_undefined("per_group_spearman", stream, None) == "a stream has no groups"

@@ -1,16 +1,19 @@
-"""Scores: the fast bootstrap equals the plain one, intervals are reproducible, everything survives JSON."""
+"""Scores and differences: values inside their intervals, reproducible, calibrated, and everything survives JSON."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from hf_ext.errors import ArgumentError
-from hf_ext.evaluation import score_predictions
-from hf_ext.evaluation.metrics import value_of
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.metrics import Regression, value_of
+from hf_ext.evaluation.resampling import ResamplingUnits, percentile_interval, resample
+from hf_ext.evaluation.scores import PAIRED_METRICS, compare_paired, score_mean, score_predictions
+from hf_ext.reporting.units import less_is_better
 
 PLAIN = ["spearman", "pearson", "rmse", "mae", "r2"]
 BINDERS = ["recall", "precision", "f1", "average_precision", "enrichment_1pct", "enrichment_5pct"]
@@ -50,14 +53,6 @@ def test_same_seed_gives_the_same_scores_and_another_seed_other_intervals() -> N
     assert first["rmse"]["low"] != score_predictions(predicted, measured, num_resamples=100, seed=2)["rmse"]["low"]
 
 
-def test_constant_predictions_have_no_correlation_but_a_full_rmse() -> None:
-    scores = score_predictions([6.0] * 4, [5.0, 6.0, 7.0, 8.0], num_resamples=50)
-    assert scores["spearman"]["value"] is scores["spearman"]["low"] is scores["spearman"]["high"] is None
-    assert scores["spearman"]["undefined"] == "all 4 predictions are equal (6)"
-    assert scores["spearman"]["num_resamples"] == 0
-    assert scores["rmse"]["value"] == pytest.approx(math.sqrt((1 + 0 + 1 + 4) / 4))
-
-
 def test_threshold_scores_stand_beside_their_rates() -> None:
     scores = score_predictions([9.0, 9.5, 8.0, 9.1, 7.0], [9.0, 8.0, 10.0, 9.3, 8.9], num_resamples=20)
     for name in BINDERS[:3]:
@@ -94,23 +89,13 @@ def test_group_mean_weighs_groups_equally_and_resamples_groups() -> None:
     assert score["groups"]["d"] == {"value": None, "n": 1, "undefined": "1 row; at least 10 are needed"}
 
 
-def test_one_group_has_a_mean_but_no_interval() -> None:
-    score = score_predictions(range(10), range(10), groups=["a"] * 10)["per_group_spearman"]
-    assert (score["value"], score["low"], score["high"]) == (pytest.approx(1.0), None, None)
-
-
-@pytest.mark.parametrize(
-    ("predicted", "measured", "reason"),
-    [
-        ([], [], "no rows"),
-        ([math.nan, 1.0], [1.0, 2.0], "1 of 2 predictions are NaN or infinite (first: row 0)"),
-    ],
-)
-def test_unusable_rows_give_reasons_and_no_crash(predicted: list[float], measured: list[float], reason: str) -> None:
-    scores = score_predictions(predicted, measured, groups=["a"] * len(measured))
-    assert {score["value"] for score in scores.values()} == {None}
-    assert {scores[name]["undefined"] for name in NAMES} == {reason}
-    assert scores["recall"]["base_rate"] is None
+def test_unusable_rows_give_reasons_and_no_crash() -> None:
+    broken = "1 of 2 predictions are NaN or infinite (first: row 0)"
+    for predicted, measured, reason in (([], [], "no rows"), ([math.nan, 1.0], [1.0, 2.0], broken)):
+        scores = score_predictions(predicted, measured, groups=["a"] * len(measured))
+        assert {score["value"] for score in scores.values()} == {None}
+        assert {scores[name]["undefined"] for name in NAMES} == {reason}
+        assert scores["recall"]["base_rate"] is None
 
 
 def test_scores_are_strict_json() -> None:
@@ -123,23 +108,180 @@ def test_scores_are_strict_json() -> None:
 def test_large_n_lowers_the_resamples() -> None:
     labels = np.arange(100_000.0)
     assert score_predictions(labels, labels, threshold=None, num_resamples=600)["rmse"]["num_resamples"] == 500
-    assert score_predictions(labels, labels, threshold=None, num_resamples=5)["rmse"]["num_resamples"] == 5
+    assert score_predictions(labels, labels, threshold=None, num_resamples=0)["rmse"]["low"] is None
 
 
-def test_zero_resamples_give_values_without_intervals() -> None:
-    score = score_predictions([1, 2, 3], [1, 2, 4], num_resamples=0)["rmse"]
-    assert score["value"] == pytest.approx(math.sqrt(1 / 3))
-    assert (score["low"], score["high"], score["num_resamples"]) == (None, None, 0)
+def test_a_share_of_all_rows_has_the_exact_binomial_interval_of_rows_or_units() -> None:
+    # all 10 of 10: 0.025 ** (1 / 10); of 5 units of two rows each 0.025 ** (1 / 5); none: the mirror image
+    assert score_mean(np.ones(10, bool), seed=0)["low"] == pytest.approx(0.6915, abs=1e-4)
+    units = ResamplingUnits.of("heavy", np.arange(10) // 2)
+    score = score_mean(np.zeros(10, bool), seed=0, units=units)
+    assert (score["low"], score["high"]) == (0.0, pytest.approx(1 - 0.4782, abs=1e-4))
+    score = score_mean(np.arange(10) < 8, seed=0)
+    assert score["low"] < score["value"] == 0.8 < score["high"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"confidence": 1.0}, "confidence=1.0"),
-        ({"num_resamples": -1}, "num_resamples=-1"),
-        ({"threshold": math.nan}, "threshold=nan"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        score_predictions([1, 2], [1, 2], **arguments)
+# --- two models on the same rows ------------------------------------------------------------------------------------
+
+
+def rows(num_rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels with ties, and two models that share part of their error."""
+    generator = np.random.default_rng(seed)
+    labels = np.maximum(np.round(generator.normal(8.5, 1.5, num_rows), 1), 7.0)
+    shared = labels + generator.normal(0, 1, num_rows)
+    return labels, shared + generator.normal(0, 0.5, num_rows), shared + generator.normal(0, 0.5, num_rows)
+
+
+def test_a_smaller_error_is_an_improvement() -> None:
+    compared = compare_paired([0, 0, 0, 0], [2, -2, 2, -2], [1, -1, 1, -1], "rmse")
+    assert (compared.before, compared.after, compared.improvement) == (2.0, 1.0, 1.0)
+    assert (compared.low, compared.high) == (1.0, 1.0)
+    assert compared.is_better
+    assert not compared.is_worse
+
+
+def test_the_same_predictions_differ_by_exactly_nothing() -> None:
+    labels, before, _ = rows()
+    for metric in ("spearman", "pearson", "rmse", "r2"):
+        compared = compare_paired(labels, before, before, metric)
+        assert (compared.improvement, compared.low, compared.high) == (0.0, 0.0, 0.0)
+        assert not compared.is_better
+        assert not compared.is_worse
+        assert compared.excludes_improvement(0.0)
+
+
+def test_a_ratio_is_of_the_sums_over_all_rows_and_not_a_mean_of_rows() -> None:
+    # (6 + 0) / 4 masked residues before, (2 + 1) / 4 after
+    for metric, before, after, sign in (
+        ("token_loss", 1.5, 0.75, -1),
+        ("perplexity", np.exp(1.5), np.exp(0.75), -1),
+        ("accuracy", 1.5, 0.75, 1),
+    ):
+        compared = compare_paired([1, 3], [6, 0], [2, 1], metric)
+        assert (compared.before, compared.after) == pytest.approx((before, after))
+        assert compared.improvement == pytest.approx(sign * (after - before))
+
+
+def test_errors_that_rows_have_of_their_own_are_averaged_and_less_is_better() -> None:
+    for metric in ("nrmse", "darcy2d_nrmse", "loss"):
+        compared = compare_paired([1, 1], [0.4, 0.2], [0.1, 0.3], metric)
+        assert (compared.before, compared.after, compared.improvement) == pytest.approx((0.3, 0.2, 0.1))
+
+
+def test_ratios_are_resampled_by_rows_with_all_their_predictions() -> None:
+    # Two rows: both drawn once (half of the draws), or one of them twice, which are the ends.
+    compared = compare_paired([1, 3], [6, 0], [2, 1], "token_loss")
+    assert (compared.low, compared.high) == (pytest.approx(-1 / 3), pytest.approx(4.0))
+    assert compare_paired([1, 3], [6, 0], [2, 1], "token_loss", confidence=0.4).high == pytest.approx(0.75)
+    # rows without a prediction have no value
+    compared = compare_paired([0, 0], [0, 0], [0, 0], "accuracy")
+    assert compared.undefined == "before: the 2 rows hold no predictions; after: the 2 rows hold no predictions"
+    assert compare_paired([1, 1], [float("nan"), 0], [1, 1], "token_loss").undefined.startswith("before: 1 of 2")
+
+
+def in_groups(*order: int, num_groups: int) -> np.ndarray:
+    """The same ten numbers, in this order, for each group."""
+    return np.tile(np.array(order, float), num_groups)
+
+
+def test_within_groups_the_mean_difference_is_compared_and_groups_are_drawn() -> None:
+    # Ten rows a group: in order 1; with the first two swapped 1 - 6 * 2 / (10 * 99) = 0.98788
+    right, swapped = [*range(10)], [1, 0, *range(2, 10)]
+    labels, before = in_groups(*right, num_groups=12), in_groups(*swapped, num_groups=12)
+    after = np.concatenate([in_groups(*right, num_groups=6), in_groups(*swapped, num_groups=6)])
+    groups = [f"antigen {i // 10}" for i in range(120)]
+    compared = compare_paired(labels, before, after, "per_group_spearman", groups=groups)
+    step = 12 / 990
+    assert (compared.before, compared.after) == (pytest.approx(1 - step), pytest.approx(1 - step / 2))
+    assert compared.improvement == pytest.approx(step / 2)
+    # 6 of 12 groups are better by `step`: the mean of 12 drawn ones lies between 0 and `step`
+    assert 0 < compared.low < step / 2 < compared.high < step
+    assert (compared.interval_by, compared.num_units, compared.is_better) == ("group", 12, True)
+    assert compared.excludes_improvement(step)
+    assert json.loads(json.dumps(compared.as_dict(), allow_nan=False)) == compared.as_dict()
+
+
+def test_fewer_than_ten_groups_show_an_interval_and_claim_nothing() -> None:
+    labels, groups = in_groups(*range(10), num_groups=9), np.repeat(np.arange(9), 10)
+    compared = compare_paired(labels, -labels, labels, "per_group_spearman", groups=groups)
+    assert (compared.improvement, compared.low) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert not compared.is_better
+
+
+def test_groups_without_a_value_of_both_models_are_left_out_of_both() -> None:
+    labels, groups = in_groups(*range(10), num_groups=3), np.repeat(["a", "b", "c"], 10)
+    before, after = labels.copy(), -labels
+    before[:10] = 5.0  # constant within a
+    compared = compare_paired(labels, before, after, "per_group_spearman", groups=groups)
+    assert (compared.before, compared.after, compared.num_units) == (pytest.approx(1), pytest.approx(-1), 2)
+    nothing = compare_paired(labels, np.ones(30), after, "per_group_spearman", groups=groups)
+    assert nothing.undefined.startswith("before: none of the 3 groups has a value (first group: all 10 predictions")
+    assert (nothing.improvement, nothing.low, nothing.is_better, nothing.is_worse) == (None, None, False, False)
+    assert nothing.after == pytest.approx(-1)
+
+
+def both_intervals(metric: str, second_seed: int) -> tuple[tuple, tuple]:
+    labels, before, after = rows()
+    earlier, later = (
+        resample(Regression(predicted, labels).metric(metric), len(labels), 300, seed)
+        for predicted, seed in ((before, 5), (after, second_seed))
+    )
+    sign = -1 if less_is_better(metric) else 1
+    compared = compare_paired(labels, before, after, metric, num_resamples=300, seed=5)
+    return percentile_interval(sign * (later - earlier), 0.95), (compared.low, compared.high)
+
+
+def test_both_models_are_scored_on_the_same_draws_and_the_check_notices_other_draws() -> None:
+    for metric in PAIRED_METRICS:
+        np.testing.assert_allclose(*both_intervals(metric, second_seed=5), atol=1e-12)
+        with pytest.raises(AssertionError):
+            np.testing.assert_allclose(*both_intervals(metric, second_seed=6), atol=1e-12)
+
+
+def test_a_difference_is_seen_where_the_intervals_of_both_scores_overlap() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.normal(size=300)
+    before = labels + generator.normal(size=300)
+    after = before - 0.1 * (before - labels)  # a tenth of every error less
+    scores = [score_predictions(predicted, labels)["spearman"] for predicted in (before, after)]
+    assert max(score["low"] for score in scores) < min(score["high"] for score in scores)
+    assert compare_paired(labels, before, after).is_better
+    assert compare_paired(labels, after, before).is_worse
+
+
+def share_of_alarms(compare: Callable[..., object]) -> float:
+    """How often two equally good models are told apart, over 200 draws of 100 rows."""
+    alarms = 0
+    for seed in range(200):
+        compared = compare(*rows(100, seed), num_resamples=200, seed=seed)
+        alarms += compared.is_better or compared.is_worse
+    return alarms / 200
+
+
+def test_equal_models_are_told_apart_in_about_one_of_twenty_and_the_check_notices_narrow_intervals() -> None:
+    assert 0.01 <= share_of_alarms(compare_paired) <= 0.10
+    assert share_of_alarms(lambda *columns, **settings: compare_paired(*columns, confidence=0.5, **settings)) > 0.3
+
+
+def test_a_score_without_value_leaves_the_comparison_undefined() -> None:
+    for before, after, reason in (
+        ([1, 1, 1], [1, 2, 3], "before: all 3 predictions are equal"),
+        ([1, 2, 3], [1, float("nan"), 3], "after: 1 of 3 predictions are NaN or infinite"),
+    ):
+        compared = compare_paired([1, 2, 3], before, after)
+        assert compared.undefined.startswith(reason)
+        assert (compared.improvement, compared.low, compared.high) == (None, None, None)
+        assert not any((compared.is_better, compared.is_worse, compared.excludes_improvement(1.0)))
+        assert json.loads(json.dumps(compared.as_dict(), allow_nan=False))["is_better"] is False
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    for name, value in (("metric", "spearmen"), ("confidence", 1.0), ("num_resamples", 1), ("seed", -1)):
+        with pytest.raises(ArgumentError, match=f"{name}="):
+            compare_paired([1, 2, 3], [1, 2, 3], [1, 2, 3], **{name: value})
+    with pytest.raises(ArgumentError, match="num_resamples=-1"):
+        score_predictions([1, 2], [1, 2], num_resamples=-1)
+    with pytest.raises(ArgumentError, match="groups=None; one group name per row"):
+        compare_paired([1, 2], [1, 2], [1, 2], "per_group_spearman")
+    with pytest.raises(DataError, match="2 predictions for 3 references"):
+        compare_paired([1, 2, 3], [1, 2, 3], [1, 2])

@@ -1,4 +1,4 @@
-"""Splits that share rows, lack rows, or hold labels of another scale."""
+"""Splits that share rows, or lack rows."""
 
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from mistakes import (
     check_twin,
     make_sequence,
     parametrized,
-    spread,
 )
 
 PKD = BASE["pKd"]
@@ -37,10 +36,6 @@ def three_files(folder: Path) -> Path:
     lines = [f"{make_sequence(70 + row)},{6 + row}\n" for row in range(5)]
     (folder / "valid.csv").write_text("sequence,pKd\n" + "".join(lines))
     return folder
-
-
-def change_test(change) -> list[float]:
-    return [change(value) if part == "test" else value for value, part in zip(PKD, PARTS)]
 
 
 MISTAKES = [
@@ -95,22 +90,6 @@ MISTAKES = [
         before="misleading",
     ),
     Mistake("one row", Case(text="sequence,pKd\nMKTVLA,7\n"), ("{file}: one row is left",)),
-    Mistake(
-        "test labels in nM",
-        parts(pKd=change_test(lambda value: round(10 ** (9 - value), 3))),
-        ("Labels of test", "another scale than those of train", "convert one"),
-        parts(pKd=sorted(PKD)),  # trained on the weak, tested on the strong
-        kind="warning",
-        before="silent",
-    ),
-    Mistake(
-        "test labels as energies",
-        parts(pKd=change_test(lambda value: round(-1.364 * value, 3))),
-        ("Labels of test (-1", "another sign than those of train"),
-        parts(words="--split_column split --binder_threshold 0", pKd=sorted(spread(-4, 2))),  # from losses to gains
-        kind="warning",
-        before="silent",
-    ),
     Mistake("shares that do not sum to 1", Case(words="--split_sizes 0.8 0.1 0.2"), ("sum to 1",)),
     Mistake("two ways to split", parts(words="--split_column split --split random"), ("give one of them",), parts()),
     Mistake("an unknown rule", Case(words="--split scaffold"), ("split='scaffold'", "random, group:COLUMN or cluster")),

@@ -15,8 +15,7 @@ from watched_runs import LABELS, NUM_ROWS, make_script, make_trainer, model_of
 
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation import score_predictions
-from hf_ext.evaluation.row_metrics import RowMetrics
-from hf_ext.evaluation.subset import choose_rows
+from hf_ext.evaluation.row_metrics import RowMetrics, choose_rows
 from hf_ext.trainer import FastTrainer
 
 ANTIGENS = np.array([f"antigen {i % 8}" for i in range(NUM_ROWS)])  # of 25 rows each

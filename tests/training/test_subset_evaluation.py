@@ -104,7 +104,7 @@ def test_groups_keep_their_shares(tmp_path):
 
 def test_another_seed_looks_at_other_rows(tmp_path):
     trainer, passes = train_seeing_rows(tmp_path, eval_subset=5)
-    for trainer.args.seed in (3, 4):
+    for trainer.args.seed in (3, 6):
         trainer.train()
     first, again, other = (rows[:5] for rows in passes)
     assert first == again != other

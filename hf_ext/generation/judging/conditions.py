@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import DataError
 from ...evaluation._arrays import as_column
-from ...evaluation.paired import PairedComparison
+from ...evaluation.scores import PairedComparison
 from .rows import Sampling, compare_means, places_of
 
 Reading = Literal["reads", "ignores", "undecided"]

@@ -13,9 +13,8 @@ from ...data.antibodies import AntibodyPair
 from ...errors import DataError
 from ...evaluation._arrays import as_column, as_pair
 from ...evaluation.metrics import MetricValue
-from ...evaluation.paired import PairedComparison, compare_paired
 from ...evaluation.resampling import ResamplingUnits, check_units, resample
-from ...evaluation.scores import Score, make_score
+from ...evaluation.scores import PairedComparison, Score, compare_paired, make_score
 
 CHAINS = ("heavy", "light")
 CONFIDENCE = 0.95  # of all intervals

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...evaluation.paired import PairedComparison
-from ...evaluation.scores import Score
-from ...evaluation.verdict import describe_difference, find_hardest
-from ...reporting.units import capitalize, share
+from ...evaluation.scores import PairedComparison, Score
+from ...evaluation.verdict import find_hardest
+from ...reporting.units import capitalize, score, share
 from .baselines import RANDOM
 from .conditions import ConditionEffect
 from .rows import CHAINS
@@ -150,7 +149,7 @@ def _compare_with_baselines(compared: Mapping[str, PairedComparison]) -> Finding
     one = known[hardest]
     num, effective = one.num_units or 0, one.num_effective_units or 0.0
     uneven = f", as uneven as {effective:.0f}" if effective < 0.75 * num else ""
-    numbers = f"{one.after:.3f} against {one.before:.3f}, difference {describe_difference(one)}"
+    numbers = f"{one.after:.3f} against {one.before:.3f}, difference {_difference(one)}"
     numbers += f", {num:,} values of {one.interval_by}{uneven}"
     if one.is_better:
         return Finding("better", f"better than every baseline on {RECOVERY} (hardest: {hardest}, {numbers})")
@@ -164,6 +163,11 @@ def _doubt_discriminator(model: SetScores, comparisons: Comparisons) -> list[Fin
     doubts = [*(model.scores["affinities"] or {}).get("doubts", [])]
     against = comparisons.get("affinity", {}).get(RANDOM)
     if against is not None and against.improvement is not None and not against.is_better:
-        doubts.append(f"it does not rate these outputs above {RANDOM} (difference {describe_difference(against)})")
+        doubts.append(f"it does not rate these outputs above {RANDOM} (difference {_difference(against)})")
     text = f"the discriminator's scores are not to be believed: {', and '.join(doubts)}"
     return [Finding("discriminator", text.rstrip("."))] if doubts else []
+
+
+def _difference(one: PairedComparison) -> str:
+    """0.012 [0.010, 0.014]."""
+    return score({"value": one.improvement, "low": one.low, "high": one.high})
