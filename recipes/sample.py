@@ -39,12 +39,11 @@ with quick_imports():
         collect,
         describe,
         rank,
-        rank_by_affinity,
         score_candidates,
         tabulate,
     )
     from hf_ext.generation.generator import LoadedGenerator, load_generator
-    from hf_ext.generation.judging.discriminator import Discriminator, examine_record
+    from hf_ext.generation.judging.discriminator import ANTIGENS_UNKNOWN, Discriminator, find_doubts
     from hf_ext.generation.judging.numbering import Numberer
     from hf_ext.generation.judging.rows import AntibodyRows
     from hf_ext.generation.sample_arguments import ANTIGEN, KNOWN_ANTIGENS, SampleArguments
@@ -74,7 +73,7 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
         sample_pairs(generator.model, generator.tokenizer, antigens, affinity=args.affinity, **settings)
     )
     scores = score_candidates(as_rows(candidates, antigens), needs_light=args.needs_light, **judges)
-    by_affinity = _tell_discriminator(judges.get("discriminator"), antigens, log)
+    by_affinity = _tell_discriminator(judges.get("discriminator"), log)
     order = rank(candidates, scores, by_affinity)
     table = tabulate(candidates, scores, order, args.affinity)
     requests = [candidates[i].request for i in order]
@@ -148,13 +147,15 @@ def _find_judges(args: SampleArguments) -> dict[str, Any]:
     return judges
 
 
-def _tell_discriminator(discriminator: Discriminator | None, antigens: Sequence[str], log: logging.Logger) -> bool:
+def _tell_discriminator(discriminator: Discriminator | None, log: logging.Logger) -> bool:
     """Says what speaks against its numbers; returns whether they may order anything."""
     if discriminator is None:
         return False
-    for doubt in examine_record(discriminator.record, antigens).doubts:
-        log.warning("Discriminator %s: %s.", discriminator.name, doubt.rstrip("."))
-    return rank_by_affinity(discriminator.record)
+    doubts = find_doubts(discriminator.record)
+    for doubt in doubts:
+        log.warning("The discriminator: %s.", doubt.rstrip("."))
+    log.warning(ANTIGENS_UNKNOWN)
+    return not doubts
 
 
 def _kept_columns(rows: Any, as_read: Any) -> Mapping[str, Sequence[Any]]:

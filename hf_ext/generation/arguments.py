@@ -17,7 +17,7 @@ from ..arguments.checks import (
     check_ranges,
 )
 from ..errors import ArgumentError
-from .judging.affinities import THRESHOLD
+from .judging.discriminator import THRESHOLD
 from .judging.gates import REQUIREMENTS
 from .sampling import TEMPERATURE
 from .stages import STAGES, describe_defaults, describe_gate

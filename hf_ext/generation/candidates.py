@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from ..data.antibodies import AntibodyPair
 from ..data.near_copies import nearest_identities
 from ..evaluation._arrays import FloatArray
 from .judging.discriminator import Discriminator
-from .judging.numbering import Domains, Numberer
+from .judging.numbering import Numberer
 from .judging.rows import AntibodyRows
-from .judging.validity import find_cdr3, find_motif_problems, find_structure_problems
+from .judging.validity import find_cdr3, find_problems
 from .sampling import SampledPair
 
 NUMBERING, PATTERN = "numbering", "pattern"
@@ -109,10 +109,8 @@ def score_candidates(
 
     Cost: with numbering see `Numberer`, with training 0.1 s for 12,000 antibodies.
     """
-    form = find_structure_problems(rows, needs_light)
-    deeper = find_motif_problems(rows) if numberer is None else Domains.of(rows, numberer).find_problems(rows)
     return Scores(
-        [first or second for first, second in zip(form, deeper)],
+        find_problems(rows, numberer, needs_light),
         PATTERN if numberer is None else NUMBERING,
         None if training is None else find_nearest(rows, training, training_rows),
         None if discriminator is None else discriminator.predict(rows),
@@ -214,8 +212,3 @@ def _count_shared(candidates: Sequence[Candidate], antigens: Sequence[str]) -> i
     for one in candidates:
         owners.setdefault((one.pair.heavy, one.pair.light), set()).add(antigens[one.request])
     return sum(len(each) > 1 for each in owners.values())
-
-
-def rank_by_affinity(record: Mapping[str, Any] | None) -> bool:
-    """Whether a discriminator's own record says that it beat every baseline, so that its numbers may order anything."""
-    return ((record or {}).get("verdict") or {}).get("outcome") == "better"

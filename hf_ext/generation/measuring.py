@@ -19,11 +19,10 @@ from .arguments import GeneratorArguments
 from .building import Inputs
 from .judging.conditions import ConditionEffect, judge_condition, shuffle_affinities, shuffle_antigens
 from .judging.discriminator import Discriminator
-from .judging.humanness import Humanness
 from .judging.judgement import Judgement, Judges, judge_generated
 from .judging.numbering import Numberer
-from .judging.rows import AntibodyRows
-from .judging.scores import Sampling
+from .judging.rows import AntibodyRows, Sampling
+from .judging.validity import Humanness
 from .preparing import PairData, find_units
 from .sampling import sample_pairs
 
@@ -141,16 +140,16 @@ def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Condit
         groups = data.find_groups()
         clusters = None if groups is None else [groups[1][antigen] for antigen in rows.antigens]
         other = shuffle_antigens(rows.antigens, seed, clusters)
-        moved = AntibodyRows(rows.heavy, rows.light, other.values, rows.malformed)
+        moved = AntibodyRows(rows.heavy, rows.light, tuple(other), rows.malformed)
         shuffled = score_rows(trainer, inputs.tokenize(moved, affinities))
-        found.append(judge_condition("antigen", true[:, 2], true[:, 0], shuffled[:, 0], sampling, other.num_same_group))
+        found.append(judge_condition("antigen", true[:, 2], true[:, 0], shuffled[:, 0], sampling))
     except DataError as error:
         logger.warning("Whether the antigen is read was not measured: %s", error)
     if affinities is not None:
         try:
             mixed = shuffle_affinities(affinities, seed)
-            shuffled = score_rows(trainer, inputs.tokenize(rows, mixed.values))
-            found.append(judge_condition("pKd", true[:, 2], true[:, 0], shuffled[:, 0], sampling, mixed.num_same_group))
+            shuffled = score_rows(trainer, inputs.tokenize(rows, mixed))
+            found.append(judge_condition("pKd", true[:, 2], true[:, 0], shuffled[:, 0], sampling))
         except DataError as error:
             logger.warning("Whether pKd is read was not measured: %s", error)
     return found

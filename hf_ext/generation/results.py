@@ -112,7 +112,7 @@ def write_generated(path: Path, rows: AntibodyRows, asked: Sequence[float] | Non
     header = ["antigen", "heavy", "light", "malformed", "is_valid", "nearest_training_heavy", "is_training_pair"]
     columns: list[Sequence[Any]] = [
         *(rows.antigens, rows.heavy, rows.light, rows.malformed),
-        *(model.validity.is_valid.tolist(), model.novelty.nearest_heavy.tolist(), model.novelty.is_copy.tolist()),
+        *(model.measures[name].tolist() for name in ("valid", "nearest_heavy", "is_copy")),
     ]
     if asked is not None:
         header, columns = [*header, "asked_affinity"], [*columns, asked]

@@ -13,7 +13,6 @@ from hf_ext.generation.candidates import (
     describe,
     find_nearest,
     rank,
-    rank_by_affinity,
     score_candidates,
     tabulate,
 )
@@ -69,19 +68,6 @@ def test_a_predicted_affinity_orders_where_it_may_and_unknown_ones_come_behind()
 
 AntibodyPairWithout = AntibodyPair(heavy("ARDW"), light())
 LIKELY[AntibodyPairWithout] = -0.1
-
-
-@pytest.mark.parametrize(
-    ("record", "may"),
-    [
-        (None, False),
-        ({}, False),
-        ({"verdict": {"outcome": "undecided"}}, False),
-        ({"verdict": {"outcome": "better"}}, True),
-    ],
-)
-def test_only_a_discriminator_that_beat_its_baselines_may_rank(record, may):
-    assert rank_by_affinity(record) is may
 
 
 def test_the_nearest_training_antibody_is_that_of_the_heavy_chain():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +37,11 @@ def memorising(tmp_path_factory):
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
     return save_generator(make_generator(), tmp_path_factory.mktemp("untrained"))
+
+
+@pytest.fixture(scope="module")
+def without_affinities(tmp_path_factory):
+    return save_generator(make_generator(label_mean=0.0), tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(autouse=True)
@@ -120,19 +123,15 @@ def test_duplicates_are_one_line_with_their_number_and_a_collapse_is_named(memor
     assert "25 % are distinct: the model, or its temperature, collapsed" in said
 
 
-def test_greedy_decoding_is_one_antibody_and_no_collapse(memorising, capsys):
+def test_greedy_decoding_is_one_antibody_no_collapse_and_warned_of_where_antigens_share_it(memorising, folder, capsys):
     rows = sample(memorising, "--greedy")
     assert [(row["copies"], row["cdr_h3"]) for row in rows] == [("1", CDR3), ("1", CDR3)]
-    assert "collapsed" not in capsys.readouterr().out
-
-
-def test_one_antibody_for_several_antigens_is_warned_of(memorising, folder, capsys):
+    said = capsys.readouterr().out
+    assert "collapsed" not in said
+    assert "1 antibodies were written for several antigens: it may not read the antigen" in said
     (folder / "copies.csv").write_text(f"antigen\n{ANTIGENS[0]}\n{ANTIGENS[0]}\n")
     sample(memorising, "--greedy", data="copies.csv")
     assert "several antigens" not in capsys.readouterr().out  # the same antigen twice
-    sample(memorising, "--greedy")
-    said = capsys.readouterr().out
-    assert "1 antibodies were written for several antigens: it may not read the antigen" in said
 
 
 def test_the_inputs_columns_are_kept_as_they_were_read(memorising, folder):
@@ -164,32 +163,22 @@ def test_training_antibodies_are_named_with_their_row(memorising, folder, capsys
     assert "2 lines of the table are training antibodies to the residue" in capsys.readouterr().out
 
 
-def save_discriminator(make_affinity, folder, outcome):
-    model, collator = make_affinity()
-    model.save_pretrained(folder)
-    collator.save_pretrained(folder)
-    verdict = {"outcome": outcome, "text": "No better than a constant."}
-    (folder / "all_results.json").write_text(json.dumps({"verdict": verdict}))
-    return model, folder
-
-
 @pytest.mark.parametrize("outcome", ["better", "no better"])
 def test_a_discriminator_orders_only_where_its_own_record_says_that_it_is_good(
     untrained, make_affinity, folder, capsys, outcome
 ):
-    _, discriminator = save_discriminator(make_affinity, folder / "affinity", outcome)
-    sample(untrained, "--num_samples", 2, "--max_new_tokens", 9, "--discriminator", discriminator)
+    model, collator = make_affinity()
+    model.save_pretrained("affinity")
+    collator.save_pretrained("affinity")
+    record = {"verdict": {"outcome": outcome, "text": "No better than a constant."}}
+    (folder / "affinity" / "all_results.json").write_text(json.dumps(record))
+    rows = sample(untrained, "--num_samples", 9, "--max_new_tokens", 12, "--discriminator", "affinity")
     by_prediction = outcome == "better"
     said = capsys.readouterr().out
     assert ("Ranked by predicted affinity" in said) is by_prediction
     assert ("its own record says: No better than a constant" in said) is not by_prediction
-    assert "whether it was trained on these antigens is not known" in said
-
-
-def test_a_discriminator_leaves_out_what_it_cannot_read(untrained, make_affinity, folder):
-    _, discriminator = save_discriminator(make_affinity, folder / "affinity", "better")
-    rows = sample(untrained, "--num_samples", 9, "--max_new_tokens", 12, "--discriminator", discriminator)
-    assert {row["predicted_affinity"] == "" for row in rows if row["generated_light"] == ""} == {True}
+    assert "Whether the discriminator was trained on these antigens is not known" in said
+    assert {row["predicted_affinity"] == "" for row in rows if row["generated_light"] == ""} == {True}  # unreadable
 
 
 @pytest.mark.skipif(import_problem("immunum") is not None, reason="the extra 'numbering'")
@@ -241,16 +230,6 @@ def test_the_command_ends_with_a_message_and_status_1(untrained, monkeypatch, ca
     assert capsys.readouterr().err == "ArgumentError: seed=-1: must be from 0 to 4294967295.\n"
 
 
-@pytest.mark.nightly
-def test_the_command_runs_in_a_process_of_its_own(untrained, folder):
-    words = [sys.executable, str(RECIPE), "--model", str(untrained), "--antigen", "MKT", "--max_new_tokens", "9"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "10 antibodies for 1 antigens" in done.stdout
-    assert (folder / "antibodies.csv").is_file()
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -283,15 +262,15 @@ def contents(folder):
         (["--dataset_name", "bad.csv"], "row 3, column 'antigen'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(folder, tmp_path_factory, given, words):
+def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(
+    folder, without_affinities, given, words
+):
     (folder / "notes.csv").write_text("note\nx\n")
     (folder / "ranked.csv").write_text("rank,antigen\n1,MKT\n")
     (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
-    model = tmp_path_factory.mktemp("plain")
-    save_generator(make_generator(label_mean=0.0), model)
     before = contents(folder)
     with pytest.raises(HfExtError, match=words):
-        runpy.run_path(str(RECIPE))["main"](["--numbering", "off", *(["--model", str(model)]), *given])
+        runpy.run_path(str(RECIPE))["main"](["--numbering", "off", "--model", str(without_affinities), *given])
     assert contents(folder) == before
 
 
@@ -302,23 +281,23 @@ def test_unusable_antigens_may_be_left_out_and_are_listed(untrained, folder):
     assert (folder / "antibodies.rejected_rows.csv").read_text().splitlines()[1].startswith("3,antigen,MK?")
 
 
-@pytest.mark.parametrize("name", ["antibodies.csv", "antibodies.fasta"])
-def test_what_sample_did_not_write_is_not_replaced_and_what_it_wrote_is(untrained, folder, name):
+def test_what_sample_did_not_write_is_not_replaced_and_what_it_wrote_is(untrained, folder):
     given = ("--num_samples", 1, "--max_new_tokens", 9)
     sample(untrained, *given)
     assert sample(untrained, *given, "--seed", 3)
-    (folder / name).write_text(">mine\nMKT\n" if name.endswith("fasta") else "mine,too\n1,2\n")
-    before = contents(folder)
-    with pytest.raises(ArgumentError, match=r"is there and was not written by sample\.py"):
-        sample(untrained, *given)
-    assert contents(folder) == before
-
-
-@pytest.mark.parametrize("name", ["antigens.csv", "antigens.fasta"])
-def test_the_antigens_that_are_read_are_not_replaced(untrained, folder, name):
     (folder / "antigens.csv").write_text("antigen\nMKT\n")
-    with pytest.raises(ArgumentError, match=r"would be replaced|was not written by sample"):
-        sample(untrained, "--output", "antigens.csv", data=name)
+    (folder / "own.fasta").write_text(">mine\nMKT\n")
+    (folder / "antibodies.csv").write_text("mine,too\n1,2\n")
+    before = contents(folder)
+    for output, data, words in (
+        ("antibodies.csv", "antigens.fasta", r"is there and was not written by sample\.py"),
+        ("own.csv", "antigens.fasta", r"is there and was not written by sample\.py"),
+        ("antigens.csv", "antigens.csv", "would be replaced"),
+        ("antigens.csv", "antigens.fasta", r"would be replaced|was not written by sample"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            sample(untrained, *given, "--output", output, data=data)
+    assert contents(folder) == before
 
 
 def test_a_model_that_is_not_what_was_saved_is_refused(untrained, folder):
@@ -340,10 +319,13 @@ def test_another_kind_of_model_is_refused(make_affinity, folder):
         sample(folder / "affinity")
 
 
-def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(untrained, monkeypatch):
+def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(memorising, monkeypatch):
     monkeypatch.setattr("hf_ext.optional.import_problem", lambda package: "is not installed")
-    with pytest.raises(MissingDependencyError, match=r"hf_ext\[numbering\]"):
-        sample(untrained, "--numbering", "immunum")
+    monkeypatch.setattr("hf_ext.generation.judging.numbering.import_problem", lambda package: "is not installed")
+    for library, extra in (("immunum", "numbering"), ("anarcii", "anarcii")):
+        with pytest.raises(MissingDependencyError, match=rf"{library} is needed .*hf_ext\[{extra}\]"):
+            sample(memorising, "--numbering", library)
+    assert {row["checked_by"] for row in sample(memorising, "--greedy", "--numbering", "auto")} == {"pattern"}
 
 
 def test_a_hub_name_is_no_path_of_data(untrained):
