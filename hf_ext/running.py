@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from .errors import ArgumentError, DataError, NotFiniteError
 from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
 from .reporting.card import write_card
 from .reporting.near_copies import describe_near_copies
+from .reporting.plots import plot_loss
 from .reporting.report import write_report
-from .reporting.run_record import absolute_if_local
+from .reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from .training_args import OWN_FIELDS, FastTrainingArguments
 
 STREAM_CHECK_ROWS = 1000
@@ -178,6 +180,37 @@ def check_scored(values: Any, split: str) -> None:
 def with_absolute_path(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`facts` with its entry `name`, a path or a Hub id, as an absolute path where it is one."""
     return {**facts, name: absolute_if_local(facts[name])}
+
+
+def write_results(
+    trainer: Any,
+    trained: Any,
+    parser: FastArgumentParser,
+    settings: Mapping[str, Any],
+    data_report: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
+
+    All processes call it; the main one writes.
+
+    Args:
+        trainer, trained: after training, and what `train` returned; stock Trainer's too.
+        parser: after parsing; it knows the command line and where each argument came from.
+        settings: the task's arguments by name; training arguments come from the trainer, as the plan left them.
+        data_report: what loading or generating the data reported, with its `source`.
+        facts: of the task, JSON-able: `task`, its scores and verdict; what it says of its `model` stands beside what
+            is said of every model.
+    """
+    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
+    results = {**record, **record_evaluations(trainer), "data": with_absolute_path(data_report, "source"), **facts}
+    results["model"] = {**record["model"], **facts.get("model", {})}
+    if trainer.is_world_process_zero():
+        folder = Path(str(trainer.args.output_dir))
+        write_json(folder / "all_results.json", results)
+        with plots_if_possible():
+            plot_loss(trainer.state.log_history, folder / "loss.png")
+    return results
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from ..models.calibration import is_ridge_alone, stacks_ridge
 from ..models.process_settings import replaced
 from ..models.stacked_ridge import StackedRidge
 from ..reporting.units import format_cell
-from .baselines import FloatArray, pooled_features, read_bounds, sequence_columns
+from .baselines import pooled_features, sequence_columns
 from .embedding_ridge import EmbeddingRidge, Stack
+from .rows import FloatArray, read_bounds
 from .stacking import STACKING_LOSSES
 
 NONE = "none"

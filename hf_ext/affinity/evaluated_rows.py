@@ -23,13 +23,20 @@ from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
 from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.run_files import RunFiles, read_run
-from .baselines import label_array, read_bounds
 from .given_predictions import read_predictions
-from .held_out import describe_units, find_lone_value, find_units
 from .predictor import columns_of
-from .preparing import settle_threshold
 from .results import PREDICTIONS
-from .slices import Slice, find_exact, find_slices
+from .rows import (
+    Slice,
+    describe_units,
+    find_exact,
+    find_lone_value,
+    find_slices,
+    find_units,
+    label_array,
+    read_bounds,
+    settle_threshold,
+)
 
 # Of a run's training arguments, those that decide what its model predicts, where embeddings are, and how it is judged.
 REPEATED = (
