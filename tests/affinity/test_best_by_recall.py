@@ -6,7 +6,6 @@ import csv
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,50 +67,43 @@ def test_every_evaluation_of_the_subset_and_of_all_rows_has_every_metric(run):
 
 def test_the_final_scores_and_the_verdict_hold_them_too(run):
     results = json.loads((run / "all_results.json").read_text())
-    assert results["verdict"]["comparison"]["metric"] == "recall"
     model = results["test"]["scores"]["model"]
+    assert results["verdict"]["comparison"]["metric"] == "recall"
     assert results["verdict"]["comparison"]["after"] == model["recall"]["value"] > 0.2
     with (run / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     predicted, labels = ([float(row[name]) for row in rows] for name in ("prediction", "label"))
     expected = score_predictions(predicted, labels, groups=[row["family"] for row in rows], threshold=7.5, seed=42)
-    assert set(METRICS) < expected.keys()
     for name in METRICS:
         for number in ("value", "low", "high"):
             assert model[name][number] == pytest.approx(expected[name][number], abs=1e-3)
 
 
 def test_predictions_are_left_as_trained_and_the_log_says_why(run):
-    log = (run / "run.log").read_text()
-    assert (
-        "Best checkpoint: highest validation recall (--metric_for_best_model); verdict in recall. No calibration" in log
-    )
+    assert "verdict in recall. No calibration" in (run / "run.log").read_text()
     assert json.loads((run / "config.json").read_text())["calibration"] is None
     assert "recall on test" in (run / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("metric", "loss", "metrics", "message"),
-    [
-        ("recall", "mse", RowMetrics(), "recall needs a --binder_threshold that divides the labels"),
-        ("eval_enrichment_5pct", "mse", RowMetrics(None, "family"), "enrichment_5pct needs a --binder_threshold"),
-        ("per_group_spearman", "mse", RowMetrics(9.0), "per_group_spearman needs --group_column"),
-        ("f1", "ranking", RowMetrics(9.0), "have no unit.*average_precision, enrichment_1pct or enrichment_5pct"),
-        ("recal", "mse", RowMetrics(9.0), r"'recal': allowed are loss, spearman, .*, recall, .*, enrichment_5pct, num"),
-    ],
-)
-def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs(metric, loss, metrics, message):
+def check(metric, metrics, loss="mse", labels=None):
     args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model=metric)
-    with pytest.raises(ArgumentError, match=message):
-        check_measure(args, loss, metrics)
+    check_measure(args, loss, metrics, None if labels is None else Dataset.from_dict({"label": labels}))
+
+
+def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs():
+    for metric, metrics, loss, message in (
+        ("recall", RowMetrics(), "mse", "recall needs a --binder_threshold that divides the labels"),
+        ("per_group_spearman", RowMetrics(9.0), "mse", "per_group_spearman needs --group_column"),
+        ("f1", RowMetrics(9.0), "ranking", "have no unit.*average_precision, enrichment_1pct or enrichment_5pct"),
+        ("recal", RowMetrics(9.0), "mse", "'recal': allowed are loss, spearman, .*, recall, .*, enrichment_5pct, num"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            check(metric, metrics, loss)
 
 
 def test_validation_rows_that_no_prediction_could_score_are_refused():
-    args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model="recall")
-    rows: dict[str, Any] = {"label": [7.0, 8.0, 8.9]}
+    labels = [7.0, 8.0, 8.9]
     with pytest.raises(DataError, match=r"'recall': no label of the evaluation rows is at or above .* 9"):
-        check_measure(args, "mse", RowMetrics(9.0), Dataset.from_dict(rows))
-    check_measure(args, "mse", RowMetrics(8.9), Dataset.from_dict(rows))
-    for metric, loss in (("average_precision", "ranking"), ("rmse", "mse")):  # the innocent twins
-        args.metric_for_best_model = metric
-        check_measure(args, loss, RowMetrics(8.9), Dataset.from_dict(rows))
+        check("recall", RowMetrics(9.0), labels=labels)
+    for metric, loss in (("recall", "mse"), ("average_precision", "ranking"), ("rmse", "mse")):  # the innocent twins
+        check(metric, RowMetrics(8.9), loss, labels)
