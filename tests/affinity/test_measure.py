@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.measure import BEST_BY_LOSS, describe_measure, settle_measure, verdict_metric
+from hf_ext.affinity.measure import BEST_BY_LOSS, check_measure, describe_measure, settle_measure, verdict_metric
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.running import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
@@ -66,3 +69,27 @@ def test_the_verdict_takes_a_metric_that_models_and_baselines_both_have():
     ):
         args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model=given)
         assert verdict_metric(args) == name
+
+
+def check(metric, metrics, loss="mse", labels=None):
+    args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model=metric)
+    check_measure(args, loss, metrics, None if labels is None else Dataset.from_dict({"label": labels}))
+
+
+def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs():
+    for metric, metrics, loss, message in (
+        ("recall", RowMetrics(), "mse", "recall needs a --binder_threshold that divides the labels"),
+        ("per_group_spearman", RowMetrics(9.0), "mse", "per_group_spearman needs --group_column"),
+        ("f1", RowMetrics(9.0), "ranking", "have no unit.*average_precision, enrichment_1pct or enrichment_5pct"),
+        ("recal", RowMetrics(9.0), "mse", "'recal': allowed are loss, spearman, .*, recall, .*, enrichment_5pct, num"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            check(metric, metrics, loss)
+
+
+def test_validation_rows_that_no_prediction_could_score_are_refused():
+    labels = [7.0, 8.0, 8.9]
+    with pytest.raises(DataError, match=r"'recall': no label of the evaluation rows is at or above .* 9"):
+        check("recall", RowMetrics(9.0), labels=labels)
+    for metric, loss in (("recall", "mse"), ("average_precision", "ranking"), ("rmse", "mse")):  # the innocent twins
+        check(metric, RowMetrics(8.9), loss, labels)

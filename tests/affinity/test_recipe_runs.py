@@ -1,4 +1,4 @@
-"""`--calibration` on the command line: the record, the model's folder, and what reads it afterwards."""
+"""Runs of the recipe: calibrated in several ways, or best by recall; what each records, and what reads it later."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from datasets import Dataset
 
 from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.baselines import RidgeBaseline
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -21,23 +22,32 @@ PARTS = ["train"] * 120 + ["valid"] * 60 + ["test"] * 60
 QUICK = "--num_train_epochs 4 --learning_rate 0.003 --per_device_train_batch_size 8 --head_sizes 4 --head_dropout 0"
 EMBEDDING_WIDTH = 64
 NONE, LINE, STACK = "--calibration none", "--calibration line", "--seed 42"  # a stack is the default
+RECALL = (
+    "--metric_for_best_model recall --binder_threshold 7.5 --group_column family --eval_subset 45 --learning_rate 0.01 "
+    "--head_sizes 16 --num_train_epochs 3"
+)
+METRICS = ("recall", "precision", "f1", "average_precision", "enrichment_1pct", "enrichment_5pct", "per_group_spearman")
 
 
 def write_table(path: Path) -> None:
-    """240 sequences of 12 residues; the label is a weighted sum of their residues, with noise."""
+    """240 sequences of 12 residues in 3 families; the label is a weighted sum of their residues, with noise."""
     generator = np.random.default_rng(0)
     letters = generator.integers(0, 20, (240, 12))
     labels = 7 + np.linspace(-1, 1, 20)[letters].sum(1) + generator.normal(0, 0.3, 240)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["sequence", "part", "pKd"])
-        for row, part, label in zip(letters, PARTS, labels):
-            writer.writerow(["".join(LETTERS[letter] for letter in row), part, f"{label:.4f}"])
+        writer.writerow(["sequence", "part", "family", "pKd"])
+        for i, (row, part, label) in enumerate(zip(letters, PARTS, labels)):
+            writer.writerow(["".join(LETTERS[letter] for letter in row), part, f"family {i % 3}", f"{label:.4f}"])
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
 
 
 def read_predictions(path: Path) -> np.ndarray:
-    with path.open() as file:
-        return np.array([float(row["prediction"]) for row in csv.DictReader(file)])
+    return np.array([float(row["prediction"]) for row in read(path)])
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +121,7 @@ def test_a_stack_is_the_default_and_its_ridge_is_fitted_once(run, root, monkeypa
 def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root, tmp_path):
     folder = run(STACK)[1]
     expected = read_predictions(folder / "predictions.csv")
-    with (root / "rows.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["part"] == "test"]
+    rows = [row for row in read(root / "rows.csv") if row["part"] == "test"]
     loaded = AffinityPredictor.from_pretrained(folder, device="cpu")
     np.testing.assert_allclose(loaded.predict(Dataset.from_list(rows)), expected, atol=2e-4)
     assert np.abs(loaded.predict(Dataset.from_list(rows), calibrated=False) - expected).max() > 0.05  # it could fail
@@ -122,3 +131,33 @@ def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root
     files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(output)]
     importlib.import_module("predict").main(["--model", str(folder), *files, *words])
     np.testing.assert_allclose(read_predictions(output), expected, atol=2e-4)
+
+
+@pytest.mark.nightly
+def test_every_evaluation_of_the_subset_and_of_all_rows_has_every_metric(run):
+    folder = run(RECALL)[1]
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    evaluations = [log for log in history if "eval_loss" in log]
+    assert len(evaluations) == 3
+    assert all({f"eval_{name}" for name in METRICS} < log.keys() for log in evaluations)
+    assert {log["eval_num_defined_groups"] for log in evaluations} == {3.0}
+    assert {f"eval_full_{name}" for name in METRICS} < evaluations[-1].keys()
+    best = json.loads((folder / "all_results.json").read_text())["best"]
+    full = {log["step"]: log["eval_full_recall"] for log in evaluations if "eval_full_recall" in log}
+    assert best["recall"] == max(full.values()) == full[best["step"]]
+
+
+def test_the_final_scores_and_the_verdict_hold_them_too_and_predictions_are_left_as_trained(run):
+    results, folder = run(RECALL)
+    model = results["test"]["scores"]["model"]
+    assert results["verdict"]["comparison"]["metric"] == "recall"
+    assert results["verdict"]["comparison"]["after"] == model["recall"]["value"] > 0.2
+    rows = read(folder / "predictions.csv")
+    predicted, labels = ([float(row[name]) for row in rows] for name in ("prediction", "label"))
+    expected = score_predictions(predicted, labels, groups=[row["family"] for row in rows], threshold=7.5, seed=42)
+    for name in METRICS:
+        for number in ("value", "low", "high"):
+            assert model[name][number] == pytest.approx(expected[name][number], abs=1e-3)
+    assert "verdict in recall. No calibration" in (folder / "run.log").read_text()
+    assert json.loads((folder / "config.json").read_text())["calibration"] is None
+    assert "recall on test" in (folder / "report.md").read_text()
