@@ -182,37 +182,6 @@ def with_absolute_path(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**facts, name: absolute_if_local(facts[name])}
 
 
-def write_results(
-    trainer: Any,
-    trained: Any,
-    parser: FastArgumentParser,
-    settings: Mapping[str, Any],
-    data_report: Mapping[str, Any],
-    facts: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
-
-    All processes call it; the main one writes.
-
-    Args:
-        trainer, trained: after training, and what `train` returned; stock Trainer's too.
-        parser: after parsing; it knows the command line and where each argument came from.
-        settings: the task's arguments by name; training arguments come from the trainer, as the plan left them.
-        data_report: what loading or generating the data reported, with its `source`.
-        facts: of the task, JSON-able: `task`, its scores and verdict; what it says of its `model` stands beside what
-            is said of every model.
-    """
-    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
-    results = {**record, **record_evaluations(trainer), "data": with_absolute_path(data_report, "source"), **facts}
-    results["model"] = {**record["model"], **facts.get("model", {})}
-    if trainer.is_world_process_zero():
-        folder = Path(str(trainer.args.output_dir))
-        write_json(folder / "all_results.json", results)
-        with plots_if_possible():
-            plot_loss(trainer.state.log_history, folder / "loss.png")
-    return results
-
-
 @contextmanager
 def plots_if_possible() -> Iterator[None]:
     """Says in the log what cannot be plotted: a run too short to log, or one that diverged, still has its results."""
@@ -220,6 +189,36 @@ def plots_if_possible() -> Iterator[None]:
         yield
     except DataError as error:
         logger.warning("Not plotted: %s", error)
+
+
+def save_results(
+    trainer: Any,
+    trained: Any,
+    task: str,
+    facts: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    parser: FastArgumentParser,
+) -> dict[str, Any]:
+    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
+
+    Args:
+        trainer, trained: after training, and what `train` returned; stock Trainer's too.
+        task: its name in the JSON, by which report and card find their pages.
+        facts: JSON-able, what the task adds: its scores, their verdict, data. `model` is joined with what every
+            model has.
+        settings: arguments of model and data by name; training arguments come from the trainer.
+        parser: after parsing; it knows the command line and where each argument came from.
+    """
+    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
+    evaluations = record_evaluations(trainer) if hasattr(trainer, "evaluation_facts") else {}
+    model = {**record["model"], **facts.get("model", {})}
+    results = {**record, **evaluations, "task": task, **facts, "model": model}
+    if trainer.is_world_process_zero():
+        folder = Path(str(trainer.args.output_dir))
+        write_json(folder / "all_results.json", results)
+        with plots_if_possible():
+            plot_loss(trainer.state.log_history, folder / "loss.png")
+    return results
 
 
 def finish_run(trainer: Any, log: logging.Logger, required: Sequence[Checked] = ()) -> None:

@@ -11,8 +11,8 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1760, 15),
-    "affinity": (3153, 31),
+    ".": (1761, 15),
+    "affinity": (3154, 31),
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
     "comparing": (1530, 19),
@@ -27,7 +27,7 @@ BUDGET = {
     "models": (3299, 40),
     "pde": (943, 13),
     "recipes": (2, 1),
-    "reporting": (3941, 63),
+    "reporting": (3939, 63),
     "speedups": (1904, 20),
     "training": (2189, 20),
 }

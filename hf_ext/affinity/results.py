@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import running
 from ..arguments.parser import FastArgumentParser
 from ..data.columns import column_names
 from ..data.reading import SOURCE_ROW
@@ -17,7 +18,7 @@ from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_scatter
 from ..reporting.report.run_files import read_test_predictions
-from ..running import plots_if_possible, with_absolute_path, write_results
+from ..running import plots_if_possible, with_absolute_path
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .rows import audit_labels
 from .scoring import SplitScores
@@ -77,9 +78,10 @@ def save_results(
     """Writes `all_results.json`, `predictions.csv`, `loss.png` and `scatter.png` into the output folder.
 
     Args:
-        trainer, trained, data_report, settings, parser: as in `write_results`.
+        trainer, trained, settings, parser: as in `running.save_results`.
         test: scores of the test split.
         splits: the rows of train and test.
+        data_report: what loading reported.
         records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
         seeds: of several heads, from `score_seeds`.
         distillation: of a student, from `compare_with_teacher`.
@@ -90,11 +92,11 @@ def save_results(
     folder = Path(trainer.args.output_dir)
     scores = test.to_dict()
     facts = {
-        "task": "affinity",
         "verdict": scores["verdict"],
         "model": _describe_model(trainer.model.config),
         **{name: record for name, record in (records or {}).items() if record is not None},
         "test": scores,
+        "data": with_absolute_path(data_report, "source"),
         "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
         "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder, test),
     }
@@ -111,7 +113,7 @@ def save_results(
         with plots_if_possible():
             label = settings["label_column"]
             plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
-    return write_results(trainer, trained, parser, settings, data_report, facts)
+    return running.save_results(trainer, trained, "affinity", facts, settings, parser)
 
 
 def _describe_model(config: AffinityConfig) -> dict[str, Any]:

@@ -72,13 +72,8 @@ def record_run(
 
 
 def record_evaluations(trainer: Any) -> dict[str, Any]:
-    """What was evaluated while a `FastTrainer` trained, what alarmed, and what early stopping decided. JSON-able.
-
-    Empty of stock Trainer, which records none of these.
-    """
-    decisions = getattr(trainer, "stopping_decisions", None)
-    if decisions is None:
-        return {}
+    """What was evaluated while a `FastTrainer` trained, what alarmed, and what early stopping decided. JSON-able."""
+    decisions = trainer.stopping_decisions
     stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
     patience = trainer.args.early_stopping_patience
     early_stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
