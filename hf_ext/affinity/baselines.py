@@ -69,7 +69,8 @@ class Baselines:
         """`facts`: what it was fitted on."""
         self.predictions[name], self.facts[name] = predictions, facts
 
-    def _add_partners(self, name: str, ridges: PartnerRidges, features: Any, rows: _Rows, pooled: FloatArray) -> None:
+    def add_partners(self, name: str, ridges: PartnerRidges, features: Any, rows: _Rows, pooled: FloatArray) -> None:
+        """Adds a ridge for each partner: of the rows to be predicted `features`, and `pooled` where there is none."""
         partners = ", ".join(rows.columns[i] for i in ridges.partner.columns)
         predicted = ridges.predict(features, rows.sequences[2], pooled)
         self.add(f"{name} per {partners}", predicted, **rows.facts, num_partners=ridges.partner.num_partners)
@@ -167,7 +168,7 @@ def _add_sequence_baselines(baselines: Baselines, rows: _Rows, partner: Partner 
         if of_main.num_features:
             *known, asked = (of_main.transform(sequences) for sequences in chosen)
             ridges = fit_partner_ridges(partner, known, rows.labels[:2], rows.sequences[:2], standardize=False)
-            baselines._add_partners(f"{of_main.name} ridge", ridges, asked, rows, pooled)
+            baselines.add_partners(f"{of_main.name} ridge", ridges, asked, rows, pooled)
     _add_neighbours(baselines, features, rows, seed)
 
 
@@ -207,7 +208,7 @@ def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, ridge
     pooled = fitted.pooled.predict(features[2])
     baselines.add(EMBEDDING_RIDGE, pooled, **rows.facts, **fitted.pooled.summary())
     if fitted.by_partner is not None:
-        baselines._add_partners(EMBEDDING_RIDGE, fitted.by_partner, features[2], rows, pooled)
+        baselines.add_partners(EMBEDDING_RIDGE, fitted.by_partner, features[2], rows, pooled)
 
 
 def _encode_as_before(trainer: Any) -> Encode:

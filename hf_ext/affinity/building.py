@@ -117,7 +117,7 @@ def carry_head(model: AffinityModel, name_or_path: str) -> None:
 
     Raises:
         ArgumentError: as `find_model`; a model that was never trained or whose encoders have changed; or other inputs,
-            encoders, widths, pooling or head sizes, and all differences are named.
+            encoders, pooling or head sizes, and all differences are named.
     """
     source, told = load_model(find_model(name_or_path)), f"--init_head_from {name_or_path}: "
     if not source.config.is_scaled:
@@ -142,7 +142,6 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
     return {
         "inputs": [*model.embedding_sizes],
         "encoders": [identify_encoder(spec) for spec in specs],
-        "widths": [*model.embedding_sizes.values()],
         "pooling": [tower.pooling for tower in towers],
         "head": model.config.head_form or "mlp",
         "head sizes": model.config.head_sizes,

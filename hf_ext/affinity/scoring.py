@@ -129,12 +129,12 @@ def score_split(
     1.6 s each for 26,000 rows.
     """
     before, predictions, labels = predict_calibrated(trainer, splits[name])
-    config, rows, slices, notes = trainer.model.config, splits[name], [], []
+    config, rows = trainer.model.config, splits[name]
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
         baselines = fit_baselines(trainer, splits, name, group_column, ridge)
         slices, notes = find_slices(splits["train"], rows, sequence_columns(trainer))
     else:
-        group_column, baselines = None, Baselines()
+        group_column, slices, baselines = None, [], Baselines()
         baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
     units, bounds = check_units(units, len(labels)), read_bounds(rows)

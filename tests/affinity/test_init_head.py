@@ -95,12 +95,7 @@ def test_a_head_that_does_not_fit_is_refused_with_all_differences(build, frozen_
     given = {"pooling": ["max"], "tower_inputs": ["heavy+light", "antigen"], "head_sizes": [8, 4]}
     with pytest.raises(ArgumentError) as error:
         build(init_head_from=str(frozen_run[0]), **given)
-    said = [
-        "that head does not fit:",
-        "inputs: ['heavy', 'light', 'antigen'] there",
-        "widths: [64, ",
-        "pooling: ['mean', ",
-    ]
+    said = ["that head does not fit:", "inputs: ['heavy', 'light', 'antigen'] there", "pooling: ['mean', "]
     assert all(line in str(error.value) for line in [*said, "head sizes: [8] there, [8, 4] here"])
 
 
