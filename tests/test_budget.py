@@ -12,7 +12,7 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1761, 15),
-    "affinity": (3153, 31),
+    "affinity": (3155, 31),
     "arguments": (571, 8),
     "checkpoints": (1798, 12),
     "comparing": (1530, 19),

@@ -205,21 +205,23 @@ def _held_out(args: DataArguments, splits: Any, name: str) -> list[ResamplingUni
 
 def are_as_new(splits: Any, units: ResamplingUnits) -> bool:
     """Whether the clusters of validation are as new to training as those of test, whose `units` these are."""
-    train, validation, test = (set(_values(splits[name], units)) for name in ("train", "validation", "test"))
+    column = _column_of(units, splits["test"])
+    train, validation, test = ({*read_columns(splits[name], [column])} for name in ("train", "validation", "test"))
     return not train & validation or bool(train & test)
 
 
 def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[Any]] | None:
     """Of training and of validation rows the value that was held out whole, for the folds of a head search."""
+    train, rows = splits["train"], splits["validation"]
     units = find_units(args, splits, "validation", min_units=1)
-    if units is None or {units.column, SPLIT_CLUSTER}.isdisjoint(column_names(splits["train"])):
+    if units is None or (column := _column_of(units, rows)) not in column_names(train):
         return None
-    return _values(splits["train"], units), _values(splits["validation"], units)
+    of_train, of_rows = ([value for (value,) in read_columns(split, [column])] for split in (train, rows))
+    return of_train, of_rows
 
 
-def _values(rows: Any, units: ResamplingUnits) -> list[Any]:
-    column = units.column if units.column in column_names(rows) else SPLIT_CLUSTER
-    return [value for (value,) in read_columns(rows, [column])]
+def _column_of(units: ResamplingUnits, rows: Any) -> str:
+    return units.column if units.column in column_names(rows) else SPLIT_CLUSTER
 
 
 def describe_units(units: ResamplingUnits | None) -> list[str]:
