@@ -22,7 +22,7 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
-from hf_ext.affinity.preparing import load_rows
+from hf_ext.affinity.rows import load_rows
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.demo import make_demo_encoders

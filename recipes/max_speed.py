@@ -32,11 +32,10 @@ with quick_imports():
     from hf_ext.affinity.embedding_ridge import EmbeddingRidge
     from hf_ext.affinity.ensemble import score_seeds, train_seeds
     from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
-    from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
     from hf_ext.affinity.intervals import fit_intervals, score_intervals
     from hf_ext.affinity.measure import check_measure, describe_measure, settle_calibration, settle_measure
-    from hf_ext.affinity.preparing import describe_rows, load_rows
     from hf_ext.affinity.results import save_results
+    from hf_ext.affinity.rows import describe_rows, find_lone_value, find_units, held_out_values, load_rows
     from hf_ext.affinity.scoring import read_requirements, score_split
     from hf_ext.affinity.stacking import fit_ridge
     from hf_ext.arguments.parser import FastArgumentParser

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Optional
+from typing import Annotated, Literal
 
-from ..arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges
+from ..arguments.checks import (
+    ABOVE_ZERO,
+    COUNT,
+    FINITE,
+    SHARE_BELOW_ONE,
+    WIDTH,
+    check_choices,
+    check_ranges,
+    ranges_in_types,
+)
+from ..arguments.training_fields import option
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 
 Head = Literal["auto", "mlp", "product", "gated"]
 DISTILLABLE = ("mse", "huber")
-RANGES = {
-    **dict.fromkeys(("max_length", "num_seeds"), COUNT),
-    "head_sizes": WIDTH,
-    **dict.fromkeys(("huber_delta", "tobit_scale"), ABOVE_ZERO),
-    "head_dropout": SHARE_BELOW_ONE,
-    "binder_threshold": FINITE,
-}
 
 
 @dataclass
@@ -37,107 +40,78 @@ class AffinityArguments:
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
 
-    encoders: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "One encoder per tower: Hub ids or folders. Towers that name the same encoder share its weights."
-        },
+    encoders: list[str] = option(
+        [], "One encoder per tower: Hub ids or folders. Towers that name the same encoder share its weights."
     )
-    encoder_revisions: list[str] = field(
-        default_factory=list, metadata={"help": "A commit, tag or branch per encoder; one is used for all."}
+    encoder_revisions: list[str] = option([], "A commit, tag or branch per encoder; one is used for all.")
+    tower_inputs: list[str] = option(
+        [],
+        "Sequence columns per tower: 'heavy,light' encodes each by itself, 'heavy+light' as one pair. Left out: one "
+        "tower reads all columns, as many towers as columns read one each.",
     )
-    tower_inputs: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Sequence columns per tower: 'heavy,light' encodes each by itself, 'heavy+light' as one pair. Left "
-            "out: one tower reads all columns, as many towers as columns read one each."
-        },
+    pooling: list[str] = option(
+        ["mean"],
+        "How each tower makes one vector of its tokens: mean or max over residues, mean_tokens (special tokens count "
+        "too) or cls (the first token; T5 encoders have none). One is used for all.",
     )
-    pooling: list[str] = field(
-        default_factory=lambda: ["mean"],
-        metadata={
-            "help": "How each tower makes one vector of its tokens: mean or max over residues, mean_tokens (special "
-            "tokens count too) or cls (the first token; T5 encoders have none). One is used for all."
-        },
+    max_length: Annotated[int, COUNT] | None = option(
+        None,
+        "Longest encoder input in tokens, special ones included; --too_long says what becomes of longer ones. Left "
+        "out: as the encoder allows.",
     )
-    max_length: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "Longest encoder input in tokens, special ones included; --too_long says what becomes of longer "
-            "ones. Left out: as the encoder allows."
-        },
+    tower_training: list[str] = option(
+        [],
+        "frozen, lora or full per tower; one is used for all. Left out: lora with --use_peft, else frozen. Frozen "
+        "towers are embedded once.",
     )
-    tower_training: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "frozen, lora or full per tower; one is used for all. Left out: lora with --use_peft, else frozen. "
-            "Frozen towers are embedded once."
-        },
+    init_head_from: str | None = option(
+        None, "Model folder of a run with frozen encoders: its head, and its scales, are where to start."
     )
-    init_head_from: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "Model folder of a run with frozen encoders: its head, and its scales, are where to start."},
+    num_seeds: Annotated[int, COUNT] = option(
+        1,
+        "Heads to train on the embedding cache, with --seed, --seed + 1 and so on, all on the same split. The model "
+        "predicts their mean; results hold mean and spread over them. Frozen encoders only.",
     )
-    num_seeds: int = field(
-        default=1,
-        metadata={
-            "help": "Heads to train on the embedding cache, with --seed, --seed + 1 and so on, all on the same split. "
-            "The model predicts their mean; results hold mean and spread over them. Frozen encoders only."
-        },
+    distill_from: str | None = option(
+        None,
+        "Folder or Hub id of a trained model of recipes/max_speed.py, the teacher: training labels are mixed with its "
+        "predictions. Validation and test keep their labels.",
     )
-    distill_from: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "Folder or Hub id of a trained model of recipes/max_speed.py, the teacher: training labels are "
-            "mixed with its predictions. Validation and test keep their labels."
-        },
+    distill_alpha: float = option(
+        0.5, "Share of the teacher in a training label, 0 to 1: alpha * teacher + (1 - alpha) * label."
     )
-    distill_alpha: float = field(
-        default=0.5,
-        metadata={"help": "Share of the teacher in a training label, 0 to 1: alpha * teacher + (1 - alpha) * label."},
+    distill_rows: str | None = option(
+        None, "File of further sequences without labels, same columns: the teacher alone labels them."
     )
-    distill_rows: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "File of further sequences without labels, same columns: the teacher alone labels them."},
+    merge_lora: bool = option(False, "Also save the model with its adapters merged, in the folder 'merged'.")
+    head: Head = option(
+        "auto",
+        "auto: a head and its learning rate, dropout and epochs are chosen by validation on the cached embeddings of "
+        "frozen encoders, in less time than a run with mlp takes; what you set yourself is kept. mlp: a perceptron of "
+        "--head_sizes. product: of the towers' projections, beside a hidden layer; gated: one hidden layer with gates; "
+        "both take one --head_sizes, 64 if left out.",
     )
-    merge_lora: bool = field(
-        default=False, metadata={"help": "Also save the model with its adapters merged, in the folder 'merged'."}
+    head_sizes: list[Annotated[int, WIDTH]] = option(
+        [1024, 512, 256, 128], "Widths of the head's hidden layers. Given without --head: a perceptron of these."
     )
-    head: Head = field(
-        default="auto",
-        metadata={
-            "help": "auto: a head and its learning rate, dropout and epochs are chosen by validation on the cached "
-            "embeddings of frozen encoders, in less time than a run with mlp takes; what you set yourself is kept. "
-            "mlp: a perceptron of --head_sizes. product: of the towers' projections, beside a hidden layer; gated: one "
-            "hidden layer with gates; both take one --head_sizes, 64 if left out."
-        },
+    head_dropout: Annotated[float, SHARE_BELOW_ONE] = option(0.3, "Dropout after each hidden layer of the head.")
+    loss: Literal["mse", "huber", "tobit", "ranking"] = option(
+        "mse", "tobit uses --censor_column; ranking learns the order only."
     )
-    head_sizes: list[int] = field(
-        default_factory=lambda: [1024, 512, 256, 128],
-        metadata={"help": "Widths of the head's hidden layers. Given without --head: a perceptron of these."},
+    huber_delta: Annotated[float, ABOVE_ZERO] = option(1.0, "Where Huber turns linear, in standard deviations.")
+    tobit_scale: Annotated[float, ABOVE_ZERO] = option(0.25, "Noise of the measurement, in standard deviations.")
+    calibration: Literal["stack", "line", "none"] = option(
+        "stack",
+        "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if that lowers "
+        "the error of rows that it was not fitted on. line: slope and intercept, which change no order. stack: that, "
+        "or where it is better still a weighted sum with a ridge on the frozen embeddings. Left out: stack; none where "
+        "recall, precision or F1 choose the best model.",
     )
-    head_dropout: float = field(default=0.3, metadata={"help": "Dropout after each hidden layer of the head."})
-    loss: Literal["mse", "huber", "tobit", "ranking"] = field(
-        default="mse", metadata={"help": "tobit uses --censor_column; ranking learns the order only."}
-    )
-    huber_delta: float = field(default=1.0, metadata={"help": "Where Huber turns linear, in standard deviations."})
-    tobit_scale: float = field(default=0.25, metadata={"help": "Noise of the measurement, in standard deviations."})
-    calibration: Literal["stack", "line", "none"] = field(
-        default="stack",
-        metadata={
-            "help": "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if "
-            "that lowers the error of rows that it was not fitted on. line: slope and intercept, which change no "
-            "order. stack: that, or where it is better still a weighted sum with a ridge on the frozen embeddings. "
-            "Left out: stack; none where recall, precision or F1 choose the best model."
-        },
-    )
-    save_full: bool = field(default=False, metadata={"help": "Save frozen encoders' weights too, not only their id."})
-    binder_threshold: Optional[float] = field(  # noqa: UP045
-        default=9.0,
-        metadata={
-            "help": "Labels at or above this count as hits for recall, precision, F1, average precision and enrichment "
-            "at 1 and 5 per cent, in every evaluation; null in YAML leaves them out."
-        },
+    save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
+    binder_threshold: Annotated[float, FINITE] | None = option(
+        9.0,
+        "Labels at or above this count as hits for recall, precision, F1, average precision and enrichment at 1 and 5 "
+        "per cent, in every evaluation; null in YAML leaves them out.",
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
@@ -148,7 +122,7 @@ class AffinityArguments:
                 f"--head_sizes {' '.join(map(str, self.head_sizes))}: a hidden layer of 0 units lets nothing through. "
                 "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
             )
-        check_ranges(self, RANGES)
+        check_ranges(self, ranges_in_types(type(self)))
         if not 0 < self.distill_alpha <= 1:
             raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")
         if self.distill_rows and self.distill_from is None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ..data.columns import column_names, read_columns
+from ..data.columns import read_columns
 from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
@@ -18,9 +17,9 @@ from ..evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_grou
 from ..evaluation.verdict import CONSTANT
 from .embedding import load_pretrained_towers
 from .embedding_ridge import EmbeddingRidge, fit_embedding_ridge
-from .partners import Partner, find_partner, fit_partner_ridges
+from .partners import Partner, PartnerRidges, find_partner, fit_partner_ridges
+from .rows import FloatArray, label_array
 
-FloatArray = NDArray[np.float64]
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
 EMBEDDING_RIDGE = "ridge on embeddings"
@@ -29,8 +28,30 @@ RIDGE_ROWS = 50_000  # training rows that a ridge sees at most, here and where i
 MAX_PAIRS = 200_000_000  # of a training row and one to be predicted, that are compared for nearest neighbours
 TUNING_ROWS = 5_000  # validation rows that choose how many neighbours, at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
-PRETRAINED_ROWS = 5_000  # training rows at most
-PRETRAINED_TUNING_ROWS = 2_000  # validation rows at most
+PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Training rows or a sample of `of_rows`, validation rows, and those to be predicted, in this order.
+
+    `sequences` by split, column and row; `labels` by split.
+    """
+
+    splits: list[Any]
+    columns: list[str]
+    sequences: list[list[tuple[str, ...]]]
+    labels: list[FloatArray]
+    of_rows: int
+
+    @classmethod
+    def read(cls, splits: list[Any], columns: list[str], of_rows: int) -> _Rows:
+        sequences = [[*zip(*read_columns(split, columns))] for split in splits]
+        return cls(splits, columns, sequences, [label_array(split) for split in splits], of_rows)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        return {"num_rows": len(self.labels[0]), "of_rows": self.of_rows}
 
 
 @dataclass
@@ -43,20 +64,14 @@ class Baselines:
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, predictions: FloatArray, **facts: Any) -> None:
+        """`facts`: what it was fitted on."""
         self.predictions[name], self.facts[name] = predictions, facts
 
-
-@dataclass(frozen=True)
-class _Rows:
-    """Sequences and labels of one split, in memory."""
-
-    split: Any
-    sequences: list[list[str]]  # by column, then by row
-    labels: FloatArray
-
-    @classmethod
-    def of(cls, split: Any, columns: Sequence[str]) -> _Rows:
-        return cls(split, [list(column) for column in zip(*read_columns(split, columns))], label_array(split))
+    def add_partners(self, name: str, ridges: PartnerRidges, features: Any, rows: _Rows, pooled: FloatArray) -> None:
+        """Adds a ridge for each partner: of the rows to be predicted `features`, and `pooled` where there is none."""
+        partners = ", ".join(rows.columns[i] for i in ridges.partner.columns)
+        predicted = ridges.predict(features, rows.sequences[2], pooled)
+        self.add(f"{name} per {partners}", predicted, **rows.facts, num_partners=ridges.partner.num_partners)
 
 
 def fit_baselines(
@@ -82,23 +97,20 @@ def fit_baselines(
     cached. Of encoders that trained, the pretrained ones encode 5,000 training rows, 2,000 validation rows and the
     split: less than a pass over these rows in training.
     """
-    train, asked = splits["train"], splits[name]
-    labels = label_array(train)
-    mean, baselines = float(labels.mean()), Baselines()
-    baselines.add(CONSTANT, np.full(len(asked), mean), num_rows=len(train), kind="constant", mean=mean)
-    if group_column and all(group_column in column_names(split) for split in (train, asked)):
+    train, asked, seed = splits["train"], splits[name], trainer.args.seed
+    labels, baselines = label_array(train), Baselines()
+    facts = {"num_rows": len(train), "mean": float(labels.mean())}
+    baselines.add(CONSTANT, np.full(len(asked), facts["mean"]), kind="constant", **facts)
+    if group_column:
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
-        facts = {"num_rows": len(train), "kind": "group means", "mean": mean, "num_groups": num_groups}
-        baselines.add(f"mean by {group_column}", predicted, **facts)
-    columns, seed = sequence_columns(trainer), trainer.args.seed
-    sampled = (sample_rows(train, seed), splits["validation"], asked)
-    parts = [_Rows.of(split, columns) for split in sampled]
-    rows = {"num_rows": len(parts[0].labels), "of_rows": len(train)}
-    partner, why = find_partner(parts[0].sequences)
+        baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
+    known = [sample_rows(train, seed), splits["validation"]]
+    rows = _Rows.read([*known, asked], sequence_columns(trainer), len(train))
+    partner, why = find_partner(rows.sequences[0])
     if why:
         baselines.notes.append(f"No baseline by partner was fitted: {why}.")
-    _add_sequence_baselines(baselines, parts, columns, rows, partner, seed)
-    _add_embedding_ridges(baselines, trainer, parts, columns, rows, ridge)
+    _add_sequence_baselines(baselines, rows, partner, seed)
+    _add_embedding_ridges(baselines, trainer, rows, ridge)
     return baselines
 
 
@@ -113,18 +125,6 @@ def sequence_columns(trainer: Any) -> list[str]:
     return list(dict.fromkeys(column for parts in trainer.data_collator.columns.values() for column in parts))
 
 
-def label_array(split: Any) -> FloatArray:
-    """Labels of a map-style split, (n,) float64."""
-    return np.asarray(split["label"][:], np.float64)
-
-
-def read_bounds(rows: Any) -> NDArray[np.int64] | None:
-    """Of each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,); None without bounds."""
-    if not hasattr(rows, "__len__") or "bound" not in column_names(rows):
-        return None
-    return np.asarray(rows["bound"][:], np.int64)
-
-
 def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
     """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
 
@@ -134,124 +134,81 @@ def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) ->
 
     Cost: with the embedding cache a look-up; otherwise each distinct sequence is encoded once.
     """
-    blocks, collator, widths = [], trainer.data_collator, trainer.model.embedding_sizes
-    for name in widths:
-        is_optional = name in collator.optional_inputs
-        numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), is_optional)
-        found = [join_parts(parts) for parts in inputs]
-        distinct = sorted(found, key=lambda sequence: (len(sequence), sequence))
-        values = (encode or trainer.encode_distinct)(name, distinct)
-        position = {sequence: i for i, sequence in enumerate(distinct)}
-        moved = torch.tensor([*(position[sequence] for sequence in found), -1])[torch.from_numpy(numbers)]
-        block = take_rows(values, moved)
-        if is_optional:
-            block[moved < 0] = trainer.model.fill_of(name).to(block)
+    blocks, collator = [], trainer.data_collator
+    for name in trainer.model.embedding_sizes:
+        numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), name in collator.optional_inputs)
+        sequences = [join_parts(parts) for parts in inputs]
+        by_length = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i]))
+        values = (encode or trainer.encode_distinct)(name, [sequences[i] for i in by_length])
+        places = np.append(np.argsort(by_length), -1)  # -1, of a row that lacks the input, stays -1
+        index = torch.from_numpy(places.astype(np.int64)[numbers])
+        block = take_rows(values, index)
+        if (index < 0).any():
+            block[index < 0] = trainer.model.fill_of(name).to(block)
         blocks.append(block.numpy())
     return np.concatenate(blocks, axis=1)
 
 
-def lacks_inputs(trainer: Any, dataset: Any) -> dict[str, np.ndarray]:
-    """Of each input that rows may lack, which rows of a map-style `dataset` do: (n,) bool."""
-    collator = trainer.data_collator
-    return {
-        name: factorize(read_columns(dataset, collator.columns[name]), True)[0] < 0
-        for name in trainer.model.embedding_sizes
-        if name in collator.optional_inputs
-    }
-
-
-def _add_sequence_baselines(
-    baselines: Baselines,
-    parts: list[_Rows],
-    columns: list[str],
-    rows: dict[str, int],
-    partner: Partner | None,
-    seed: int,
-) -> None:
-    if not any(len(set(column)) > 1 for column in parts[0].sequences):
+def _add_sequence_baselines(baselines: Baselines, rows: _Rows, partner: Partner | None, seed: int) -> None:
+    if not any(len(set(column)) > 1 for column in rows.sequences[0]):
         return
-    features = SequenceFeatures(parts[0].sequences, [part.sequences for part in parts[1:]])
+    features = SequenceFeatures(rows.sequences[0], rows.sequences[1:])
     if not features.num_features:  # columns that vary, but whose 3-mers do not
         return
-    matrices = [features.transform(part.sequences) for part in parts]
-    ridge = RidgeBaseline(standardize=False)
-    ridge.fit(matrices[0], parts[0].labels, matrices[1], parts[1].labels)
-    pooled = ridge.predict(matrices[2])
-    baselines.add(f"{features.name} ridge", pooled, **rows, **ridge.summary(), of_features=features.num_counts)
+    train, validation, asked = (features.transform(sequences) for sequences in rows.sequences)
+    ridge = RidgeBaseline(standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
+    pooled = ridge.predict(asked)
+    facts = {**rows.facts, **ridge.summary(), "of_features": features.num_counts}
+    baselines.add(f"{features.name} ridge", pooled, **facts)
     if partner is not None:
-        chosen = [[part.sequences[i] for i in partner.main] for part in parts]
+        chosen = [[sequences[i] for i in partner.main] for sequences in rows.sequences]
         of_main = SequenceFeatures(chosen[0], chosen[1:])
         if of_main.num_features:
-            matrices = [of_main.transform(sequences) for sequences in chosen]
-            name = f"{of_main.name} ridge per {_partner_name(partner, columns)}"
-            known = parts[:2]
-            labels, sequences = [part.labels for part in known], [part.sequences for part in known]
-            ridges = fit_partner_ridges(partner, matrices[:2], labels, sequences, standardize=False)
-            predicted = ridges.predict(matrices[2], parts[2].sequences, pooled)
-            baselines.add(name, predicted, **rows, num_partners=partner.num_partners)
-    _add_neighbours(baselines, features, parts, rows, seed)
+            *known, asked = (of_main.transform(sequences) for sequences in chosen)
+            ridges = fit_partner_ridges(partner, known, rows.labels[:2], rows.sequences[:2], standardize=False)
+            baselines.add_partners(f"{of_main.name} ridge", ridges, asked, rows, pooled)
+    _add_neighbours(baselines, features, rows, seed)
 
 
-def _add_neighbours(
-    baselines: Baselines, features: SequenceFeatures, parts: list[_Rows], rows: dict[str, int], seed: int
-) -> None:
-    generator = np.random.default_rng(seed)
-    num_queries = min(len(parts[1].labels), TUNING_ROWS) + len(parts[2].labels)
-    most = (max(1, MAX_PAIRS // num_queries), TUNING_ROWS, len(parts[2].labels))
-    chosen = [np.sort(generator.permutation(len(part.labels))[:size]) for part, size in zip(parts, most)]
-    labels = [part.labels[rows] for part, rows in zip(parts, chosen)]
-    directions = [
-        features.directions([[column[i] for i in rows] for column in part.sequences])
-        for part, rows in zip(parts, chosen)
-    ]
+def _add_neighbours(baselines: Baselines, features: SequenceFeatures, rows: _Rows, seed: int) -> None:
+    generator, num_asked = np.random.default_rng(seed), len(rows.labels[2])
+    num_queries = min(len(rows.labels[1]), TUNING_ROWS) + num_asked
+    labels, directions = [], []
+    for split, most in enumerate((max(1, MAX_PAIRS // num_queries), TUNING_ROWS, num_asked)):
+        chosen = np.sort(generator.permutation(len(rows.labels[split]))[:most])
+        labels.append(rows.labels[split][chosen])
+        directions.append(features.directions([[column[i] for i in chosen] for column in rows.sequences[split]]))
     predicted, facts = predict_nearest(directions[0], labels[0], directions[1], labels[1], directions[2])
-    baselines.add("nearest neighbours", predicted, **{**rows, "num_rows": len(labels[0]), **facts})
+    baselines.add("nearest neighbours", predicted, **{**rows.facts, "num_rows": len(labels[0]), **facts})
 
 
-def _add_embedding_ridges(
-    baselines: Baselines,
-    trainer: Any,
-    parts: list[_Rows],
-    columns: list[str],
-    rows: dict[str, int],
-    ridge: EmbeddingRidge | None,
-) -> None:
+def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, ridge: EmbeddingRidge | None) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
-    encode: Encode = trainer.encode_distinct
-    model, name = trainer.model, EMBEDDING_RIDGE
-    if len(model.frozen_inputs) < len(model.embedding_sizes):
-        sizes, seed = (PRETRAINED_ROWS, PRETRAINED_TUNING_ROWS), trainer.args.seed
-        drawn = [sample_rows(part.split, seed, size) for part, size in zip(parts, sizes)]
-        parts = [*(_Rows.of(split, columns) for split in drawn), parts[2]]
-        rows = {**rows, "num_rows": len(parts[0].labels)}
-        try:
-            device = torch.device(trainer.args.device)
-            names, pretrained = load_pretrained_towers(model, trainer.data_collator, device)
-            encode = _encode_as_before(trainer.encode_distinct, names, pretrained)
-            features = [pooled_features(trainer, part.split, encode) for part in parts]
-        except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
-            baselines.notes.append(f"No {name} was fitted: the encoders before training cannot be used ({error}).")
-            return
-        baselines.notes.append("Ridge on embeddings reads the encoders as they were before training.")
-    else:
-        features = [pooled_features(trainer, part.split) for part in parts]
-    if ridge is None:
-        known = parts[:2]
-        ridge = fit_embedding_ridge(features[:2], [part.labels for part in known], [part.sequences for part in known])
-    pooled = ridge.pooled.predict(features[2])
-    baselines.add(name, pooled, **rows, **ridge.pooled.summary())
-    if ridge.by_partner is not None:
-        partner, asked = ridge.by_partner.partner, parts[2].sequences
-        predicted = ridge.by_partner.predict(features[2], asked, pooled)
-        baselines.add(
-            f"{PER_PARTNER}{_partner_name(partner, columns)}", predicted, **rows, num_partners=partner.num_partners
+    model, encode = trainer.model, trainer.encode_distinct
+    if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
+        drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
+        rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows)
+    try:
+        if is_trained:
+            encode = _encode_as_before(trainer)
+        features = [pooled_features(trainer, split, encode) for split in rows.splits]
+    except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+        if not is_trained:
+            raise
+        baselines.notes.append(
+            f"No {EMBEDDING_RIDGE} was fitted: the encoders before training cannot be used ({error})."
         )
+        return
+    if is_trained:
+        baselines.notes.append("Ridge on embeddings reads the encoders as they were before training.")
+    fitted = ridge or fit_embedding_ridge(features[:2], rows.labels[:2], rows.sequences[:2])
+    pooled = fitted.pooled.predict(features[2])
+    baselines.add(EMBEDDING_RIDGE, pooled, **rows.facts, **fitted.pooled.summary())
+    if fitted.by_partner is not None:
+        baselines.add_partners(EMBEDDING_RIDGE, fitted.by_partner, features[2], rows, pooled)
 
 
-def _encode_as_before(encode: Encode, names: Sequence[str], pretrained: Encode) -> Encode:
-    """Frozen towers through the cache, those of `names` as they were published."""
-    return lambda name, sequences: (pretrained if name in names else encode)(name, sequences)
-
-
-def _partner_name(partner: Partner, columns: Sequence[str]) -> str:
-    return ", ".join(columns[i] for i in partner.columns)
+def _encode_as_before(trainer: Any) -> Encode:
+    """Frozen towers through the cache, the others as they were published."""
+    names, pretrained = load_pretrained_towers(trainer.model, trainer.data_collator, torch.device(trainer.args.device))
+    return lambda name, sequences: (pretrained if name in names else trainer.encode_distinct)(name, sequences)

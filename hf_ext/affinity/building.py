@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, cast
 
 from datasets import Dataset
@@ -15,33 +13,16 @@ from ..data.demo import make_demo_table
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
-from ..models.configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training
-from ..models.encoders import load_tokenizer, read_encoder
+from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
+from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
 from ..models.families import FAMILIES, limit_of_positions
 from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
 from .arguments import AffinityArguments
-from .predictor import load_model
+from .predictor import find_model, load_model
 
 TRAININGS = ("frozen", "lora", "full")
-HEAD_SETTINGS = (
-    "head_form",
-    "head_sizes",
-    "head_dropout",
-    "loss",
-    "huber_delta",
-    "tobit_scale",
-)  # as in a single head
-
-
-def check_splits(splits: Mapping[str, Any]) -> None:
-    """Raises ArgumentError unless there are rows to train on, to choose the best model by, and to score it on."""
-    missing = [name for name in ("train", "validation", "test") if name not in splits]
-    if missing:
-        raise ArgumentError(
-            f"There is no {' and no '.join(missing)} split: the best model is chosen on validation rows and scored on "
-            "test rows. Give --split_sizes a share for each, or a --split_column that names them."
-        )
+HEAD_SETTINGS = ("head_form", "head_sizes", "head_dropout", "loss", "huber_delta", "tobit_scale")  # of a single head
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
@@ -88,9 +69,9 @@ def build_model(
 
 def model_settings(args: AffinityArguments) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
-    names = [name for name in (*HEAD_SETTINGS, "save_full") if name != "head_form"]
     form = args.head if args.head in ONE_LAYER else None
-    return {**{name: getattr(args, name) for name in names}, "head_form": form, "ensemble_size": args.num_seeds}
+    given = {name: getattr(args, name) for name in (*HEAD_SETTINGS[1:], "save_full")}
+    return {**given, "head_form": form, "ensemble_size": args.num_seeds}
 
 
 def read_towers(
@@ -112,53 +93,44 @@ def read_towers(
         check_seeds(args, trainings)
     revisions = args.per_tower("encoder_revisions") if args.encoder_revisions else [None] * len(args.encoders)
 
-    specs: list[EncoderSpec] = []
-    towers: list[TowerSpec] = []
-    index: dict[tuple[Any, ...], int] = {}
-    inputs = tower_inputs(args, sequence_columns)
-    for name, revision, training, columns, pooling in zip(
-        args.encoders, revisions, trainings, inputs, args.per_tower("pooling")
-    ):
-        identity = (name, revision, training)
-        if identity not in index:
-            index[identity] = len(specs)
-            specs.append(read_encoder(name, revision, cast(Training, training), lora or LoraSettings()))
-        model_type = specs[index[identity]].config["model_type"]
+    identities = [*zip(args.encoders, revisions, trainings)]
+    distinct = [*dict.fromkeys(identities)]
+    specs = [read_encoder(name, at, cast(Training, how), lora or LoraSettings()) for name, at, how in distinct]
+    towers = []
+    for identity, columns, pooling in zip(identities, tower_inputs(args, sequence_columns), args.per_tower("pooling")):
+        index = distinct.index(identity)
+        model_type = specs[index].config["model_type"]
         if pooling == "cls" and not FAMILIES[model_type].has_first_token:
             raise ArgumentError(
-                f"--pooling cls for {name!r}: the first token of a model of type {model_type!r} does not stand for the "
-                "sequence. Give mean (over residues) or mean_tokens (over all tokens)."
+                f"--pooling cls for {identity[0]!r}: the first token of a model of type {model_type!r} does not stand "
+                "for the sequence. Give mean (over residues) or mean_tokens (over all tokens)."
             )
-        towers.append(TowerSpec(index[identity], columns, cast(Pooling, pooling)))
+        towers.append(TowerSpec(index, columns, cast(Pooling, pooling)))
     return specs, towers
 
 
-def carry_head(model: AffinityModel, folder: str) -> None:
+def carry_head(model: AffinityModel, name_or_path: str) -> None:
     """Gives `model` the head of a run with frozen encoders, with its label and embedding scales.
 
     The encoders must be the same ones; in `model` they may train. As adapters start at zero, it then predicts what that
     run predicts, up to the precision in which its embeddings were computed.
 
     Raises:
-        ArgumentError: no such model there, one that was never trained or whose encoders have changed, or other inputs,
-            encoders, widths, pooling or head sizes; all differences are named.
+        ArgumentError: as `find_model`; a model that was never trained or whose encoders have changed; or other inputs,
+            encoders, pooling or head sizes, and all differences are named.
     """
-    file = Path(folder) / "config.json"
-    if not file.is_file() or json.loads(file.read_text()).get("model_type") != AffinityConfig.model_type:
-        raise ArgumentError(f"--init_head_from {folder}: no model of recipes/max_speed.py there (config.json).")
-    source = load_model(folder)
+    source, told = load_model(find_model(name_or_path)), f"--init_head_from {name_or_path}: "
     if not source.config.is_scaled:
-        raise ArgumentError(f"--init_head_from {folder}: that model has never been trained.")
-    trained = sorted({spec.training for spec in source.config.encoder_specs} - {"frozen"})
-    if trained:
+        raise ArgumentError(f"{told}that model has never been trained.")
+    if trained := sorted({spec.training for spec in source.config.encoder_specs} - {"frozen"}):
         raise ArgumentError(
-            f"--init_head_from {folder}: its encoders were trained too ({', '.join(trained)}), so its head fits no "
-            "others. Give the folder of a run with frozen encoders."
+            f"{told}its encoders were trained too ({', '.join(trained)}), so its head fits no others. Give the folder "
+            "of a run with frozen encoders."
         )
     here, there = _what_a_head_reads(model), _what_a_head_reads(source)
     differences = [f"  {name}: {there[name]} there, {here[name]} here" for name in here if here[name] != there[name]]
     if differences:
-        raise ArgumentError("\n".join([f"--init_head_from {folder}: that head does not fit:", *differences]))
+        raise ArgumentError("\n".join([f"{told}that head does not fit:", *differences]))
     model.head.load_state_dict(source.head.state_dict())
     for name in ("label_mean", "label_std", "is_scaled"):
         setattr(model.config, name, getattr(source.config, name))
@@ -169,8 +141,7 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
     specs = [model.config.encoder_specs[tower.encoder] for tower in towers]
     return {
         "inputs": [*model.embedding_sizes],
-        "encoders": [_identity(spec) for spec in specs],
-        "widths": [*model.embedding_sizes.values()],
+        "encoders": [identify_encoder(spec) for spec in specs],
         "pooling": [tower.pooling for tower in towers],
         "head": model.config.head_form or "mlp",
         "head sizes": model.config.head_sizes,
@@ -192,12 +163,6 @@ def check_seeds(args: AffinityArguments, trainings: Sequence[str]) -> None:
             f"--num_seeds {args.num_seeds} with --init_head_from: heads that start from the same one say little about "
             "how much the start matters. Leave one of them out."
         )
-
-
-def _identity(spec: EncoderSpec) -> str:
-    """A local encoder is its weights, wherever they are; one of the Hub is its name and commit."""
-    fingerprint = str(spec.fingerprint)
-    return fingerprint if fingerprint.startswith("sha256:") else f"{spec.name_or_path}@{fingerprint}"
 
 
 def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> list[list[list[str]]]:
@@ -237,14 +202,11 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
         ArgumentError: `max_length` leaves no room for residues.
     """
     specs = model.config.encoder_specs
-    loaded: dict[int, Any] = {}
+    loaded = [load_tokenizer(spec.name_or_path, spec.revision) for spec in specs]
     tokenizers = {}
     for name, columns in model.config.input_columns.items():
         index = model.tower_of(name).encoder
-        if index not in loaded:
-            loaded[index] = load_tokenizer(specs[index].name_or_path, specs[index].revision)
-        limit = limit_of_positions(specs[index].config)
-        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), limit)
+        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), limit_of_positions(specs[index].config))
         if max_length:
             tokenizers[name].limit_tokens(max_length)
         if data_args.max_residues and data_args.too_long != "error":

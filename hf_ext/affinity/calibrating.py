@@ -18,8 +18,9 @@ from ..evaluation.scores import compare_paired
 from ..models.postprocess import StackedRidge, is_ridge_alone, stacks_ridge
 from ..models.process_settings import replaced
 from ..reporting.units import format_cell
-from .baselines import FloatArray, pooled_features, read_bounds, sequence_columns
+from .baselines import pooled_features, sequence_columns
 from .embedding_ridge import EmbeddingRidge, Stack
+from .rows import FloatArray, read_bounds
 from .stacking import STACKING_LOSSES
 
 NONE = "none"

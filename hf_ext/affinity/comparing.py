@@ -27,12 +27,9 @@ from ..reporting import units
 from ..reporting.report.run_files import read_run
 from ..reporting.tables import format_table
 from ..training_args import FastTrainingArguments
-from .baselines import label_array, read_bounds
-from .held_out import describe_units, find_units
-from .preparing import settle_threshold
 from .results import BOUND_SIGNS, PREDICTIONS
+from .rows import describe_units, find_exact, find_units, label_array, read_bounds, settle_threshold
 from .scoring import LIMITS_NOTE, Compared
-from .slices import find_exact
 
 FloatArray = NDArray[np.float64]
 COLLAPSED = (AlarmKind.CONSTANT, AlarmKind.FEW_VALUES, AlarmKind.BLOCK)

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ..data.columns import column_names, read_columns
-from ..data.splits import SPLIT_CLUSTER
 from ..evaluation.calibration import LEVELS, conformal_half_widths, cross_fit_calibration
 from ..evaluation.resampling import ResamplingUnits, check_units
 from ..evaluation.row_metrics import unpack_labelled
 from ..evaluation.scores import score_mean
 from ..models.postprocess import describe_basis, half_width
 from ..reporting.units import format_cell, share
-from .baselines import read_bounds
 from .calibrating import ridge_part, uncalibrated
+from .rows import are_as_new, read_bounds
 
 SHOWN = (0.5, 0.8, 0.9, 0.95)  # levels whose coverage is measured
 HEADLINE = 0.9  # or the highest below, where rows or units are few
@@ -40,8 +38,7 @@ def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None) -> dic
 
     Cost: a pass over the validation rows and ten fits of the calibration.
     """
-    stored = _fit(trainer, rows, units)
-    trainer.model.config.prediction_intervals = stored
+    stored = trainer.model.config.prediction_intervals = _fit(trainer, rows, units)
     return stored
 
 
@@ -50,32 +47,24 @@ def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None) -> dict[str, An
         return {"reason": "the loss ranks rows, and predictions have no unit"}
     if not hasattr(rows, "__len__"):
         return {"reason": "validation rows were a stream, of which nobody knows what was held out together"}
-    with uncalibrated(trainer.model) as calibration:
-        raw, labels = unpack_labelled(trainer.predict(rows))
-    sides, units = _sides(rows, len(labels)), check_units(units, len(labels))
-    mended = cross_fit_calibration(
-        raw,
-        labels,
-        calibration,
-        ridge=ridge_part(trainer, rows),
-        bounds=sides,
-        units=units,
-        seed=trainer.args.seed,
-    )
-    is_exact = sides == 0
+    bounds, units = _bounds(rows), check_units(units, len(rows))
+    is_exact = bounds == 0
     if not is_exact.any():
         return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
-    if units is not None:
-        units = units.select(is_exact)
-    widths = conformal_half_widths(labels[is_exact] - mended[is_exact], units=units)
+    with uncalibrated(trainer.model) as calibration:
+        raw, labels = unpack_labelled(trainer.predict(rows))
+    given: dict[str, Any] = {"ridge": ridge_part(trainer, rows), "bounds": bounds, "units": units}
+    predicted = cross_fit_calibration(raw, labels, calibration, seed=trainer.args.seed, **given)
+    of_exact = None if units is None else units.select(is_exact)
+    widths = conformal_half_widths((labels - predicted)[is_exact], units=of_exact)
     known = int(np.isfinite(widths).sum())
     return {
         "levels": list(LEVELS[:known]),
-        "half_widths": [float(width) for width in widths[:known]],
+        "half_widths": widths[:known].tolist(),
         "num_rows": int(is_exact.sum()),
         "num_limits": int((~is_exact).sum()),  # rows left out
-        "unit": None if units is None else units.column,
-        "num_units": None if units is None else units.num_units,
+        "unit": None if of_exact is None else of_exact.column,
+        "num_units": None if of_exact is None else of_exact.num_units,
     }
 
 
@@ -92,7 +81,7 @@ def score_intervals(
         stored: from `fit_intervals`.
         predictions, labels: (n,), label units, of the test rows.
         splits: train, validation and test.
-        units: of the test rows.
+        units: of the test rows, from `find_units`.
 
     Returns:
         JSON-able: `stored` without its table, `levels` with `level`, `width` (label units, the same for all rows) and
@@ -100,7 +89,7 @@ def score_intervals(
     """
     if stored.get("reason"):
         return {"reason": stored["reason"], "levels": [], "notes": [f"No prediction intervals: {stored['reason']}."]}
-    is_exact = _sides(splits["test"], len(labels)) == 0
+    is_exact = _bounds(splits["test"]) == 0
     errors = np.abs(labels - predictions)[is_exact]
     there = None if units is None else check_units(units.select(is_exact), len(errors))
     levels = []
@@ -111,14 +100,19 @@ def score_intervals(
             by_unit = None if there is None else float(np.mean(np.bincount(there.unit_of_row, held) / there.sizes))
             coverage = {**score_mean(held, seed=0, units=there), "mean_of_units": by_unit}
             levels.append({"level": level, "width": 2 * width, "coverage": coverage})
+    notes = [_describe(stored, levels)]
+    if units is not None and not are_as_new(splits, units):
+        notes.append(
+            f"Values of {units.column} in the validation rows are known from training, in the test rows they are new: "
+            "prediction intervals speak about rows like those of validation, and are too narrow for new ones."
+        )
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
-    notes = [_describe(stored, levels), *_warn(splits, units, stored)]
     return {**basis, "highest_level": stored["levels"][-1], "levels": levels, "notes": notes}
 
 
-def _sides(rows: Any, num_rows: int) -> np.ndarray:
+def _bounds(rows: Any) -> np.ndarray:
     bounds = read_bounds(rows)
-    return np.zeros(num_rows) if bounds is None else bounds
+    return np.zeros(len(rows)) if bounds is None else bounds
 
 
 def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:
@@ -133,28 +127,5 @@ def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:
     exact = " with exact labels" if stored["num_limits"] else ""
     return (
         f"Prediction intervals of {share(one['level'])} held {share(held['value'])}{ends} of "
-        f"{held['n']:,} test rows{exact}{of_units}, at a width of {format_cell(one['width'])} "
-        f"({beside})."
+        f"{held['n']:,} test rows{exact}{of_units}, at a width of {format_cell(one['width'])} ({beside})."
     )
-
-
-def _warn(splits: Any, units: ResamplingUnits | None, stored: Mapping[str, Any]) -> list[str]:
-    if units is None or _is_held_out_alike(splits, units.column):
-        return []
-    return [
-        f"Values of {units.column} in the validation rows are known from training, in the test rows they are new: "
-        "prediction intervals speak about rows like those of validation, and are too narrow for new ones."
-    ]
-
-
-def _is_held_out_alike(splits: Any, name: str) -> bool:
-    """Whether validation rows are as new to training as test rows. Cost: one pass over the column of the units."""
-    if not all(hasattr(rows, "__len__") for rows in splits.values()):
-        return True
-    column = name if name in column_names(splits["test"]) else SPLIT_CLUSTER
-    if column not in column_names(splits["validation"]):
-        return False
-    if column not in column_names(splits["train"]):  # clusters: none stands on two sides
-        return True
-    known, validation, test = (set(read_columns(splits[part], [column])) for part in ("train", "validation", "test"))
-    return not known & validation or bool(known & test)

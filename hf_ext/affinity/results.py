@@ -9,22 +9,58 @@ from typing import Any
 
 import numpy as np
 
+from .. import running
 from ..arguments.parser import FastArgumentParser
 from ..data.columns import column_names
 from ..data.reading import SOURCE_ROW
-from ..evaluation import label_audit
+from ..evaluation.verdict import CONSTANT
 from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
-from ..reporting.plots import plot_loss, plot_scatter
-from ..reporting.run_record import record_evaluations, record_run, write_json
+from ..reporting.plots import plot_scatter
 from ..running import plots_if_possible, with_absolute_path
-from .advice import make_advice
 from .ensemble import SeedScores
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
+from .rows import audit_labels
 from .scoring import SplitScores
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
+HINTS = {  # what was found -> what to do next
+    "better, frozen": "Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head.",
+    "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
+    "undecided": "Next: more test rows than these {num_rows:,} decide (--split_sizes 0.6 0.1 0.3, say); --num_seeds 5 "
+    "shows how much is luck of the start. Until then nothing says that a larger step would pay.",
+    "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
+    "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
+    "loss curves in report.html. Encoders that trained: --tower_training frozen is quick, and says whether that is it.",
+    "baseline": "Next: {baseline} does as well: use that, add rows, or look for what these embeddings lack with "
+    "another of --encoders or --pooling. A head that is too large, or trains too long, does so too: --head auto.",
+}
+
+
+def make_advice(
+    report: Mapping[str, Any], settings: Mapping[str, Any], head_folder: Path, test: SplitScores
+) -> list[str]:
+    """What to try next, of `HINTS`: fine-tuning and a harder split for a model that was shown to be worth something.
+
+    Args:
+        report: what loading the data reported.
+        settings: model and data arguments by name.
+        head_folder: of the head that fine-tuning would start from.
+        test: scores of the test split.
+    """
+    verdict = test.verdict
+    if verdict.outcome == "better":
+        is_random = not settings["split_column"] and settings["split"] in (None, "random")
+        is_frozen = set(settings["tower_training"]) == {"frozen"}
+        found = ["better, frozen"] if is_frozen else []
+        found += ["better, random split"] if is_random and not report.get("streaming") else []
+    elif verdict.outcome in ("undecided", "undefined"):
+        found = ["undecided"]
+    else:
+        found = ["constant" if verdict.baseline in (None, CONSTANT) else "baseline"]
+    facts = {"folder": head_folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline}
+    return [HINTS[name].format_map(facts) for name in found]
 
 
 def save_results(
@@ -42,12 +78,10 @@ def save_results(
     """Writes `all_results.json`, `predictions.csv`, `loss.png` and `scatter.png` into the output folder.
 
     Args:
-        trainer, trained: after training, and what `train` returned.
+        trainer, trained, settings, parser: as in `running.save_results`.
         test: scores of the test split.
         splits: the rows of train and test.
         data_report: what loading reported.
-        settings: model and data arguments by name; training arguments come from the trainer, as the plan left them.
-        parser: after parsing; it knows the command line and where each argument came from.
         records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
         seeds: of several heads, from `score_seeds`.
         distillation: of a student, from `compare_with_teacher`.
@@ -56,67 +90,40 @@ def save_results(
         What `all_results.json` holds.
     """
     folder = Path(trainer.args.output_dir)
-    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
     scores = test.to_dict()
-    results = {
-        **record,
-        "task": "affinity",
+    facts = {
         "verdict": scores["verdict"],
-        "model": {**record["model"], **_describe_model(trainer.model.config)},
-        **record_evaluations(trainer),
-        **(_first_of(seeds) if seeds else {}),
+        "model": _describe_model(trainer.model.config),
         **{name: record for name, record in (records or {}).items() if record is not None},
         "test": scores,
-        "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
         "data": with_absolute_path(data_report, "source"),
-        **({"seeds": seeds.facts} if seeds else {}),
-        **({"distillation": with_absolute_path(distillation, "teacher")} if distillation else {}),
+        "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
         "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder, test),
     }
+    if seeds:
+        first = seeds.facts["runs"][0]  # as the log: the trainer of all heads evaluated nothing
+        facts |= {"seeds": seeds.facts, **{name: first[name] for name in ("evaluation", "early_stopping")}}
+    if distillation:
+        facts["distillation"] = with_absolute_path(distillation, "teacher")
     if trainer.is_world_process_zero():
-        write_json(folder / "all_results.json", results)
         spread = seeds.std if seeds else None
         write_predictions(folder / PREDICTIONS, splits["test"], test.predictions, test.labels, spread)
-        _plot(trainer.state.log_history, test, folder, settings["label_column"])
-    return results
+        rho = test.scores["model"]["spearman"]["value"]
+        text = "Spearman undefined" if rho is None else f"Spearman {rho:.3f}"
+        with plots_if_possible():
+            label = settings["label_column"]
+            plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
+    return running.save_results(trainer, trained, "affinity", facts, settings, parser)
 
 
 def _describe_model(config: AffinityConfig) -> dict[str, Any]:
     """Towers and loss."""
-    encoders = config.encoder_specs
-    towers = [(encoders[tower.encoder], tower) for tower in config.tower_specs]
-    return {
-        "towers": [
-            {
-                "encoder": encoder.name_or_path,
-                "revision": encoder.revision,
-                "training": encoder.training,
-                "pooling": tower.pooling,
-                "inputs": tower.inputs,
-            }
-            for encoder, tower in towers
-        ],
-        "head_sizes": config.head_sizes,
-        "loss": config.loss,
-    }
-
-
-def _first_of(seeds: SeedScores) -> dict[str, Any]:
-    """As the log: of the first head, since the trainer of all heads evaluated nothing."""
-    return {name: seeds.facts["runs"][0][name] for name in ("evaluation", "early_stopping")}
-
-
-def audit_labels(rows: Any) -> dict[str, Any]:
-    """`label_audit` of the rows of a split that is no stream."""
-    return label_audit(rows["label"][:], rows["bound"][:] if "bound" in rows.column_names else None)
-
-
-def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, label: str) -> None:
-    score = test.scores["model"]["spearman"]["value"]
-    text = "Spearman undefined" if score is None else f"Spearman {score:.3f}"
-    with plots_if_possible():
-        plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
-        plot_loss(log_history, folder / "loss.png")
+    towers = []
+    for tower in config.tower_specs:
+        encoder = config.encoder_specs[tower.encoder]
+        named = {"encoder": encoder.name_or_path, "revision": encoder.revision, "training": encoder.training}
+        towers.append({**named, "pooling": tower.pooling, "inputs": tower.inputs})
+    return {"towers": towers, "head_sizes": config.head_sizes, "loss": config.loss}
 
 
 def write_predictions(
@@ -137,7 +144,8 @@ def write_predictions(
     With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
     that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
     """
-    kept = {name: rows for name in column_names(rows) if name != "label"} if hasattr(rows, "__len__") else {}
+    names = column_names(rows) if hasattr(rows, "__len__") else ()
+    kept = {name: rows for name in names if name != "label"}
     if as_read is not None:
         kept = {**dict.fromkeys(as_read.column_names, as_read), SOURCE_ROW: rows}
     columns: list[Any] = [map(write_cell, source[name][:]) for name, source in kept.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,12 +23,11 @@ from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments
-from .baselines import EMBEDDING_RIDGE, PER_PARTNER, fit_baselines, read_bounds, sequence_columns
+from .baselines import EMBEDDING_RIDGE, PER_PARTNER, Baselines, fit_baselines, sequence_columns
 from .calibrating import ridge_part, uncalibrated
 from .embedding_ridge import EmbeddingRidge
-from .held_out import describe_units
 from .measure import verdict_metric
-from .slices import Slice, find_exact, find_slices
+from .rows import Slice, describe_units, find_exact, find_slices, read_bounds
 
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
@@ -58,7 +57,6 @@ class SplitScores:
         slices: scores on rows with something new to training: {"name", "num_rows", "scores"}.
         notes: sentences about what is new to the model in these rows, and what the scores do not say.
         units: what the intervals resample; None: rows.
-        predictors: predictor -> its predictions of all rows.
     """
 
     predictions: np.ndarray
@@ -70,7 +68,6 @@ class SplitScores:
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     units: ResamplingUnits | None = None
-    predictors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """What `all_results.json` holds of it."""
@@ -78,11 +75,7 @@ class SplitScores:
             "num_rows": len(self.labels),
             **unit_facts(self.units, len(self.labels)),
             "verdict": self.verdict.as_dict(),
-            "scores": self.scores,
-            "baselines": self.baselines,
-            "collapse": self.collapse,
-            "slices": self.slices,
-            "notes": self.notes,
+            **{name: getattr(self, name) for name in ("scores", "baselines", "collapse", "slices", "notes")},
         }
 
     def table(self) -> str:
@@ -136,36 +129,52 @@ def score_split(
     1.6 s each for 26,000 rows.
     """
     before, predictions, labels = predict_calibrated(trainer, splits[name])
-    if not all(hasattr(splits[part], "__len__") for part in ("train", name)):
-        return _score_stream(trainer, predictions, labels, threshold)
-    baselines = fit_baselines(trainer, splits, name, group_column, ridge)
-    units, bounds = check_units(units, len(labels)), read_bounds(splits[name])
+    config, rows = trainer.model.config, splits[name]
+    if all(hasattr(splits[part], "__len__") for part in ("train", name)):
+        baselines = fit_baselines(trainer, splits, name, group_column, ridge)
+        slices, notes = find_slices(splits["train"], rows, sequence_columns(trainer))
+    else:
+        group_column, slices, baselines = None, [], Baselines()
+        baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
+        notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
+    units, bounds = check_units(units, len(labels)), read_bounds(rows)
     compared = Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
-    groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column else None
-    scores = compared.score(groups)
-    metric = verdict_metric(trainer.args, RowMetrics(threshold, group_column))
-    found, notes = find_slices(splits["train"], splits[name], sequence_columns(trainer))
-    slices = [compared.score_slice(one) for one in (*found, *find_exact(bounds))]
+    groups = [row[0] for row in read_columns(rows, [group_column])] if group_column else None
+    scores, sliced = compared.score(groups), [compared.score_slice(one) for one in (*slices, *find_exact(bounds))]
+    is_scale_free = config.loss == "ranking"
+    verdict = judge(
+        labels,
+        compared.predictors,
+        bounds=bounds,
+        is_scale_free=is_scale_free,
+        metric=verdict_metric(trainer.args, RowMetrics(threshold, group_column)),
+        groups=groups,
+        **compared.options,
+    )
+    verdict = _credit_ridge(verdict, config.calibration, compared.predictors)
+    if lone_value is not None:
+        verdict = _about_one_value(verdict, lone_value)
+    if repeated := describe_repeated(leaks):
+        verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
         predictions,
         labels,
-        _judge(trainer, compared, metric, groups, bounds, leaks, lone_value),
+        verdict,
         scores,
         baselines.facts,
         collapse_report(predictions, labels),
-        slices,
+        sliced,
         [
-            *([RANKING_NOTE] if _is_scale_free(trainer) else []),
+            *([RANKING_NOTE] if is_scale_free else []),
             *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
             *([] if before is None else [_describe_effect(before, predictions, labels, bounds, threshold)]),
-            *(_compare_slice(one, scores) for one in slices),
+            *(_compare_slice(one, scores) for one in sliced),
             *notes,
             *describe_units(units),
             *describe_near_copies(leaks),
             *baselines.notes,
         ],
         units,
-        compared.predictors,
     )
 
 
@@ -210,40 +219,12 @@ def predict_calibrated(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.n
     return None if calibration is None else raw, predictions, labels
 
 
-def _is_scale_free(trainer: Any) -> bool:
-    return trainer.model.config.loss == "ranking"
-
-
-def _judge(
-    trainer: Any,
-    compared: Compared,
-    metric: str | None,
-    groups: Sequence[Any] | None,
-    bounds: Any,
-    leaks: Mapping[str, Any] | None,
-    lone: str | None,
-) -> Verdict:
-    verdict = judge(
-        compared.labels,
-        compared.predictors,
-        bounds=bounds,
-        is_scale_free=_is_scale_free(trainer),
-        metric=metric,
-        groups=groups,
-        **compared.options,
-    )
-    if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
-        has_partners = "partners" in trainer.model.config.calibration
-        by_partner = [name for name in compared.predictors if name.startswith(PER_PARTNER)]
-        verdict = _credit_ridge(verdict, by_partner[0] if has_partners and by_partner else EMBEDDING_RIDGE)
-    if lone is not None:
-        verdict = _about_one_value(verdict, lone)
-    repeated = describe_repeated(leaks)
-    return replace(verdict, text=f"{verdict.text} But {repeated}") if repeated else verdict
-
-
-def _credit_ridge(verdict: Verdict, ridge: str) -> Verdict:
-    """What a model predicts whose head has no weight is a baseline's."""
+def _credit_ridge(verdict: Verdict, calibration: Mapping[str, Any] | None, predictors: Mapping[str, Any]) -> Verdict:
+    """What a model predicts whose head has no weight in its calibration is a baseline's."""
+    if calibration is None or not is_ridge_alone(calibration) or verdict.baseline == CONSTANT:
+        return verdict
+    by_partner = [name for name in predictors if name.startswith(PER_PARTNER)] if "partners" in calibration else []
+    ridge = [*by_partner, EMBEDDING_RIDGE][0]
     text = f"No better than {ridge}: the head has no part in these predictions, which are that ridge's."
     return replace(verdict, text=text, is_better=False, outcome="no better", baseline=ridge, comparison=None)
 
@@ -254,9 +235,9 @@ def _about_one_value(verdict: Verdict, column: str) -> Verdict:
         f"All {verdict.num_rows:,} test rows share one value of {column}, which training has not: nothing is claimed "
         f"about others. On these rows alone: {verdict.text}"
     )
-    if verdict.outcome != "better":
-        return replace(verdict, text=text)
-    return replace(verdict, text=text, is_better=None, outcome="undecided")
+    if verdict.outcome == "better":
+        verdict = replace(verdict, is_better=None, outcome="undecided")
+    return replace(verdict, text=text)
 
 
 def _describe_effect(
@@ -277,19 +258,3 @@ def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:
     everywhere, there = scores[MODEL]["spearman"], chosen["scores"][MODEL]["spearman"]
     whole, part = (units.score({"value": one["value"]}) for one in (everywhere, there))
     return f"Spearman {whole} on all {everywhere['n']:,} rows, {part} on the {there['n']:,} {chosen['name']}."
-
-
-def _score_stream(trainer: Any, predictions: np.ndarray, labels: np.ndarray, threshold: float | None) -> SplitScores:
-    config, is_scale_free = trainer.model.config, _is_scale_free(trainer)
-    note = "Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."
-    predictors = {MODEL: predictions, CONSTANT: np.full(len(labels), config.label_mean)}
-    compared = Compared(predictors, labels, threshold, trainer.args.seed)
-    return SplitScores(
-        predictions,
-        labels,
-        verdict=judge(labels, predictors, is_scale_free=is_scale_free, seed=compared.seed),
-        scores=compared.score(),
-        baselines={CONSTANT: {"kind": "constant", "mean": config.label_mean}},
-        collapse=collapse_report(predictions, labels),
-        notes=[*([RANKING_NOTE] if is_scale_free else []), note],
-    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..data.columns import read_columns
-from .baselines import label_array, pooled_features, sample_rows, sequence_columns
+from .baselines import pooled_features, sample_rows, sequence_columns
 from .embedding_ridge import EmbeddingRidge, fit_embedding_ridge
+from .rows import label_array
 
 STACKING_LOSSES = ("mse", "huber")  # others rank, or know limits, which least squares does not
 

@@ -14,8 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from ..affinity import building as affinity
 from ..affinity.measure import check_measure, describe_measure
-from ..affinity.preparing import load_rows
-from ..affinity.results import audit_labels
+from ..affinity.rows import audit_labels, load_rows
 from ..affinity.scoring import read_requirements
 from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments

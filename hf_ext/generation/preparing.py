@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from ..affinity.building import check_splits
+from ..affinity.rows import check_splits
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values, factorize
 from ..data.loading import check_labels, load_data

@@ -99,21 +99,19 @@ def test_ridge_on_embeddings_per_heavy_wins_where_each_heavy_reads_the_embedding
 @pytest.mark.nightly
 def test_of_an_encoder_that_trained_the_pretrained_embeddings_are_the_baseline(make_trainer, embedded):
     frozen = fit_baselines(make_trainer(), embedded, "test", None)
-    for training in ("full", "lora"):
-        trainer = make_trainer("frozen", training)
-        before = torch.random.get_rng_state()
-        with torch.no_grad():  # as if it had been trained far away from what it was
-            for parameter in trainer.model.encoders["1"].parameters():
-                parameter.add_(torch.full_like(parameter, 0.3) * (parameter.requires_grad))
-        own = trainer.encode_distinct("antigen", embedded["test"]["antigen"][:3])
-        fitted = fit_baselines(trainer, embedded, "test", None)
-        for name in ("ridge on embeddings", "ridge on embeddings per heavy"):
-            np.testing.assert_allclose(fitted.predictions[name], frozen.predictions[name], atol=1e-3)
-        assert fitted.notes == ["Ridge on embeddings reads the encoders as they were before training."]
-        assert torch.equal(torch.random.get_rng_state(), before)
-        assert torch.equal(trainer.encode_distinct("antigen", embedded["test"]["antigen"][:3]), own)
-    # The broken twin: the trained encoder's own embeddings are others.
-    assert not torch.allclose(own, make_trainer().encode_distinct("antigen", embedded["test"]["antigen"][:3]), atol=0.1)
+    trainer, asked = make_trainer("frozen", "full"), embedded["test"]["antigen"][:3]
+    published = trainer.encode_distinct("antigen", asked)
+    with torch.no_grad():  # as if it had been trained far away from what it was
+        for parameter in trainer.model.encoders["1"].parameters():
+            parameter.add_(torch.full_like(parameter, 0.3) * parameter.requires_grad)
+    before, own = torch.random.get_rng_state(), trainer.encode_distinct("antigen", asked)
+    fitted = fit_baselines(trainer, embedded, "test", None)
+    for name in ("ridge on embeddings", "ridge on embeddings per heavy"):
+        np.testing.assert_allclose(fitted.predictions[name], frozen.predictions[name], atol=1e-3)
+    assert fitted.notes == ["Ridge on embeddings reads the encoders as they were before training."]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(trainer.encode_distinct("antigen", asked), own)
+    assert not torch.allclose(own, published, atol=0.1)  # the broken twin: its own embeddings are others
 
 
 def test_an_encoder_that_cannot_be_read_again_leaves_its_ridge_out_with_the_reason(make_trainer, embedded, folders):
@@ -208,19 +206,6 @@ def test_a_ridge_per_heavy_that_wins_is_what_the_model_keeps_and_saves(make_trai
 
 
 @pytest.mark.nightly
-def test_partners_that_no_embedding_of_their_own_tells_apart_are_not_stacked(folders, embedded, tmp_path):
-    """Heavy and antigen in one input: its embedding is not the heavy chain's."""
-    columns = ["heavy", "antigen"]
-    arguments = AffinityArguments(encoders=folders[1:], tower_inputs=["heavy+antigen"], head_sizes=[8])
-    model = build_model(arguments, columns)
-    args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, seed=5)
-    trainer = FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=columns)))
-    calibration, _, scored = stacked(trainer, embedded)
-    assert "ridge on embeddings per heavy" in scored.scores
-    assert "partners" not in (calibration or {})
-
-
-@pytest.mark.nightly
 def test_a_partner_that_validation_lacks_has_weights_of_its_own_where_its_training_rows_are_many(
     make_trainer, embedded
 ):
@@ -230,14 +215,6 @@ def test_a_partner_that_validation_lacks_has_weights_of_its_own_where_its_traini
     fitted = fit_baselines(make_trainer(), {**embedded, "validation": first}, "test", None)
     errors = best(fitted, embedded["test"])[1]
     assert errors["ridge on embeddings per heavy"] < 0.2 * errors["ridge on embeddings"]
-    calibration, _, _ = stacked(make_trainer(), {**embedded, "validation": first})
-    assert calibration["partners"]["number"] == 2
-    # The innocent twin: with fewer than 100 training rows it is left to the ridge of all rows.
-    train = embedded["train"]
-    second = [i for i, heavy in enumerate(train["heavy"]) if heavy == HEAVY[1]]
-    few = train.select(sorted({*range(len(train))} - {*second[99:]}))
-    calibration, _, _ = stacked(make_trainer(), {**embedded, "train": few, "validation": first})
-    assert "partners" not in calibration
 
 
 def test_a_form_of_head_that_the_weights_are_not_of_is_refused(make_trainer, embedded, tmp_path):

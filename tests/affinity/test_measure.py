@@ -7,113 +7,89 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.measure import BEST_BY_LOSS, describe_measure, settle_measure, verdict_metric
+from hf_ext.affinity.measure import BEST_BY_LOSS, check_measure, describe_measure, settle_measure, verdict_metric
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.running import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 
 @pytest.fixture
 def parse(monkeypatch):
-    """Training arguments and loss of a command line of the recipe."""
+    """Training arguments of a command line of the recipe, after `settle_measure`, and the line that says so."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "recipes"))
     defaults = importlib.import_module("max_speed").DEFAULTS
 
-    def parsed(words: str = "") -> tuple[FastTrainingArguments, str]:
+    def parsed(words: str) -> tuple[FastTrainingArguments, str]:
         _, (model_args, args) = parse_command((AffinityArguments, FastTrainingArguments), defaults, "", words.split())
-        return args, model_args.loss
+        settle_measure(args, model_args.loss)
+        return args, describe_measure(args, model_args.loss)
 
     return parsed
 
 
 @pytest.mark.parametrize(
-    ("loss", "metric", "greater", "verdict"),
+    ("words", "metric", "greater", "verdict"),
     [
-        ("mse", "rmse", False, "rmse"),
-        ("huber", "rmse", False, "rmse"),
-        ("tobit", "loss", False, None),  # baselines have no tobit loss: the verdict takes its own
-        ("ranking", "spearman", True, "spearman"),
+        ("", "rmse", False, "rmse"),
+        ("--loss huber", "rmse", False, "rmse"),
+        ("--loss tobit", "loss", False, "rmse"),  # baselines have no tobit loss: the verdict takes its own
+        ("--loss ranking", "spearman", True, "spearman"),
+        ("--loss ranking --metric_for_best_model rmse", "rmse", False, "rmse"),  # as the default, but typed
+        ("--loss tobit --metric_for_best_model pearson", "pearson", True, "pearson"),
+        ("--metric_for_best_model eval_r2", "r2", True, "r2"),
+        ("--loss ranking --greater_is_better false", "spearman", False, "spearman"),
+        ("--metric_for_best_model rmse --greater_is_better true", "rmse", True, "rmse"),
     ],
 )
-def test_each_loss_has_its_measure_and_the_direction_of_it(parse, loss, metric, greater, verdict):
-    args, loss = parse(f"--loss {loss}")
-    settle_measure(args, loss)
-    assert (args.metric_for_best_model, args.greater_is_better) == (metric, greater)
-    assert verdict_metric(args) == verdict
+def test_loss_or_user_say_what_is_best_and_one_line_says_what_was_taken(parse, words, metric, greater, verdict):
+    args, line = parse(words)
+    assert (args.metric_for_best_model.removeprefix("eval_"), args.greater_is_better) == (metric, greater)
+    end = "highest" if greater else "lowest"
+    assert line == f"Best checkpoint: {end} validation {metric} (--metric_for_best_model); verdict in {verdict}."
 
 
-def test_every_loss_that_can_be_asked_for_has_a_measure():
-    allowed = get_args(get_type_hints(AffinityArguments)["loss"])
-    assert sorted(BEST_BY_LOSS) == sorted(allowed)
-    assert len(allowed) == 4
+def test_last_weights_are_said_to_be_kept_and_every_loss_has_a_measure(parse):
+    line = parse("--load_best_model_at_end false")[1]
+    assert "not asked for, the last weights are kept" in line
+    assert sorted(BEST_BY_LOSS) == sorted(get_args(get_type_hints(AffinityArguments)["loss"]))
 
 
-@pytest.mark.parametrize("loss", sorted(BEST_BY_LOSS))
-def test_a_metric_that_the_user_names_is_kept_whatever_the_loss(parse, loss):
-    args, loss = parse(f"--loss {loss} --metric_for_best_model pearson")
-    settle_measure(args, loss)
-    assert (args.metric_for_best_model, args.greater_is_better, verdict_metric(args)) == ("pearson", True, "pearson")
-
-
-def test_the_metric_of_the_defaults_is_not_one_that_the_user_named(parse):
-    args, loss = parse("--loss ranking")
-    assert args.metric_for_best_model == "rmse"
-    settle_measure(args, loss)
-    assert args.metric_for_best_model == "spearman"
-    named, loss = parse("--loss ranking --metric_for_best_model rmse")  # the twin: typed, if the same
-    settle_measure(named, loss)
-    assert (named.metric_for_best_model, named.greater_is_better) == ("rmse", False)
-
-
-def test_a_direction_that_the_user_names_is_kept_too(parse):
-    args, loss = parse("--loss ranking --greater_is_better false")
-    settle_measure(args, loss)
-    assert (args.metric_for_best_model, args.greater_is_better) == ("spearman", False)
-    args, loss = parse("--metric_for_best_model rmse --greater_is_better true")
-    settle_measure(args, loss)
-    assert (args.metric_for_best_model, args.greater_is_better) == ("rmse", True)
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ("rmse", "rmse"),
-        ("eval_rmse", "rmse"),
+def test_the_verdict_takes_a_metric_that_models_and_baselines_both_have():
+    for given, name in (
         ("eval_full_mae", "mae"),
         ("full_r2", "r2"),
-        ("loss", None),
         ("eval_loss", None),
         ("num_distinct", None),
         ("full_eval_rmse", None),  # no such metric is ever logged
         (None, None),
-    ],
-)
-def test_the_verdict_takes_a_metric_that_models_and_baselines_both_have(given, name):
-    args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model=given)
-    assert verdict_metric(args) == name
+    ):
+        args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model=given)
+        assert verdict_metric(args) == name
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("", "Best checkpoint: lowest validation rmse (--metric_for_best_model); verdict in rmse."),
-        ("--loss tobit", "Best checkpoint: lowest validation loss (--metric_for_best_model); verdict in rmse."),
-        (
-            "--loss ranking",
-            "Best checkpoint: highest validation spearman (--metric_for_best_model); verdict in spearman.",
-        ),
-        (
-            "--metric_for_best_model eval_r2",
-            "Best checkpoint: highest validation r2 (--metric_for_best_model); verdict in r2.",
-        ),
-        (
-            "--load_best_model_at_end false",
-            "Best checkpoint: not asked for, the last weights are kept (--load_best_model_at_end); verdict in rmse.",
-        ),
-    ],
-)
-def test_the_measure_is_said_in_one_line(parse, words, line):
-    args, loss = parse(words)
-    settle_measure(args, loss)
-    assert describe_measure(args, loss) == line
+def check(metric, metrics, loss="mse", labels=None):
+    args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model=metric)
+    check_measure(args, loss, metrics, None if labels is None else Dataset.from_dict({"label": labels}))
+
+
+def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs():
+    for metric, metrics, loss, message in (
+        ("recall", RowMetrics(), "mse", "recall needs a --binder_threshold that divides the labels"),
+        ("per_group_spearman", RowMetrics(9.0), "mse", "per_group_spearman needs --group_column"),
+        ("f1", RowMetrics(9.0), "ranking", "have no unit.*average_precision, enrichment_1pct or enrichment_5pct"),
+        ("recal", RowMetrics(9.0), "mse", "'recal': allowed are loss, spearman, .*, recall, .*, enrichment_5pct, num"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            check(metric, metrics, loss)
+
+
+def test_validation_rows_that_no_prediction_could_score_are_refused():
+    labels = [7.0, 8.0, 8.9]
+    with pytest.raises(DataError, match=r"'recall': no label of the evaluation rows is at or above .* 9"):
+        check("recall", RowMetrics(9.0), labels=labels)
+    for metric, loss in (("recall", "mse"), ("average_precision", "ranking"), ("rmse", "mse")):  # the innocent twins
+        check(metric, RowMetrics(8.9), loss, labels)

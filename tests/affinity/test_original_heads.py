@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,22 +23,17 @@ TO_HEAD = ["--rename", "regressor.=head.layers."]
 TOLERANCE = 5e-6  # batches are padded there, and not here: sums in another order
 
 
-def rows(with_pairs: bool) -> list[dict[str, str]]:
-    """12 rows of unlike lengths; an antigen and, where one column holds it, an antibody are longer than 512 tokens."""
+def rows() -> list[dict[str, str]]:
+    """12 rows of unlike lengths; an antigen is longer than 512 tokens, another exactly as long as is allowed."""
     table = make_demo_table(num_rows=12)
     found = [{name: str(row[name]) for name in ("heavy", "light", "antigen")} for row in table]
-    found[3]["antigen"] = 30 * LETTERS
-    found[4]["antigen"] = (26 * LETTERS)[:510]  # with <cls> and <eos> exactly as long as allowed
+    found[3]["antigen"], found[4]["antigen"] = 30 * LETTERS, (26 * LETTERS)[:510]  # with <cls> and <eos>
     found[5]["heavy"] = found[5]["heavy"][:40]
-    if with_pairs:
-        return found
-    antibodies = [row["heavy"] for row in found]
-    antibodies[7], antibodies[8] = 31 * LETTERS, (26 * LETTERS)[:511]
-    return [{"antibody": antibody, "antigen": row["antigen"]} for antibody, row in zip(antibodies, found)]
+    return found
 
 
 def antibodies_of(rows: list[dict[str, str]]) -> list[str]:
-    return [as_antibody(*(text for name, text in row.items() if name != "antigen")) for row in rows]
+    return [as_antibody(row["heavy"], row["light"]) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +41,11 @@ def encoders(tmp_path_factory) -> list[str]:
     return write_encoders(tmp_path_factory.mktemp("encoders"))
 
 
-@pytest.fixture(scope="module", params=["pair", "one column"])
-def original(request, encoders, tmp_path_factory):
+@pytest.fixture(scope="module")
+def original(encoders, tmp_path_factory):
     """The script's model after training, its `.pth`, its rows and what it predicts for them, a sequence at a time."""
     torch.manual_seed(0)
-    model, table = OriginalModel(*encoders), rows(request.param == "pair")
+    model, table = OriginalModel(*encoders), rows()
     antibodies, antigens = antibodies_of(table), [row["antigen"] for row in table]
     train_head(model, antibodies, antigens, [float(i % 5) for i in range(len(table))])
     model.eval()
@@ -59,13 +55,10 @@ def original(request, encoders, tmp_path_factory):
         return model, path, table, model(antibodies, antigens).numpy()
 
 
-def write_yaml(folder: Path, encoders: list[str], table: list[dict[str, str]], **changes) -> Path:
+def write_yaml(folder: Path, encoders: list[str], **changes) -> Path:
     """The YAML of that run, for encoders here."""
-    settings = yaml.safe_load(YAML.read_text()) | {"encoders": encoders, **changes}
-    if "antibody" in table[0]:
-        settings |= {"sequence_columns": ["antibody", "antigen"], "tower_inputs": ["antibody", "antigen"]}
     path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(settings))
+    path.write_text(yaml.safe_dump(yaml.safe_load(YAML.read_text()) | {"encoders": encoders, **changes}))
     return path
 
 
@@ -80,8 +73,9 @@ def convert(original, encoders, tmp_path, resume_check):
     """Converts the `.pth` with recipes/resume_check.py for the model that a YAML describes; a predictor of it."""
 
     def converted(*words: str, **changes) -> AffinityPredictor:
-        config = write_yaml(tmp_path, encoders, original[2], **changes)
+        config = write_yaml(tmp_path, encoders, **changes)
         new = tmp_path / "new"
+        shutil.rmtree(new, ignore_errors=True)
         command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(new)]
         assert resume_check([*command, *words]) == 0
         return AffinityPredictor.from_pretrained(new, device="cpu")
@@ -93,7 +87,6 @@ def differences(predictor: AffinityPredictor, original) -> np.ndarray:
     return np.abs(predictor.predict(original[2]) - original[3])
 
 
-PAIR = pytest.mark.parametrize("original", ["pair"], indirect=True)
 HEAD_ALONE = [*TO_HEAD, "--drop", "igt5_model.", "esm2_model."]
 
 
@@ -107,19 +100,9 @@ def test_a_converted_head_predicts_what_its_script_predicted(original, convert, 
     assert [tower["pooling"] for tower in towers] == ["mean_tokens", "cls"]
 
 
-@pytest.mark.sampled(3)
-@PAIR
-@pytest.mark.parametrize(
-    "changes",
-    [{"pooling": ["mean", "cls"]}, {"pooling": ["mean_tokens", "mean"]}, {"max_length": 256}],
-    ids=["residues of IgT5", "mean of ESM-2", "256 tokens"],
-)
-def test_another_pooling_or_limit_than_it_was_trained_on_is_told_apart(changes, original, convert):
-    assert differences(convert(*HEAD_ALONE, **changes), original).max() > 100 * TOLERANCE
-
-
-@PAIR
-def test_encoders_of_the_file_are_never_dropped_unasked(convert):
+def test_another_pooling_or_limit_is_told_apart_and_encoders_are_never_dropped_unasked(original, convert):
+    for changes in ({"pooling": ["mean_tokens", "mean"]}, {"max_length": 256}):
+        assert differences(convert(*HEAD_ALONE, **changes), original).max() > 100 * TOLERANCE
     encoders = ["igt5_model.=encoders.0.", "esm2_model.=encoders.1."]
     with pytest.raises(CheckpointError, match=r"(?s)not in this model: encoders\.0\..*Frozen encoders are named by"):
         convert(*TO_HEAD, *encoders)
@@ -138,17 +121,8 @@ def test_ids_are_those_of_the_scripts_tokenizers(original, encoders, convert):
         assert torch.equal(found["attention_mask"], expected["attention_mask"])
 
 
-@PAIR
-def test_without_spaces_between_residues_antibodies_are_one_and_the_same_to_igt5(original):
-    model, _, table, _ = original
-    antibodies = [next(iter(row.values())) for row in table[:3]]
-    assert len({antibody[1:] for antibody in antibodies}) == 3
-    assert len({str(model.igt5_tokenizer(antibody[1:])["input_ids"][1:]) for antibody in antibodies}) == 1
-
-
-@PAIR
 def test_a_yaml_of_the_first_token_of_igt5_is_refused(original, encoders, tmp_path, resume_check):
-    config = write_yaml(tmp_path, encoders, original[2], pooling=["cls"])
+    config = write_yaml(tmp_path, encoders, pooling=["cls"])
     command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(tmp_path / "new")]
     with pytest.raises(ArgumentError, match="type 't5' does not stand for the sequence"):
         resume_check(command)

@@ -15,7 +15,7 @@ import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, settle_training
-from hf_ext.affinity.preparing import describe_rows, load_rows
+from hf_ext.affinity.rows import describe_rows, load_rows
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import HfExtError
 from hf_ext.running import check_inputs, parse_command

@@ -178,7 +178,7 @@ MISTAKES = [
     Mistake(
         "a censor column that marks no row",
         labels(PKD, "--censor_column mark --loss tobit", mark=PLAIN_MARKS),
-        ("--censor_column mark: it marks none of the 48 training rows",),
+        ("--censor_column mark: none of the 48 training labels is a bound",),
         labels(PKD, "--censor_column mark --loss tobit", mark=MARKS),
         kind="warning",
         before="silent",

@@ -7,12 +7,8 @@ from tiny_affinity import ROWS
 from tiny_t5 import write_t5_encoder
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import (
-    build_collator,
-    build_model,
-    check_splits,
-    tower_inputs,
-)
+from hf_ext.affinity.building import build_collator, build_model, tower_inputs
+from hf_ext.affinity.rows import check_splits
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.lora import LoraSettings

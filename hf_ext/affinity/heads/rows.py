@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...data.columns import column_names
+from ...data.columns import read_columns
 from ...models.head import RegressionHead
-from ..baselines import label_array, lacks_inputs, pooled_features
+from ..baselines import pooled_features
+from ..rows import label_array, read_bounds
 
 # With fewer in validation, training rows are held out in turn too.
 ENOUGH_ROWS = 250
@@ -69,20 +70,18 @@ def read_rows(trainer: Any, splits: Mapping[str, Any]) -> tuple[HeadRows, HeadRo
 
 def _lacking_blocks(trainer: Any, split: Any) -> list[tuple[slice, torch.Tensor]]:
     """Of each input that rows may lack, its features, and which rows do: (n,) bool, on the device that trains."""
-    absent = lacks_inputs(trainer, split)
-    widths = trainer.model.embedding_sizes
-    ends = dict(zip(widths, accumulate(widths.values())))
-    return [
-        (slice(ends[name] - widths[name], ends[name]), torch.from_numpy(rows).to(trainer.args.device))
-        for name, rows in absent.items()
-    ]
+    collator, widths, blocks = trainer.data_collator, trainer.model.embedding_sizes, []
+    for name, end in zip(widths, accumulate(widths.values())):
+        if name in collator.optional_inputs:
+            absent = [not any(row) for row in read_columns(split, collator.columns[name])]
+            blocks.append((slice(end - widths[name], end), torch.tensor(absent, device=trainer.args.device)))
+    return blocks
 
 
 def _read(trainer: Any, split: Any) -> HeadRows:
     features = torch.from_numpy(pooled_features(trainer, split)).to(trainer.args.device)
-    has_bounds = "bound" in column_names(split)
-    bounds = np.asarray(split["bound"][:] if has_bounds else np.zeros(len(split)), np.int64)
-    return HeadRows(features, label_array(split), bounds)
+    bounds = read_bounds(split)
+    return HeadRows(features, label_array(split), np.zeros(len(split), np.int64) if bounds is None else bounds)
 
 
 def make_folds(

@@ -1,4 +1,4 @@
-"""`--calibration` on the command line: the record, the model's folder, and what reads it afterwards."""
+"""Runs of the recipe: calibrated in several ways, or best by recall; what each records, and what reads it later."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from datasets import Dataset
 
 from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.baselines import RidgeBaseline
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -21,10 +22,15 @@ PARTS = ["train"] * 120 + ["valid"] * 60 + ["test"] * 60
 QUICK = "--num_train_epochs 4 --learning_rate 0.003 --per_device_train_batch_size 8 --head_sizes 4 --head_dropout 0"
 EMBEDDING_WIDTH = 64
 NONE, LINE, STACK = "--calibration none", "--calibration line", "--seed 42"  # a stack is the default
+RECALL = (
+    "--metric_for_best_model recall --binder_threshold 7.5 --group_column family --eval_subset 45 --learning_rate 0.01 "
+    "--head_sizes 16 --num_train_epochs 3"
+)
+METRICS = ("recall", "precision", "f1", "average_precision", "enrichment_1pct", "enrichment_5pct", "per_group_spearman")
 
 
 def write_table(path: Path) -> None:
-    """240 sequences of 12 residues; the label is a weighted sum of their residues, with noise."""
+    """240 sequences of 12 residues in 3 families; the label is a weighted sum of their residues, with noise."""
     generator = np.random.default_rng(0)
     letters = generator.integers(0, 20, (240, 12))
     labels = 7 + np.linspace(-1, 1, 20)[letters].sum(1) + generator.normal(0, 0.3, 240)
@@ -32,13 +38,16 @@ def write_table(path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["sequence", "part", "family", "pKd"])
         for i, (row, part, label) in enumerate(zip(letters, PARTS, labels)):
-            family = f"{part}{i % 5}"
-            writer.writerow(["".join(LETTERS[letter] for letter in row), part, family, f"{label:.4f}"])
+            writer.writerow(["".join(LETTERS[letter] for letter in row), part, f"family {i % 3}", f"{label:.4f}"])
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
 
 
 def read_predictions(path: Path) -> np.ndarray:
-    with path.open() as file:
-        return np.array([float(row["prediction"]) for row in csv.DictReader(file)])
+    return np.array([float(row["prediction"]) for row in read(path)])
 
 
 @pytest.fixture(scope="module")
@@ -71,27 +80,21 @@ def run(root, demo_encoders):
 
 
 @pytest.mark.nightly
-def test_none_leaves_predictions_as_they_were_trained(run):
-    results, folder = run(NONE)
-    record = results["calibration"]
+def test_a_line_is_recorded_stored_and_applied_to_what_none_leaves_as_it_was_trained(run):
+    (none, raw), (results, folder) = run(NONE), run(LINE)
+    record = none["calibration"]
     assert (record["calibration"], record["reason"], record["num_rows"]) == (None, "--calibration none", 60)
-    assert json.loads((folder / "config.json").read_text())["calibration"] is None
-    assert b"ridge.weights" not in (folder / "model.safetensors").read_bytes()
-    assert not any("calibration" in note for note in results["test"]["notes"])
-
-
-@pytest.mark.nightly
-def test_a_line_is_recorded_stored_and_applied_to_the_same_trained_model(run):
-    results, folder = run(LINE)
+    assert b"ridge.weights" not in (raw / "model.safetensors").read_bytes()
     record = json.loads((folder / "all_results.json").read_text())["calibration"]
     line = record["calibration"]
-    assert json.loads((folder / "config.json").read_text())["calibration"] == line
+    for at, stored in ((raw, None), (folder, line)):
+        assert json.loads((at / "config.json").read_text())["calibration"] == stored
     assert line["kind"] == "line"
     assert line["slope"] > 0
     assert record["rmse_after"] < record["rmse_before"]
-    trained, calibrated = (read_predictions(run(words)[1] / "predictions.csv") for words in (NONE, LINE))
+    trained, calibrated = (read_predictions(at / "predictions.csv") for at in (raw, folder))
     np.testing.assert_allclose(calibrated, line["intercept"] + line["slope"] * trained, rtol=1e-6)
-    before, after = (run(words)[0]["test"]["scores"]["model"] for words in (NONE, LINE))
+    before, after = (one["test"]["scores"]["model"] for one in (none, results))
     assert after["spearman"]["value"] == before["spearman"]["value"]
     shown = f"RMSE before calibration {before['rmse']['value']:.3f}, after {after['rmse']['value']:.3f} "
     assert any(note.startswith(shown) for note in results["test"]["notes"])
@@ -114,15 +117,13 @@ def test_a_stack_is_the_default_and_its_ridge_is_fitted_once(run, root, monkeypa
     assert shown["model"]["rmse"]["value"] <= 1.05 * shown["ridge on embeddings"]["rmse"]["value"]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", [NONE, LINE, STACK])
-def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root, kind, tmp_path):
-    folder = run(kind)[1]
+def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root, tmp_path):
+    folder = run(STACK)[1]
     expected = read_predictions(folder / "predictions.csv")
-    with (root / "rows.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["part"] == "test"]
+    rows = [row for row in read(root / "rows.csv") if row["part"] == "test"]
     loaded = AffinityPredictor.from_pretrained(folder, device="cpu")
     np.testing.assert_allclose(loaded.predict(Dataset.from_list(rows)), expected, atol=2e-4)
+    assert np.abs(loaded.predict(Dataset.from_list(rows), calibrated=False) - expected).max() > 0.05  # it could fail
     (tmp_path / "new.csv").write_text("sequence\n" + "".join(f"{row['sequence']}\n" for row in rows))
     output = tmp_path / "out.csv"
     words = ["--embedding_cache_dir", str(root / "cache"), "--disable_tqdm", "true", "--use_cpu", "true"]
@@ -131,17 +132,31 @@ def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root
     np.testing.assert_allclose(read_predictions(output), expected, atol=2e-4)
 
 
-def test_the_kinds_predict_differently_so_that_the_comparison_above_can_fail(run):
-    none, line, stack = (read_predictions(run(words)[1] / "predictions.csv") for words in (NONE, LINE, STACK))
-    assert np.abs(none - line).max() > 0.05
-    assert np.abs(stack - line).max() > 0.05
-
-
 @pytest.mark.nightly
-def test_five_families_held_out_for_validation_calibrate_nothing_where_their_rows_alone_would(run):
-    results, folder = run("--calibration line --group_column family")
-    record = results["calibration"]
-    assert (record["interval_by"], record["num_units"], record["calibration"]) == ("family", 5, None)
-    log = (folder / "run.log").read_text()
-    assert "Predictions are not calibrated: fewer than 10 values of family (5)." in log
-    assert run(LINE)[0]["calibration"]["calibration"] is not None
+def test_every_evaluation_of_the_subset_and_of_all_rows_has_every_metric(run):
+    folder = run(RECALL)[1]
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    evaluations = [log for log in history if "eval_loss" in log]
+    assert len(evaluations) == 3
+    assert all({f"eval_{name}" for name in METRICS} < log.keys() for log in evaluations)
+    assert {log["eval_num_defined_groups"] for log in evaluations} == {3.0}
+    assert {f"eval_full_{name}" for name in METRICS} < evaluations[-1].keys()
+    best = json.loads((folder / "all_results.json").read_text())["best"]
+    full = {log["step"]: log["eval_full_recall"] for log in evaluations if "eval_full_recall" in log}
+    assert best["recall"] == max(full.values()) == full[best["step"]]
+
+
+def test_the_final_scores_and_the_verdict_hold_them_too_and_predictions_are_left_as_trained(run):
+    results, folder = run(RECALL)
+    model = results["test"]["scores"]["model"]
+    assert results["verdict"]["comparison"]["metric"] == "recall"
+    assert results["verdict"]["comparison"]["after"] == model["recall"]["value"] > 0.2
+    rows = read(folder / "predictions.csv")
+    predicted, labels = ([float(row[name]) for row in rows] for name in ("prediction", "label"))
+    expected = score_predictions(predicted, labels, groups=[row["family"] for row in rows], threshold=7.5, seed=42)
+    for name in METRICS:
+        for number in ("value", "low", "high"):
+            assert model[name][number] == pytest.approx(expected[name][number], abs=1e-3)
+    assert "verdict in recall. No calibration" in (folder / "run.log").read_text()
+    assert json.loads((folder / "config.json").read_text())["calibration"] is None
+    assert "recall on test" in (folder / "report.md").read_text()

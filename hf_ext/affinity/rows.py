@@ -1,0 +1,285 @@
+"""Rows of a run: what in them is probably a mistake, what was held out together, and which are new to training."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from ..data.arguments import DataArguments
+from ..data.columns import column_names, has_numbered_rows, read_columns
+from ..data.loading import LoadedData, load_data
+from ..data.split_report import find_missing
+from ..data.splits import SPLIT_CLUSTER
+from ..errors import ArgumentError
+from ..evaluation import label_audit
+from ..evaluation.alarms import format_report
+from ..evaluation.resampling import ResamplingUnits
+from ..running import summarize_data
+from .arguments import AffinityArguments
+
+FloatArray = NDArray[np.float64]
+
+ENERGIES = (-80.0, -4.0)  # between them is the median of log10 Kd in M, and of energies in kcal/mol or kJ/mol
+EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
+MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
+
+
+def label_array(rows: Any) -> FloatArray:
+    """Labels of a map-style split, (n,) float64."""
+    return np.asarray(rows["label"][:], np.float64)
+
+
+def read_bounds(rows: Any) -> NDArray[np.int64] | None:
+    """Of each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,); None without bounds."""
+    if not hasattr(rows, "__len__") or "bound" not in column_names(rows):
+        return None
+    return np.asarray(rows["bound"][:], np.int64)
+
+
+def audit_labels(rows: Any) -> dict[str, Any]:
+    """`label_audit` of the rows of a split that is no stream."""
+    return label_audit(rows["label"][:], read_bounds(rows))
+
+
+def check_splits(splits: Mapping[str, Any]) -> None:
+    """Raises ArgumentError unless there are rows to train on, to choose the best model by, and to score it on."""
+    missing = [name for name in ("train", "validation", "test") if name not in splits]
+    if missing:
+        raise ArgumentError(
+            f"There is no {' and no '.join(missing)} split: the best model is chosen on validation rows and scored on "
+            "test rows. Give --split_sizes a share for each, or a --split_column that names them."
+        )
+
+
+def load_rows(
+    args: AffinityArguments,
+    data_args: DataArguments,
+    explicit: Container[str],
+    *,
+    output_dir: Any,
+    seed: int,
+    table: Dataset | None = None,
+) -> LoadedData:
+    """`load_data`, and in its report's `notes` and `warnings` where labels, splits and options do not fit each other.
+
+    Sets `args.binder_threshold` to None where nobody typed it and no label can tell hits from others by it, and leaves
+    in `data_args.missing_chains` the columns that some training rows lack; `report["missing_chains"]` counts these.
+
+    Args:
+        args, data_args: as parsed.
+        explicit: names of the arguments that the user set.
+        output_dir, seed, table: as in `load_data`.
+
+    Raises:
+        ArgumentError, DataError: as `load_data`; or a split is missing; or of a chain that rows may lack, training
+            shows all or none (`find_missing`).
+    """
+    data = load_data(data_args, output_dir=output_dir, seed=seed, needs_validation=True, table=table)
+    check_splits(data.splits)
+    if data_args.streaming:
+        return data
+    labels = {name: label_array(split) for name, split in data.splits.items()}
+    missing = find_missing(data.splits, data_args.missing_chains)
+    unused = [column for column in data_args.missing_chains if column not in missing]
+    data_args.missing_chains, data.report["missing_chains"] = [*missing], missing
+    data.report["warnings"] += _ignored_bounds(args.loss, data_args.censor_column, data.splits["train"])
+    if unused:
+        data.report["warnings"].append(
+            f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, and "
+            "will refuse rows that lack it."
+        )
+    settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)
+    return data
+
+
+def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[str]:
+    """Bounds that the loss does not use, and a loss or column for bounds where there are none."""
+    bounds, num_rows = read_bounds(train), len(train)
+    num_bounds = 0 if bounds is None else int(np.count_nonzero(bounds))
+    if num_bounds and loss in EXACT_LOSSES:
+        return [
+            f"{num_bounds:,} of {num_rows:,} training labels are bounds, which --loss {loss} takes for exact values: "
+            "--loss tobit learns from them as bounds, --loss ranking from the order alone."
+        ]
+    asked = f"--censor_column {censor_column}" if censor_column else "--loss tobit" if loss == "tobit" else None
+    if num_bounds or asked is None:
+        return []
+    return [
+        f"{asked}: none of the {num_rows:,} training labels is a bound. Write bounds as <=7; or in --censor_column <, "
+        "<=, >, >=, or 1 where the true value is at or below the label."
+    ]
+
+
+def settle_threshold(args: Any, explicit: Container[str], labels: np.ndarray, report: dict[str, Any]) -> None:
+    """Says where `--binder_threshold` divides no labels into hits and others, the default is left out then; or where it
+    takes the weakest for hits, as of energies."""
+    threshold, low, high = args.binder_threshold, labels.min(), labels.max()
+    if threshold is None:
+        return
+    if low < threshold <= high:
+        if high < 0 and ENERGIES[0] <= float(np.median(labels)) <= ENERGIES[1]:
+            report["notes"].append(
+                f"all labels are negative ({low:.3g} to {high:.3g}), as log10 of a Kd or binding energies, of which "
+                f"the lowest bind best: --binder_threshold {threshold:g} takes what is at or above it for hits, the "
+                "weakest. Give labels that rise with binding: -log10 (pKd), energies times -1."
+            )
+        return
+    side = "below" if high < threshold else "at or above"
+    found = f"--binder_threshold {threshold:g}: all {len(labels):,} labels ({low:.3g} to {high:.3g}) are {side} it, so "
+    if "binder_threshold" in explicit:
+        found += (
+            "recall, precision and F1 say nothing. Give one between them, or null in YAML to leave these scores out."
+        )
+        report["warnings"].append(found)
+    else:
+        args.binder_threshold = None
+        report["notes"].append(f"{found}recall, precision and F1 are left out. Give one of yours to have them.")
+
+
+def describe_rows(data: LoadedData) -> str:
+    """What the log says of the rows before training: `summarize_data`, and the audit of the training labels."""
+    audit = [] if data.report["streaming"] else format_report(audit_labels(data.splits["train"]), "Training labels")
+    return "\n".join([summarize_data(data.report), *audit])
+
+
+def find_units(args: DataArguments, splits: Any, name: str = "test", min_units: int = 2) -> ResamplingUnits | None:
+    """The clusters of split `name` that were held out together: intervals resample them, folds never cut one.
+
+    `--interval_by COLUMN` decides, or `rows`. Left out: the column of `--split group:COLUMN`, or the clusters of
+    `--split cluster`; of other splits, of `--group_column` and the sequence columns, the one with the fewest values
+    among those of which several rows share a value and none is in training.
+
+    Args:
+        args: of the data.
+        splits: train and `name`, map-style; streams have rows.
+        name: of the split.
+        min_units: a column with fewer values is passed over: 2 for intervals, which cannot be had from one value; 1
+            for folds, which then cannot be drawn, rather than cut through the one value.
+
+    Returns:
+        None: rows, each by itself.
+
+    Raises:
+        ArgumentError: `--interval_by` names a column with fewer values in the split.
+
+    Cost: one pass over the columns.
+    """
+    found = _held_out(args, splits, name)
+    if args.interval_by and any(units.num_units < min_units for units in found):
+        raise ArgumentError(
+            f"--interval_by {args.interval_by}: all {len(splits[name]):,} {name} rows have the same value, and one "
+            "value cannot be resampled. Name another column, or rows."
+        )
+    enough = [units for units in found if units.num_units >= min_units and not units.are_rows]
+    return min(enough, key=lambda units: units.num_units, default=None)
+
+
+def find_lone_value(args: DataArguments, splits: Any) -> str | None:
+    """The column that was held out and has one value in all test rows, as messages name it; None: there is none."""
+    found = [] if args.interval_by else _held_out(args, splits, "test")
+    lone = [units.column for units in found if units.num_units == 1 < len(units.unit_of_row)]
+    return lone[0] if lone and find_units(args, splits) is None else None
+
+
+def _held_out(args: DataArguments, splits: Any, name: str) -> list[ResamplingUnits]:
+    """By column the clusters of split `name`: the column that the split went by, or all whose values training lacks."""
+    train, rows = splits["train"], splits[name]
+    if args.interval_by == "rows" or not all(map(has_numbered_rows, (train, rows))):
+        return []
+    names = column_names(rows)
+    split_by = next((name for name in (args.split_group_column, SPLIT_CLUSTER) if name in names), None)
+    if chosen := args.interval_by or split_by:
+        columns = [chosen]
+    else:
+        asked = [name for name in (args.group_column, *args.sequence_columns) if name in names]
+        columns = [name for name in asked if not {*read_columns(train, [name])} & {*read_columns(rows, [name])}]
+    values = {column: [value for (value,) in read_columns(rows, [column])] for column in columns}
+    return [ResamplingUnits.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
+
+
+def are_as_new(splits: Any, units: ResamplingUnits) -> bool:
+    """Whether the clusters of validation are as new to training as those of test, whose `units` these are."""
+    column = _column_of(units, splits["test"])
+    train, validation, test = ({*read_columns(splits[name], [column])} for name in ("train", "validation", "test"))
+    return not train & validation or bool(train & test)
+
+
+def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[Any]] | None:
+    """Of training and of validation rows the value that was held out whole, for the folds of a head search."""
+    train, rows = splits["train"], splits["validation"]
+    units = find_units(args, splits, "validation", min_units=1)
+    if units is None or (column := _column_of(units, rows)) not in column_names(train):
+        return None
+    of_train, of_rows = ([value for (value,) in read_columns(split, [column])] for split in (train, rows))
+    return of_train, of_rows
+
+
+def _column_of(units: ResamplingUnits, rows: Any) -> str:
+    return units.column if units.column in column_names(rows) else SPLIT_CLUSTER
+
+
+def describe_units(units: ResamplingUnits | None) -> list[str]:
+    """What intervals speak about, and whether that is enough, as sentences; none where rows are resampled."""
+    if units is None:
+        return []
+    basis = (
+        f"Intervals resample the {units.describe()} behind {len(units.unit_of_row):,} rows, and speak about further "
+        f"values of it (--interval_by rows: about further rows)."
+    )
+    few = units.why_not_enough()
+    return [basis] if few is None else [basis, f"{few} The verdict claims nothing from them."]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`rows`: (n,) bool, those that `name` describes and that deserve a score apart."""
+
+    name: str
+    rows: NDArray[np.bool_]
+
+
+def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Slice], list[str]]:
+    """Rows of `asked` whose sequence in a column is not in `train`, for each column, and for all columns together.
+
+    Args:
+        train, asked: map-style datasets with these columns.
+        columns: the sequence columns that the model reads.
+
+    Returns:
+        Slices where both the new rows and the others are 30 or more, each set of rows once; and a sentence that says
+        how many rows are new in each column.
+
+    Cost: one pass over the columns.
+    """
+    slices: list[Slice] = []
+    counts = []
+    parts = {name: [name] for name in columns}
+    if len(columns) > 1:
+        parts[f"{' + '.join(columns)} together"] = [*columns]
+    for name, part in parts.items():
+        known, rows = set(read_columns(train, part)), read_columns(asked, part)
+        is_new = np.array([row not in known for row in rows])
+        num_new = int(is_new.sum())
+        counts.append(f"{num_new:,} in {name}" + (" (all have the same)" if len(set(rows)) == 1 else ""))
+        is_enough = min(num_new, len(rows) - num_new) >= MIN_ROWS
+        if is_enough and not any(np.array_equal(one.rows, is_new) for one in slices):
+            slices.append(Slice(f"rows whose {name} is not in training", is_new))
+    return slices, [
+        f"Of {len(asked):,} rows these are new to training: {', '.join(counts)}. They are scored apart where they and "
+        f"the others are {MIN_ROWS} or more."
+    ]
+
+
+def find_exact(bounds: Any) -> list[Slice]:
+    """The rows whose label is a number and not a bound, where these and the others are 30 or more.
+
+    `bounds`: (n,) of -1, 0, 1; None where there are none.
+    """
+    is_exact = np.zeros(0, bool) if bounds is None else np.asarray(bounds) == 0
+    is_enough = MIN_ROWS <= is_exact.sum() <= len(is_exact) - MIN_ROWS
+    return [Slice("rows whose label is no bound", is_exact)] if is_enough else []
