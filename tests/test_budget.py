@@ -12,9 +12,9 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1741, 15),
-    "affinity": (3398, 34),
+    "affinity": (3391, 34),
     "arguments": (571, 8),
-    "checkpoints": (1798, 12),
+    "checkpoints": (1807, 12),
     "comparing": (1530, 19),
     "data": (3539, 32),
     "doctor": (2388, 26),

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from datasets import Dataset
 
-from ..checkpoints.finished_model import check_model
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.demo import make_demo_table
@@ -147,7 +146,6 @@ def carry_head(model: AffinityModel, folder: str) -> None:
     file = Path(folder) / "config.json"
     if not file.is_file() or json.loads(file.read_text()).get("model_type") != AffinityConfig.model_type:
         raise ArgumentError(f"--init_head_from {folder}: no model of recipes/max_speed.py there (config.json).")
-    check_model(folder)
     source = load_model(folder)
     if not source.config.is_scaled:
         raise ArgumentError(f"--init_head_from {folder}: that model has never been trained.")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
+from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.batching import batches_by_tokens
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.missing_chains import remedy_if_missing
@@ -25,7 +25,6 @@ from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
 from ..models.fp32_fallback import in_float32
 from ..models.prediction_intervals import half_width
-from ..pretrained import reading
 from .calibrating import uncalibrated
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
@@ -199,11 +198,9 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     """The folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
 
     Raises:
-        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`, or
-            its files are not those of its manifest.
+        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.
 
-    Cost: one read of the files to verify them; of a Hub model one download, of the files that loading needs; the Hub's
-    cache keeps them.
+    Cost: of a Hub model one download, of the files that loading needs; the Hub's cache keeps them.
     """
     folder = fetch_folder(name_or_path, revision, _FILES)
     if not (folder / INPUTS_NAME).is_file():
@@ -211,20 +208,18 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
             f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py, or the Hub "
             "id it was pushed to."
         )
-    check_model(folder)
     return folder
 
 
 def load_model(folder: str | Path) -> AffinityModel:
-    """The model in `folder`, from safetensors alone; encoders that it refers to are loaded when first needed.
+    """The model in `folder`, verified, from safetensors alone; encoders that it refers to are loaded when first needed.
 
     Raises:
-        ArgumentError: files are missing or damaged, or hold what is not finite.
+        ArgumentError: files are missing, damaged or not those of its manifest, or hold what is not finite.
+
+    Cost: as `open_model`.
     """
-    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
-        model = AffinityModel.from_pretrained(folder, use_safetensors=True)
-    check_finite(folder, model.state_dict())
-    return model
+    return open_model(AffinityModel, folder, use_safetensors=True)
 
 
 def check_interval(model: AffinityModel, level: float, calibrated: bool = True) -> float:

@@ -7,10 +7,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..errors import ArgumentError, CheckpointError
+from ..pretrained import reading
 from .manifest import Manifest, check_files, hash_file
 
 MODEL_MANIFEST = "model_manifest.json"
@@ -58,6 +60,28 @@ def check_model(folder: str | os.PathLike[str]) -> None:
             f"Model {folder} is not what was saved: {'; '.join(problems)}. Copy it, or download it, again; if you "
             f"changed it on purpose, delete its {MODEL_MANIFEST}."
         )
+
+
+def open_model(cls: Any, name: str | os.PathLike[str], *, what: str = "", remedy: str = "", **options: Any) -> Any:
+    """What `cls.from_pretrained(name, **options)` returns: of a folder verified by its manifest, with finite weights.
+
+    Args:
+        cls: a class of transformers' models, or an Auto class.
+        name: folder, or what else `cls` knows; a folder's files are those that were saved, where it has a manifest.
+        what: begins the error of a model that cannot be read; left out, "Model NAME cannot be loaded".
+        remedy: the sentence after it; left out, to copy it again.
+
+    Raises:
+        ArgumentError: files are missing, damaged or not those of the manifest, or weights are not finite.
+
+    Cost: one read of a folder's files to verify them, see `hash_file`, and one to load them.
+    """
+    if os.path.isdir(name):
+        check_model(name)
+    with reading(what or f"Model {name} cannot be loaded", str(name), remedy or "Copy it, or download it, again."):
+        opened = cls.from_pretrained(name, **options)
+    check_finite(name, (opened[0] if isinstance(opened, tuple) else opened).state_dict())
+    return opened
 
 
 def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:

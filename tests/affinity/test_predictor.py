@@ -255,7 +255,7 @@ def test_a_pushed_model_is_verified_where_it_is_loaded_and_a_damaged_one_is_not_
         assert (loaded / MODEL_MANIFEST).is_file()
         (loaded / "inputs.json").resolve().write_text("{}")
         with pytest.raises(ArgumentError, match=r"not what was saved: inputs\.json"):
-            find_model("me/verified", push.oid)
+            AffinityPredictor.from_pretrained("me/verified", revision=push.oid)
         (folder / "inputs.json").write_text("{}")
         with pytest.raises(ArgumentError, match=r"not what was saved: inputs\.json"):
             push_folder(folder, "me/verified", token=TOKEN)

@@ -92,7 +92,7 @@ def loaders(folder: Path, demo_encoders, args) -> dict:
     )
     return {
         "from_pretrained": lambda: AffinityPredictor.from_pretrained(folder, device="cpu"),
-        "predict.py and distill_from": lambda: find_model(folder),
+        "predict.py and distill_from": lambda: load_model(find_model(folder)),
         "init_head_from": lambda: build_affinity(affinity, COLUMNS),
     }
 
@@ -116,10 +116,10 @@ def test_a_folder_without_a_manifest_loads_with_one_line(folder, caplog):
 
 def test_a_cache_of_links_is_verified_too(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "linked", copy_function=lambda a, b: os.symlink(a, b))
-    find_model(tmp_path / "linked")
+    load_model(tmp_path / "linked")
     flip(folder / "model.safetensors", -1)
     with pytest.raises(ArgumentError, match="not what was saved"):
-        find_model(tmp_path / "linked")
+        load_model(tmp_path / "linked")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
