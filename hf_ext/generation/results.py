@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from ..arguments.parser import FastArgumentParser
 from ..distributed import do_on_main
 from ..errors import RunEnded
-from ..files import replacing, write_cell
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
@@ -24,6 +22,7 @@ from .judging.judgement import Judgement, Judges
 from .judging.rows import AntibodyRows
 from .measuring import judge, measure_effects, measure_reproduced, measure_training_loss
 from .preparing import PairData
+from .sample import write_csv
 
 BEST_METRIC = "token_loss"
 GENERATED = "generated.csv"
@@ -38,18 +37,14 @@ class Outcome:
     """What was measured of a stage's model.
 
     Attributes:
-        judgement: of what it wrote; its verdict comes first.
+        text: for a terminal: the verdict on what it wrote, tables, gates.
         gates: of the stage.
         facts: JSON-able: both of these, and the numbers behind the gates.
     """
 
-    judgement: Judgement
+    text: str
     gates: list[Gate]
     facts: dict[str, Any]
-
-    def text(self) -> str:
-        """For a terminal: verdict, tables, gates."""
-        return f"{self.judgement.text()}\n\n{format_gates(self.gates)}"
 
 
 def measure(
@@ -73,7 +68,11 @@ def measure(
         "reproduced": reproduced["share"],
         "num_validation_falls": count_validation_falls(trainer.state.log_history),
     }
-    gates = check_gates(stage, numbers, args.gates_of(stage), _not_applicable(stage, data, judges))
+    # Gates that a run without affinities cannot have; a discriminator that is missing is no excuse.
+    affinity_gates = {"share_above", "correlation"} & {one.name for one in REQUIREMENTS[stage]}
+    excuse = "the data have no affinities (--label_column), and no --discriminator was given"
+    has_none = not data.has_affinities and judges.discriminator is None
+    gates = check_gates(stage, numbers, args.gates_of(stage), dict.fromkeys(affinity_gates if has_none else (), excuse))
     write_generated(Path(str(trainer.args.output_dir)) / GENERATED, written, asked, judgement)
     facts = {
         "stage": stage,
@@ -82,7 +81,9 @@ def measure(
         "gates": [gate.as_dict() for gate in gates],
         "gates_passed": have_passed(gates),
     }
-    return Outcome(judgement, gates, facts)
+    said = {True: "passed", False: "FAILED", None: "-"}
+    rows = [[gate.name, said[gate.passed], format_cell(gate.value), gate.reason] for gate in gates]
+    return Outcome(f"{judgement.text()}\n\n{format_table(rows, ['gate', '', 'value', 'why'])}", gates, facts)
 
 
 def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | None:
@@ -94,34 +95,23 @@ def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | 
     return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
 
 
-def _not_applicable(stage: int, data: PairData, judges: Judges) -> dict[str, str]:
-    """Gates that a run without affinities cannot have; a discriminator that is missing is no excuse."""
-    if data.has_affinities or judges.discriminator is not None:
-        return {}
-    names = {one.name for one in REQUIREMENTS[stage]}
-    reason = "the data have no affinities (--label_column), and no --discriminator was given"
-    return {name: reason for name in ("share_above", "correlation") if name in names}
-
-
 def write_generated(path: Path, rows: AntibodyRows, asked: Sequence[float] | None, judgement: Judgement) -> None:
     """One line per antibody that was judged: antigen, chains, what is wrong with it, identity to the nearest of train.
 
-    Text that a spreadsheet would take for a formula has a `'` in front (`csv_cells`).
+    As `write_csv` for text that a spreadsheet would take for a formula.
     """
     model = judgement.sets["model"]
-    header = ["antigen", "heavy", "light", "malformed", "is_valid", "nearest_training_heavy", "is_training_pair"]
-    columns: list[Sequence[Any]] = [
-        *(rows.antigens, rows.heavy, rows.light, rows.malformed),
-        *(model.validity.is_valid.tolist(), model.novelty.nearest_heavy.tolist(), model.novelty.is_copy.tolist()),
-    ]
+    columns: dict[str, Sequence[Any]] = {
+        **{"antigen": rows.antigens, "heavy": rows.heavy, "light": rows.light, "malformed": rows.malformed},
+        "is_valid": model.validity.is_valid.tolist(),
+        "nearest_training_heavy": model.novelty.nearest_heavy.tolist(),
+        "is_training_pair": model.novelty.is_copy.tolist(),
+    }
     if asked is not None:
-        header, columns = [*header, "asked_affinity"], [*columns, asked]
+        columns["asked_affinity"] = asked
     if "affinity" in model.measures:
-        header, columns = [*header, "predicted_affinity"], [*columns, model.measures["affinity"].tolist()]
-    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(["" if cell is None else write_cell(cell) for cell in row] for row in zip(*columns))
+        columns["predicted_affinity"] = model.measures["affinity"].tolist()
+    write_csv(path, columns)
 
 
 def save_results(
@@ -149,11 +139,18 @@ def save_results(
 
     def write() -> dict[str, Any]:
         assert outcome is not None
+        config = trainer.model.config
+        encoder = config.antigen_encoder or {}
+        model = {
+            "architecture": config.architecture,
+            "antigen_encoder": encoder.get("name_or_path"),
+            "encoder_training": encoder.get("training"),
+        }
         results = {
             **record,
             "task": "generation",
             **{name: value for name, value in outcome.facts.items() if name != "generation"},
-            "model": {**record["model"], **_describe_model(trainer.model.config)},
+            "model": {**record["model"], **model},
             **evaluations,
             "generation": outcome.facts["generation"],
             "data": with_absolute_path(data.report, "source"),
@@ -165,13 +162,6 @@ def save_results(
         return results
 
     return do_on_main(trainer.args, write)
-
-
-def format_gates(gates: Sequence[Gate]) -> str:
-    """A row per gate: passed, failed or not asked for, and why."""
-    said = {True: "passed", False: "FAILED", None: "-"}
-    rows = [[gate.name, said[gate.passed], format_cell(gate.value), gate.reason] for gate in gates]
-    return format_table(rows, ["gate", "", "value", "why"])
 
 
 def save_all_gates(args: Any, stages: Sequence[Mapping[str, Any]]) -> None:
@@ -196,12 +186,3 @@ def check_passed(results: Mapping[str, Any]) -> None:
         f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, or "
         "give a threshold of your own (--gate_NAME)."
     )
-
-
-def _describe_model(config: Any) -> dict[str, Any]:
-    encoder = config.antigen_encoder or {}
-    return {
-        "architecture": config.architecture,
-        "antigen_encoder": encoder.get("name_or_path"),
-        "encoder_training": encoder.get("training"),
-    }
