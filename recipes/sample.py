@@ -34,7 +34,7 @@ with quick_imports():
     from hf_ext.data.tokenization import ResidueTokenizer
     from hf_ext.errors import ArgumentError, DataError, exit_on_errors
     from hf_ext.generation.generator import LoadedGenerator, load_generator
-    from hf_ext.generation.judging.discriminator import Discriminator, examine_record
+    from hf_ext.generation.judging.discriminator import ANTIGENS_UNKNOWN, Discriminator, find_doubts
     from hf_ext.generation.judging.numbering import Numberer
     from hf_ext.generation.judging.rows import AntibodyRows
     from hf_ext.generation.sample import (
@@ -73,9 +73,10 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     antigens: list[str] = rows[antigen_column][:]
     settings = {**vars(args.decoding), "affinity": args.affinity}
     found = sample_pairs(generator.model, generator.tokenizer, antigens, **settings)
-    if (discriminator := examiners.discriminator) is not None:
-        for doubt in examine_record(discriminator.record, antigens).doubts:
-            log.warning("Discriminator %s: %s.", discriminator.name, doubt.rstrip("."))
+    if examiners.discriminator is not None:
+        for doubt in find_doubts(examiners.discriminator.record):
+            log.warning("The discriminator: %s.", doubt.rstrip("."))
+        log.warning(ANTIGENS_UNKNOWN)
     table = tabulate(found, antigens, examiners, args.affinity)
     write_table(output, _kept_columns(rows, as_read), table)
     ids = rows[data_args.id_column][:] if data_args.id_column else None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ..arguments.checks import COUNT, COUNT_FROM_ZERO, FINITE, check_choices, check_ranges
 from ..errors import ArgumentError
 from ..models.generation import configuration
-from .judging.affinities import THRESHOLD
+from .judging.discriminator import THRESHOLD
 from .judging.gates import REQUIREMENTS
 from .sampling import RANGES, TEMPERATURE
 from .stages import STAGES, describe_defaults, describe_gate

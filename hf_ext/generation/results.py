@@ -103,9 +103,9 @@ def write_generated(path: Path, rows: AntibodyRows, asked: Sequence[float] | Non
     model = judgement.sets["model"]
     columns: dict[str, Sequence[Any]] = {
         **{"antigen": rows.antigens, "heavy": rows.heavy, "light": rows.light, "malformed": rows.malformed},
-        "is_valid": model.validity.is_valid.tolist(),
-        "nearest_training_heavy": model.novelty.nearest_heavy.tolist(),
-        "is_training_pair": model.novelty.is_copy.tolist(),
+        "is_valid": model.measures["valid"].tolist(),
+        "nearest_training_heavy": model.measures["nearest_heavy"].tolist(),
+        "is_training_pair": model.measures["is_copy"].tolist(),
     }
     if asked is not None:
         columns["asked_affinity"] = asked

@@ -21,9 +21,9 @@ from ..evaluation._arrays import FloatArray
 from ..files import replacing, try_replacing, write_cell
 from .arguments import WritingArguments, flag
 from .judging.discriminator import Discriminator
-from .judging.numbering import Domains, Numberer
+from .judging.numbering import Numberer
 from .judging.rows import AntibodyRows
-from .judging.validity import find_cdr3, find_motif_problems, find_structure_problems
+from .judging.validity import find_cdr3, find_problems
 from .sampling import MAX_TOKENS, RANGES, TEMPERATURE, TOKENS_PER_BATCH, Decoding, SampledPair
 
 ANTIGEN = "antigen"
@@ -145,15 +145,14 @@ def tabulate(
     pairs = [pair for _, pair in drawn]
     malformed = ["; ".join(pair.malformed) or None for pair in pairs]
     rows = AntibodyRows.of(pairs, [antigens[request] for request, _ in drawn], malformed)
-    form, numberer = find_structure_problems(rows, examiners.needs_light), examiners.numberer
-    deeper = find_motif_problems(rows) if numberer is None else Domains.of(rows, numberer).find_problems(rows)
     table = pd.DataFrame({"request": [request for request, _ in drawn], "malformed": malformed})
     table["generated_heavy"], table["generated_light"] = rows.chain("heavy"), rows.chain("light")
     table["copies"] = [len(known) for known in drawn.values()]
     table["log_probability"] = [round(max(known), DIGITS) for known in drawn.values()]
-    table["problem"] = [first or second or "" for first, second in zip(form, deeper)]
+    problems = find_problems(rows, examiners.numberer, examiners.needs_light)
+    table["problem"] = [problem or "" for problem in problems]
     table.insert(6, "valid", np.where(table["problem"] == "", "yes", "no"))
-    table["checked_by"] = PATTERN if numberer is None else NUMBERING
+    table["checked_by"] = PATTERN if examiners.numberer is None else NUMBERING
     table["cdr_h3"] = [find_cdr3(chain) or "" for chain in rows.heavy]
     if asked is not None:
         table["asked_affinity"] = asked

@@ -77,14 +77,11 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(folder: Path, model: tupl
     results = json.loads((folder / "cut" / "all_results.json").read_text())
     assert results["model"]["encoder_training"] == ("frozen" if model is FROZEN_ESM else None)
     assert bool(list(folder.glob("states/*/key.json"))) is (model is FROZEN_ESM)
-
-
-def test_another_seed_ends_in_other_bits(folder: Path) -> None:
-    weights = []
-    for seed in ("1", "2"):
-        finish(folder, seed, *LSTM, *ANY, "--num_train_epochs", "1", "--seed", seed)
-        weights.append((folder / seed / "model.safetensors").read_bytes())
-    assert weights[0] != weights[1]
+    if model is LSTM:  # bits differ where anything does: another seed ends in others
+        finish(folder, "other", *words, "--seed", "2")
+        assert (folder / "other" / "model.safetensors").read_bytes() != (
+            folder / "cut" / "model.safetensors"
+        ).read_bytes()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")

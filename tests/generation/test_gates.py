@@ -2,9 +2,6 @@
 
 import json
 
-import pytest
-
-from hf_ext.errors import ArgumentError
 from hf_ext.generation.judging.gates import REQUIREMENTS, check_gates, have_passed, write_gates
 
 GOOD = {
@@ -14,19 +11,20 @@ GOOD = {
 }
 BAD = {
     1: {"num_errors": 1, "token_loss": 0.11, "reproduced": 0.89, "valid": 0.49},
-    2: {"num_validation_falls": 0, "valid": 0.49, "share_above": 0.29, "unique": 0.49},
-    3: {"correlation": 0.4, "valid": 0.69, "share_above": 0.49, "beats_random": 0.0},
+    2: {"num_validation_falls": 0, "valid": 0.49, "share_above": 0.29, "unique": float("nan")},
+    3: {"correlation": 0.4, "valid": 0.69, "share_above": None, "beats_random": 0.0},
 }
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_specifications_thresholds_decide(stage):
-    assert [*GOOD[stage]] == [one.name for one in REQUIREMENTS[stage]]
-    assert have_passed(check_gates(stage, GOOD[stage]))
-    for name, value in BAD[stage].items():
-        gates = check_gates(stage, {**GOOD[stage], name: value})
-        assert [gate.name for gate in gates if not gate.passed] == [name]
-        assert not have_passed(gates)
+def test_the_specifications_thresholds_decide():
+    for stage, good in GOOD.items():
+        assert [*good] == [one.name for one in REQUIREMENTS[stage]]
+        assert have_passed(check_gates(stage, good))
+        for name, value in BAD[stage].items():
+            gates = check_gates(stage, {**good, name: value})
+            assert [gate.name for gate in gates if not gate.passed] == [name]
+            assert not have_passed(gates)
+    assert have_passed(check_gates(1, {**GOOD[1], "token_loss": 0.3}, {"token_loss": 0.3}))
 
 
 def test_a_gate_says_its_value_what_is_needed_and_why():
@@ -41,34 +39,16 @@ def test_what_was_not_measured_fails_and_what_cannot_be_does_not():
     assert (missing.value, missing.passed) == (None, False)
     assert missing.reason.startswith("not measured; ")
     gates = check_gates(2, numbers, not_applicable={"share_above": "these data have no affinities"})
-    assert gates[2].passed is None
-    assert gates[2].reason == "does not apply: these data have no affinities"
+    assert (gates[2].passed, gates[2].reason) == (None, "does not apply: these data have no affinities")
     assert have_passed(gates)
-    assert not have_passed(check_gates(2, {**GOOD[2], "unique": float("nan")}))
     assert not have_passed([gates[2]])  # nothing passed
-    assert not have_passed([])
-
-
-def test_thresholds_are_options():
-    assert have_passed(check_gates(1, {**GOOD[1], "token_loss": 0.3}, {"token_loss": 0.3}))
-    for options in ({"valid": float("nan")}, {"valdi": 0.5}):
-        with pytest.raises(ArgumentError, match="gate 'val"):
-            check_gates(1, GOOD[1], options)
-    with pytest.raises(ArgumentError, match="Stage 1 has no gate 'unique'"):
-        check_gates(1, GOOD[1], not_applicable={"unique": "why"})
-    with pytest.raises(ArgumentError, match="stage=4"):
-        check_gates(4, {})
 
 
 def test_gates_json_holds_every_stage_that_was_run(tmp_path):
     path = tmp_path / "gates.json"
     written = write_gates(path, {1: check_gates(1, GOOD[1]), 2: check_gates(2, BAD[2])})
     assert json.loads(path.read_text()) == written
-    assert (written["passed"], written["stages"]["1"]["passed"], written["stages"]["2"]["passed"]) == (
-        False,
-        True,
-        False,
-    )
+    assert [written["passed"], *(one["passed"] for one in written["stages"].values())] == [False, True, False]
     assert {*written["stages"]["1"]["gates"][0]} == {"name", "value", "threshold", "passed", "reason"}
     assert write_gates(path, {1: check_gates(1, GOOD[1])})["passed"]
     assert not write_gates(path, {})["passed"]

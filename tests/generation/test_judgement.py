@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 from antibody_examples import KAPPA_CONSTANT, RESIDUES, antibodies, heavy, light, random_antigens, random_cdr3
 
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import DataError
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.generation.judging.baselines import RANDOM, RETRIEVAL, SHUFFLED
-from hf_ext.generation.judging.comparison import HELD_OUT, MODEL
 from hf_ext.generation.judging.conditions import judge_condition
-from hf_ext.generation.judging.discriminator import Discriminator
-from hf_ext.generation.judging.judgement import Judges, judge_generated
+from hf_ext.generation.judging.discriminator import ANTIGENS_UNKNOWN, Discriminator
+from hf_ext.generation.judging.judgement import HELD_OUT, Judges, judge_generated
 from hf_ext.generation.judging.numbering import Numberer
-from hf_ext.generation.judging.rows import AntibodyRows
-from hf_ext.generation.judging.scores import Sampling
+from hf_ext.generation.judging.rows import AntibodyRows, Sampling
 from hf_ext.optional import import_problem
+from hf_ext.reporting.report.tasks.generation import MODEL
 
 ANTIGENS = random_antigens(15, seed=1)
-RECORD = {"verdict": {"outcome": "better", "text": "Better."}}
+ASKED = [one for one in ANTIGENS for _ in range(4)]
 
 
 def planted_cdr3(antigen: str) -> str:
@@ -54,21 +53,20 @@ def held_out() -> AntibodyRows:
 def good() -> AntibodyRows:
     """Follows the rule up to one residue, each output once."""
     generator = np.random.default_rng(4)
-    asked = [one for one in ANTIGENS for _ in range(4)]
-    lights = [light("QQ" + random_cdr3(generator, 5)) for _ in asked]
-    return rows_of([mutated(planted_cdr3(one), generator) for one in asked], lights, asked)
+    lights = [light("QQ" + random_cdr3(generator, 5)) for _ in ASKED]
+    return rows_of([mutated(planted_cdr3(one), generator) for one in ASKED], lights, ASKED)
 
 
 def sampling(rows: AntibodyRows) -> Sampling:
     return Sampling(ResamplingUnits.of("antigen", rows.antigens), num_resamples=300)
 
 
-def reading(rows: AntibodyRows, effect: float = 0.1):
+def reading(rows: AntibodyRows, effect: float = 0.1, condition: str = "antigen"):
     generator = np.random.default_rng(0)
     tokens = np.full(len(rows), 230)
     true = tokens * generator.uniform(0.5, 1.0, len(rows))
-    shuffled = true + tokens * (effect + generator.normal(0, 0.01, len(rows)))
-    return judge_condition("antigen", tokens, true, shuffled, sampling(rows))
+    shuffled = true + tokens * (effect + generator.normal(0, 0.01, len(rows)) * (effect != 0))
+    return judge_condition(condition, tokens, true, shuffled, sampling(rows))
 
 
 def judge(rows, training, held_out, **options):
@@ -83,77 +81,54 @@ def test_a_generator_that_follows_the_rule_beats_every_baseline(good, training, 
     assert "not by numbering" in found.verdict.text  # validity was not strict, and that is said
     assert (found.verdict.outcome, found.verdict.is_better) == ("better", True)
     assert [*found.sets] == [MODEL, RANDOM, SHUFFLED, RETRIEVAL, HELD_OUT]
-    assert found.sets[MODEL].recovery["cdr3"]["value"] > 0.9
-    assert found.sets[RANDOM].validity.motif["value"] == 0.0
-    assert found.sets[RETRIEVAL].novelty.memorised["value"] == 1.0
     assert all(one.is_better for one in found.comparisons["cdr3"].values())
     numbers = found.numbers()
     assert (numbers["valid"], numbers["unique"], numbers["share_above"]) == (1.0, 1.0, None)
     assert numbers["beats_random"] > 0.3
+    tree = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert tree["verdict"]["text"] == found.text().splitlines()[0] == found.verdict.text
+    assert tree["sets"][MODEL]["recovery"]["cdr3"]["value"] > 0.9
+    assert tree["sets"][MODEL]["recovery"]["cdr3"]["num_units"] == 15
+    assert tree["sets"][RANDOM]["validity"]["motif"]["value"] == 0.0
+    assert tree["sets"][RETRIEVAL]["novelty"]["memorised"]["value"] == 1.0
+    assert {"CDR-H3 recovery", RETRIEVAL, HELD_OUT} <= {*map(str.strip, found.text().replace("\n", "  ").split("  "))}
 
 
-def test_equal_greedy_outputs_are_called_collapsed(training, held_out):
-    asked = [one for one in ANTIGENS for _ in range(4)]
-    rows = rows_of(["ARDRSTYFDY"] * 60, [light()] * 60, asked)
-    found = judge(rows, training, held_out, is_greedy=True)
-    assert found.verdict.text.startswith("Collapsed: 6.67 % of outputs are distinct (1 of 15)")
-    assert found.verdict.outcome == "collapsed"
+def test_what_is_wrong_with_outputs_is_named_first(good, training, held_out):
+    noise = ["".join(np.random.default_rng(i).choice(list(RESIDUES), size=110)) for i in range(120)]
+    lights = [(one + KAPPA_CONSTANT)[:177].ljust(177, "S") for one in good.chain("light")]
+    too_long = "100 % of light chains are longer than any variable domain (median 177 residues)"
+    invalid = (
+        "Invalid: 0 % of outputs are antibodies by their conserved residues' pattern (100 % pass the check of the "
+    )
+    cases = {
+        "Collapsed: 1.67 % of outputs are distinct (1 of 60)": ([heavy("ARDRSTYFDY")] * 60, [light()] * 60),
+        "Collapsed: 25 %": ([heavy(planted_cdr3(one)) for one in ASKED], [light()] * 60),  # four times each
+        "Memorised: 100 % of outputs are training antibodies to the residue": (training.heavy, training.light),
+        f"{invalid}alphabet alone); no better than": (noise[:60], noise[60:]),
+        f"{invalid}alphabet alone); {too_long}": (good.heavy, lights),
+    }
+    for text, chains in cases.items():
+        found = judge(AntibodyRows.of_columns(*chains, ASKED), training, held_out)
+        assert found.verdict.text.startswith(text)
+        assert found.verdict.is_better is False
+        assert (found.numbers()["valid"] == 0.0) is ("Invalid" in text)
+    few = AntibodyRows.of_columns(good.heavy, [lights[0], *good.light[1:]], ASKED)
+    assert judge(few, training, held_out).verdict.outcome == "better"
 
 
-def test_greedy_outputs_that_differ_by_antigen_are_not_collapsed(training, held_out):
-    asked = [one for one in ANTIGENS for _ in range(4)]
-    rows = rows_of([planted_cdr3(one) for one in asked], [light()] * 60, asked)
-    assert "ollapsed" not in judge(rows, training, held_out, is_greedy=True).verdict.text
-    assert judge(rows, training, held_out).verdict.text.startswith("Collapsed: 25 %")
-
-
-def test_a_memorised_constant_region_is_named_by_its_length(good, training, held_out):
-    lights = tuple((one + KAPPA_CONSTANT)[:177].ljust(177, "S") for one in good.chain("light"))
-    rows = AntibodyRows(good.heavy, lights, good.antigens, good.malformed)
-    text = judge(rows, training, held_out).verdict.text
-    assert "100 % of light chains are longer than any variable domain (median 177 residues)" in text
-    assert text.startswith("Invalid: 0 % of outputs are antibodies by their conserved residues' pattern (100 % pass")
-
-
-def test_a_few_long_chains_among_good_ones_are_no_failure(good, training, held_out):
-    lights = ((good.light[0] + KAPPA_CONSTANT), *good.light[1:])
-    rows = AntibodyRows(good.heavy, lights, good.antigens, good.malformed)
-    assert judge(rows, training, held_out).verdict.outcome == "better"
-
-
-def test_validity_by_the_alphabet_alone_is_no_validity(good, training, held_out):
-    generator = np.random.default_rng(5)
-    chains = ["".join(generator.choice(list(RESIDUES), size=110)) for _ in range(120)]
-    rows = AntibodyRows.of_columns(chains[:60], chains[60:], good.antigens)
-    found = judge(rows, training, held_out)
-    assert found.sets[MODEL].validity.well_formed["value"] == 1.0
-    assert found.verdict.text.startswith("Invalid: 0 % of outputs are antibodies")
-    assert "(100 % pass the check of the alphabet alone)" in found.verdict.text
-    assert found.numbers()["valid"] == 0.0
-
-
-def test_training_antibodies_are_called_memorised(training, held_out):
-    rows = AntibodyRows.of_columns(training.heavy, training.light, [ANTIGENS[i % 15] for i in range(60)])
-    text = judge(rows, training, held_out).verdict.text
-    assert text.startswith("Memorised: 100 % of outputs are training antibodies to the residue")
-
-
-def test_a_generator_that_ignores_its_antigen_is_told_so_and_loses_to_retrieval(training, held_out):
+def test_what_is_ignored_comes_first(good, training, held_out):
     generator = np.random.default_rng(6)
-    asked = [one for one in ANTIGENS for _ in range(4)]
-    rows = rows_of([random_cdr3(generator) for _ in asked], [light()] * 60, asked)
+    rows = rows_of([random_cdr3(generator) for _ in ASKED], [light()] * 60, ASKED)
     found = judge(rows, training, held_out, effects=[reading(rows, 0.0)])
     assert found.verdict.text.startswith("Ignores the antigen: shuffling it costs ")
     assert "better than every baseline" not in found.verdict.text
     assert found.verdict.is_better is False
-
-
-def test_a_pkd_that_is_not_read_is_named_beside_an_antigen_that_is(good, training, held_out):
-    tokens, true = np.full(len(good), 230), np.linspace(150, 250, len(good))
-    ignored = judge_condition("pKd", tokens, true, true, sampling(good))
-    text = judge(good, training, held_out, effects=[reading(good), ignored]).verdict.text
+    text = judge(good, training, held_out, effects=[reading(good), reading(good, 0.0, "pKd")]).verdict.text
     assert text.startswith("Ignores the pKd: shuffling it costs 0.0000 [0.0000, 0.0000] nats per token; better than")
     assert "reads the antigen" in text
+    unknown = judge(good, training, held_out, effects=[]).verdict.text
+    assert "whether the antigen is read was not measured" in unknown
 
 
 def test_no_better_than_retrieval_is_said_where_the_antigen_is_read(good, held_out):
@@ -168,103 +143,70 @@ def test_no_better_than_retrieval_is_said_where_the_antigen_is_read(good, held_o
 class Rates:
     """Reads any columns; predicts what a function of the heavy chain says."""
 
-    columns = ["heavy", "light", "antigen"]
-
     def __init__(self, rate):
         self.rate = rate
-        free = SimpleNamespace(max_residues=None)
-        parts = {name: [name] for name in self.columns}
-        self.collator = SimpleNamespace(
-            columns=parts, tokenizers=dict.fromkeys(parts, free), missing_chains=[], too_long="error"
-        )
+        parts = {name: [name] for name in ("heavy", "light", "antigen")}
+        tokenizers = dict.fromkeys(parts, SimpleNamespace(max_residues=None))
+        self.collator = SimpleNamespace(columns=parts, tokenizers=tokenizers, missing_chains=[], too_long="error")
 
     def predict(self, rows):
         return np.array([self.rate(one) for one in rows["heavy"]], np.float32)
 
 
-def discriminator(rate, record=RECORD) -> Judges:
-    roles = {name: name for name in Rates.columns}
-    return Judges(discriminator=Discriminator(Rates(rate), roles, record), discriminator_antigens=["MKT"])
+def discriminator(rate, outcome="better", text="Better.") -> Judges:
+    roles = {name: name for name in ("heavy", "light", "antigen")}
+    record = {"verdict": {"outcome": outcome, "text": text}}
+    return Judges(discriminator=Discriminator(Rates(rate), roles, record))
 
 
 def test_a_collapsed_discriminator_is_named_and_its_share_is_no_gate(good, training, held_out):
     flat = judge(good, training, held_out, judges=discriminator(lambda one: 7.4 + 0.0001 * len(one)))
     assert flat.verdict.text.startswith("The discriminator's scores are not to be believed: it has collapsed: 255 ")
-    assert flat.sets[MODEL].affinities.share_above["value"] == 1.0
+    assert flat.sets[MODEL].scores["affinities"]["share_above"]["value"] == 1.0
     assert flat.numbers()["share_above"] is None
     assert flat.verdict.outcome == "better"  # of the generator itself nothing is wrong
 
 
-def test_a_discriminator_that_tells_antibodies_from_noise_is_believed(good, training, held_out):
-    def rate(one: str) -> float:
-        return 8.0 if one.endswith("VTVSS") else 5.0 + 0.001 * len(one)
+def tell_noise(one: str) -> float:
+    return 8.0 if one.endswith("VTVSS") else 5.0 + 0.001 * len(one)
 
+
+def test_a_discriminator_that_tells_antibodies_from_noise_is_believed(good, training, held_out):
     asked = np.linspace(6, 9, len(good))
-    found = judge(good, training, held_out, judges=discriminator(rate), asked=asked)
+    found = judge(good, training, held_out, judges=discriminator(tell_noise), asked=asked)
     assert "discriminator" not in found.verdict.text
+    assert ANTIGENS_UNKNOWN in found.text().splitlines()
     assert found.numbers()["share_above"] == 1.0
-    assert found.sets[RANDOM].affinities.share_above["value"] == 0.0
+    assert found.sets[RANDOM].scores["affinities"]["share_above"]["value"] == 0.0
     assert found.comparisons["affinity"][RANDOM].is_better
     no_better = judge(good, training, held_out, judges=discriminator(lambda one: 7.0 + len(set(one[:9])) / 9))
     assert f"it does not rate these outputs above {RANDOM}" in no_better.verdict.text
-
-
-def test_a_discriminators_own_bad_record_is_in_the_first_line(good, training, held_out):
-    record = {"verdict": {"outcome": "no better", "text": "No better than a constant: RMSE 1.2 against 1.1."}}
-    judges = discriminator(lambda one: 8.0 if one.endswith("VTVSS") else 5.0, record)
-    text = judge(good, training, held_out, judges=judges).verdict.text
-    assert "its own record says: No better than a constant" in text.splitlines()[0]
+    bad = discriminator(tell_noise, "no better", "No better than a constant: RMSE 1.2 against 1.1.")
+    text = judge(good, training, held_out, judges=bad).verdict.text
+    assert "its own record says: No better than a constant" in text
 
 
 def test_few_antigens_claim_nothing(good, training, held_out):
-    chosen = np.isin(good.antigens, ANTIGENS[:5])
-    rows = good.select(chosen)
-    found = judge(rows, training, held_out)
+    found = judge(good.select(np.isin(good.antigens, ANTIGENS[:5])), training, held_out)
     assert found.verdict.is_better is None
     assert "too few to claim anything" in found.verdict.text
     assert "only 5 values of antigen" in found.text()
+    assert judge(antibodies(3, ANTIGENS), training, held_out).verdict.text.startswith("Only 3 outputs")
+    with pytest.raises(DataError, match="no outputs to judge"):
+        judge_generated(good.select([]), training, held_out, sampling(good))
 
 
-def test_without_held_out_binders_nothing_is_beaten(good, training):
-    found = judge(good, training, None)
+def test_without_held_out_binders_of_these_antigens_nothing_is_beaten(good, training):
+    found = judge(good, training, training)
     assert found.verdict.text.startswith("Not compared with any baseline: no row has a CDR-H3 recovery")
     assert found.verdict.is_better is None
-    assert HELD_OUT not in found.sets
-
-
-def test_a_quick_look_leaves_the_baselines_out(good, training, held_out):
-    found = judge(good, training, held_out, with_baselines=False, effects=[])
-    assert [*found.sets] == [MODEL, HELD_OUT]
-    assert "whether the antigen is read was not measured" in found.verdict.text
-
-
-def test_a_judgement_is_json_and_text_that_begins_with_the_verdict(good, training, held_out):
-    found = judge(good, training, held_out)
-    tree = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert tree["verdict"]["text"] == found.text().splitlines()[0] == found.verdict.text
-    assert tree["sets"][MODEL]["recovery"]["cdr3"]["num_units"] == 15
-    table = found.text()
-    assert "CDR-H3 recovery" in table
-    assert table.count(RETRIEVAL) >= 2
+    assert found.sets[HELD_OUT].num_rows == 0
 
 
 @pytest.mark.skipif(import_problem("immunum") is not None, reason="the extra 'numbering'")
-def test_with_numbering_validity_is_strict_and_regions_are_recovered(good, training, held_out):
-    chosen = [0, 4, 8, 12, 16]
-    rows = good.select(chosen)
-    found = judge(rows, training, held_out.select(range(5)), judges=Judges(numberer=Numberer()), with_baselines=False)
-    model = found.sets[MODEL]
-    assert model.validity.decisive is model.validity.strict
-    assert model.validity.strict["value"] == 1.0
-    assert model.recovery["heavy CDR3"]["value"] == pytest.approx(model.recovery["cdr3"]["value"])
-    assert model.recovery["heavy FR1"]["value"] == 1.0
+def test_with_numbering_validity_is_strict(good, training, held_out):
+    found = judge(good, training, held_out, judges=Judges(numberer=Numberer()))
+    assert found.sets[MODEL].valid is found.sets[MODEL].scores["validity"]["strict"]
+    assert found.numbers()["valid"] == 1.0
     assert "not by numbering" not in found.verdict.text
-    assert "strictly valid" in found.text()
-
-
-def test_what_cannot_be_judged_is_refused(good, training, held_out):
-    with pytest.raises(ArgumentError, match="measure='pLDDT'"):
-        judge(good, training, held_out, measure="pLDDT")
-    with pytest.raises(DataError, match="no outputs to judge"):
-        judge_generated(good.select([]), training, held_out, sampling(good))
-    assert judge(antibodies(3, ANTIGENS), training, held_out).verdict.text.startswith("Only 3 outputs")
+    assert "Strictly valid variable domains" in found.text()

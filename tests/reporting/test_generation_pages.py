@@ -15,8 +15,7 @@ from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.generation.judging.conditions import judge_condition
 from hf_ext.generation.judging.gates import check_gates, have_passed
 from hf_ext.generation.judging.judgement import judge_generated
-from hf_ext.generation.judging.rows import AntibodyRows
-from hf_ext.generation.judging.scores import Sampling
+from hf_ext.generation.judging.rows import AntibodyRows, Sampling
 from hf_ext.generation.results import write_generated
 from hf_ext.reporting.card import write_card
 from hf_ext.reporting.report import write_report

@@ -1,9 +1,9 @@
-"""A trained affinity model that judges generated antibodies, and what its own record says it is worth."""
+"""A trained affinity model that judges generated antibodies, and what it is worth by its own record."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,35 +12,22 @@ import numpy as np
 
 from ...affinity.predictor import AffinityPredictor, find_model
 from ...errors import ArgumentError
-from ...evaluation._arrays import FloatArray
-from .rows import AntibodyRows
+from ...evaluation._arrays import FloatArray, as_pair
+from ...evaluation.alarms import MIN_SPREAD_RATIO
+from ...evaluation.metrics import value_of
+from ...evaluation.scores import Score, score_predictions
+from .rows import CONFIDENCE, AntibodyRows, Sampling, mean_score
 from .validity import find_structure_problems
 
 RECORD = "all_results.json"
-ROLES = ("heavy", "light", "antigen")
-_NAMES = {  # how columns are called, with - and blanks as _; the first of a role that fits
+THRESHOLD = 7.0  # pKd: 100 nM
+MIN_SPREAD = 0.05  # label units; a discriminator whose predictions spread less says one thing about everything
+ANTIGENS_UNKNOWN = "Whether the discriminator was trained on these antigens is not known."
+_NAMES = {  # how columns are called, with - and blanks as _
     "heavy": ("heavy", "vh", "h"),
     "light": ("light", "vl", "l"),
     "antigen": ("antigen", "ag", "target"),
 }
-
-
-@dataclass(frozen=True)
-class Trust:
-    """Whether a discriminator's numbers may be believed here.
-
-    Attributes:
-        doubts: clauses that say why not; none where they may.
-        label_std: standard deviation of its test labels, label units; None where its record does not say.
-    """
-
-    doubts: tuple[str, ...] = ()
-    label_std: float | None = None
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether nothing speaks against it."""
-        return not self.doubts
 
 
 @dataclass(frozen=True)
@@ -51,36 +38,24 @@ class Discriminator:
         predictor: of a trained affinity model.
         roles: column that it reads -> "heavy", "light" or "antigen".
         record: its `all_results.json`; None where that was not beside it.
-        name: as the user gave it.
     """
 
     predictor: AffinityPredictor
     roles: Mapping[str, str]
     record: Mapping[str, Any] | None = field(default=None, repr=False)
-    name: str = "discriminator"
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        *,
-        revision: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        device: str | None = None,
-    ) -> Discriminator:
+    def from_pretrained(cls, name_or_path: str | Path, *, device: str | None = None) -> Discriminator:
         """Loads what `recipes/max_speed.py` wrote, from a folder or from the Hub, with its record where there is one.
 
-        Args:
-            columns: column of the model -> "heavy", "light" or "antigen"; None finds that out by their names.
-
         Raises:
-            ArgumentError: as `AffinityPredictor.from_pretrained`; or columns that cannot be told apart.
+            ArgumentError: as `AffinityPredictor.from_pretrained`; columns that cannot be told apart; a damaged record.
 
         Cost: as `AffinityPredictor.from_pretrained`.
         """
-        folder = find_model(name_or_path, revision)
+        folder = find_model(name_or_path)
         predictor = AffinityPredictor.from_pretrained(folder, device=device)
-        return cls(predictor, find_roles(predictor.columns, columns), read_record(folder), str(name_or_path))
+        return cls(predictor, find_roles(predictor.columns), read_record(folder))
 
     def predict(self, rows: AntibodyRows) -> FloatArray:
         """(n,) label units; NaN for rows that it cannot read: malformed, no such chain, too long for its encoder.
@@ -88,54 +63,37 @@ class Discriminator:
         Raises:
             DataError: an antigen holds what is no residue, or a prediction is not finite.
         """
-        columns = {name: self._column(rows, role) for name, role in self.roles.items()}
-        readable = self._find_readable(rows, columns)
+        columns = {name: rows.antigens if one == "antigen" else rows.chain(one) for name, one in self.roles.items()}
+        collator = self.predictor.collator
+        required = {role for name, role in self.roles.items() if name not in collator.missing_chains}
+        readable = np.array([one is None for one in find_structure_problems(rows, "light" in required)], dtype=bool)
+        for name, parts in collator.columns.items():
+            limit = collator.tokenizers[name].max_residues
+            if limit is not None and collator.too_long == "error":
+                readable &= np.sum([[len(one) for one in columns[part]] for part in parts], axis=0) <= limit
         found = np.full(len(rows), np.nan)
         if readable.any():
             chosen = {name: [one for one, keep in zip(values, readable) if keep] for name, values in columns.items()}
             found[readable] = self.predictor.predict(chosen)
         return found
 
-    def _column(self, rows: AntibodyRows, role: str) -> list[str]:
-        return list(rows.antigens) if role == "antigen" else rows.chain(role)
 
-    def _find_readable(self, rows: AntibodyRows, columns: Mapping[str, Sequence[str]]) -> np.ndarray:
-        collator = self.predictor.collator
-        may_lack = {self.roles[name] for name in collator.missing_chains}
-        needs_light = "light" in self.roles.values() and "light" not in may_lack
-        readable = np.array([one is None for one in find_structure_problems(rows, needs_light)], dtype=bool)
-        for name, parts in collator.columns.items():
-            limit = collator.tokenizers[name].max_residues
-            if limit is not None and collator.too_long == "error":
-                readable &= np.sum([[len(one) for one in columns[part]] for part in parts], axis=0) <= limit
-        return readable
-
-
-def find_roles(columns: Sequence[str], given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Which of heavy chain, light chain and antigen each column of a model is.
-
-    Args:
-        columns: of the model.
-        given: column -> role, where names do not tell.
+def find_roles(columns: Sequence[str]) -> dict[str, str]:
+    """Which of heavy chain, light chain and antigen each column of a model is, by a word of its name.
 
     Raises:
-        ArgumentError: a column whose role is not told, or told twice; or a role or column that there is none of.
+        ArgumentError: names do not tell, or tell the same of two.
     """
-    wrong = {name: role for name, role in (given or {}).items() if name not in columns or role not in ROLES}
-    if wrong:
+    words = {name: {*name.lower().replace("-", "_").replace(" ", "_").split("_")} for name in columns}
+    fitting = {name: [role for role, known in _NAMES.items() if words[name] & {*known}] for name in columns}
+    roles = {name: each[0] for name, each in fitting.items() if len(each) == 1}
+    if len({*roles.values()}) < len(columns):
+        known = "; ".join(f"{role}: {', '.join(names)}" for role, names in _NAMES.items())
         raise ArgumentError(
-            f"Discriminator columns {wrong}: the model reads {', '.join(columns)}, each of them one of "
-            f"{', '.join(ROLES)}."
+            f"The discriminator reads {', '.join(columns)}: which of them is the heavy chain, the light chain and the "
+            f"antigen is not clear. Train it on columns with one of these words in their names ({known})."
         )
-    roles = {name: (given or {}).get(name) or _guess(name) for name in columns}
-    known = [role for role in roles.values() if role]
-    unclear = [name for name, role in roles.items() if role is None or known.count(role) > 1]
-    if unclear:
-        raise ArgumentError(
-            f"The discriminator reads {', '.join(columns)}: what {', '.join(unclear)} stands for is not clear. Name "
-            "each of these columns as heavy, light or antigen, for example {'sequence_a': 'heavy'}."
-        )
-    return {name: role for name, role in roles.items() if role}
+    return roles
 
 
 def read_record(folder: str | Path) -> dict[str, Any] | None:
@@ -148,21 +106,18 @@ def read_record(folder: str | Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, OSError) as error:
         raise ArgumentError(f"{path}: damaged, no JSON ({error}). Copy the model's folder again.") from error
-    return record if isinstance(record, dict) else None
 
 
-def examine_record(
-    record: Mapping[str, Any] | None, test_antigens: Collection[str], training_antigens: Collection[str] | None = None
-) -> Trust:
-    """Says what speaks against a discriminator before it has predicted anything.
+def find_doubts(record: Mapping[str, Any] | None, predicted: FloatArray | None = None) -> list[str]:
+    """What speaks against a discriminator: clauses, none where its numbers may be believed.
 
     Args:
         record: its `all_results.json`; None: unknown, which is a doubt.
-        test_antigens: that antibodies are generated for.
-        training_antigens: that it was trained on; None: unknown, which is a doubt too.
+        predicted: label units, NaN for none, all that it said of outputs, baselines and held-out antibodies; it must
+            tell something from something. None: it has said nothing yet.
     """
     doubts = []
     verdict = (record or {}).get("verdict") or {}
@@ -170,17 +125,69 @@ def examine_record(
         doubts.append("what it is worth is not known: no verdict of its own test is beside it")
     elif verdict["outcome"] != "better":
         doubts.append(f"its own record says: {str(verdict.get('text', verdict['outcome'])).splitlines()[0]}")
-    if training_antigens is None:
-        doubts.append("whether it was trained on these antigens is not known")
-    else:
-        asked, seen = set(test_antigens), set(training_antigens)
-        if asked & seen:
-            doubts.append(f"it was trained on {len(asked & seen):,} of these {len(asked):,} antigens")
+    if predicted is None:
+        return doubts
+    known = predicted[~np.isnan(predicted)]
+    if not len(known):
+        return [*doubts, "it could read none of the outputs"]
     std = (((record or {}).get("labels") or {}).get("test") or {}).get("std")
-    return Trust(tuple(doubts), float(std) if isinstance(std, int | float) and std > 0 else None)
+    least = MIN_SPREAD_RATIO * std if isinstance(std, int | float) and std > 0 else MIN_SPREAD
+    spread = float(known.std())
+    if len(known) > 1 and spread < least:
+        doubts.append(
+            f"it has collapsed: {len(known):,} predictions all lie about {float(np.median(known)):.2f} (standard "
+            f"deviation {spread:.2g}, where {least:.2g} is the least)"
+        )
+    return doubts
 
 
-def _guess(column: str) -> str | None:
-    words = column.lower().replace("-", "_").replace(" ", "_").split("_")
-    fitting = [role for role, names in _NAMES.items() if any(word in names for word in words)]
-    return fitting[0] if len(fitting) == 1 else None
+def judge_affinities(
+    predicted: FloatArray,
+    sampling: Sampling,
+    *,
+    doubts: Sequence[str] = (),
+    asked: Any = None,
+    threshold: float = THRESHOLD,
+) -> dict[str, Any]:
+    """Scores predictions for the outputs.
+
+    Args:
+        predicted: (n,) label units; NaN where it could not predict.
+        sampling: its units are those of these rows.
+        doubts: from `find_doubts`.
+        asked: (n,) pKd that each output was asked to have, NaN for none; None: nothing was asked for.
+        threshold: label units.
+
+    Returns:
+        JSON-able:
+            threshold: label units.
+            share_above: outputs predicted at or above it; one that cannot be predicted is not.
+            mean: predicted, label units, of those that can be.
+            correlation: Spearman between asked-for and predicted; None where nothing was asked for.
+            num_refused: outputs that the discriminator cannot read.
+            doubts: why these numbers are not to be believed; empty where they may be.
+
+    Raises:
+        DataError: other numbers of rows.
+    """
+    return {
+        "threshold": threshold,
+        "share_above": mean_score(np.nan_to_num(predicted, nan=-np.inf) >= threshold, sampling),
+        "mean": mean_score(predicted, sampling),
+        "correlation": None if asked is None else _correlate(predicted, asked, sampling),
+        "num_refused": int(np.isnan(predicted).sum()),
+        "doubts": list(doubts),
+    }
+
+
+def _correlate(predicted: FloatArray, asked: Any, sampling: Sampling) -> Score:
+    predicted, wanted = as_pair(predicted, asked)
+    has_both = ~(np.isnan(wanted) | np.isnan(predicted))
+    predicted, wanted, units = predicted[has_both], wanted[has_both], sampling.units.select(has_both)
+    has_value = len(wanted) > 1 and not value_of("spearman", predicted, wanted).undefined
+    num = sampling.num_resamples if has_value else 0
+    found = score_predictions(
+        predicted, wanted, threshold=None, num_resamples=num, confidence=CONFIDENCE, seed=sampling.seed, units=units
+    )["spearman"]
+    # Units of one row each are taken for rows there, which are trusted however few they are.
+    return {**found, **units.facts(), "is_trusted": units.are_enough}  # type: ignore[typeddict-item]

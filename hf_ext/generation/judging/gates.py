@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-from ...errors import ArgumentError
 from ...files import write_text
 from ...reporting.units import format_cell
 
 GATES_NAME = "gates.json"
-STAGES = (1, 2, 3)
-Rule = Literal["at least", "at most", "above"]
+_RULES = {"at least": operator.ge, "at most": operator.le, "above": operator.gt}
 
 
-@dataclass(frozen=True)
-class Requirement:
+class Requirement(NamedTuple):
     """A number that a stage must reach.
 
     Attributes:
         name: of the number.
-        rule, threshold: what passes.
+        rule, threshold: what passes: "at least", "at most" or "above" it.
         meaning: of the number, with its unit, as a reader is told it.
     """
 
     name: str
-    rule: Rule
+    rule: str
     threshold: float
     meaning: str
-
-    def accepts(self, value: float) -> bool:
-        """Whether a value passes; one that is not finite never does."""
-        if not math.isfinite(value):
-            return False
-        if self.rule == "above":
-            return value > self.threshold
-        return value >= self.threshold if self.rule == "at least" else value <= self.threshold
 
 
 @dataclass(frozen=True)
@@ -96,32 +86,29 @@ def check_gates(
 
     Args:
         stage: 1, 2 or 3.
-        numbers: name of a requirement -> its value; None, or no entry: it was not measured, and the gate fails.
-        thresholds: name -> threshold in place of the specification's.
+        numbers: name of a requirement -> its value; None, or no entry: it was not measured, and the gate fails, as it
+            does for a number that is not finite.
+        thresholds: name -> finite threshold in place of the specification's.
         not_applicable: name -> why this run cannot have the number (data without affinities); such a gate neither
             passes nor fails.
 
     Returns:
         One `Gate` per requirement, in order.
-
-    Raises:
-        ArgumentError: no such stage; a threshold or an exception for a requirement that the stage does not have, or a
-            threshold that is not finite.
     """
-    if stage not in REQUIREMENTS:
-        raise ArgumentError(f"stage={stage!r}: one of {', '.join(map(str, STAGES))} is needed.")
-    thresholds, not_applicable = thresholds or {}, not_applicable or {}
-    names = [one.name for one in REQUIREMENTS[stage]]
-    for name in (*thresholds, *not_applicable):
-        if name not in names:
-            raise ArgumentError(f"Stage {stage} has no gate {name!r}: its gates are {', '.join(names)}.")
     gates = []
     for one in REQUIREMENTS[stage]:
-        threshold = float(thresholds.get(one.name, one.threshold))
-        if not math.isfinite(threshold):
-            raise ArgumentError(f"threshold of gate {one.name!r}: {threshold} is none; a finite number is needed.")
-        asked = Requirement(one.name, one.rule, threshold, one.meaning)
-        gates.append(_check(asked, numbers.get(one.name), not_applicable.get(one.name)))
+        value, threshold = numbers.get(one.name), float((thresholds or {}).get(one.name, one.threshold))
+        needed = f"{one.rule} {format_cell(threshold)} is needed ({one.meaning})"
+        is_known = value is not None and math.isfinite(value)
+        number = float(value) if is_known else None
+        passed: bool | None = is_known and _RULES[one.rule](number, threshold)
+        if why_not := (not_applicable or {}).get(one.name):
+            passed, reason = None, f"does not apply: {why_not}"
+        elif is_known:
+            reason = f"{format_cell(number)}; {needed}"
+        else:
+            reason = f"{'not measured' if value is None else f'{value} is no number to pass by'}; {needed}"
+        gates.append(Gate(one.name, number, threshold, passed, reason))
     return gates
 
 
@@ -139,23 +126,10 @@ def write_gates(path: str | os.PathLike[str], stages: Mapping[int, Sequence[Gate
     Raises:
         OSError: the disk refuses.
     """
-    content = {
-        "passed": all(have_passed(gates) for gates in stages.values()) and bool(stages),
-        "stages": {
-            str(stage): {"passed": have_passed(gates), "gates": [gate.as_dict() for gate in gates]}
-            for stage, gates in stages.items()
-        },
+    found = {
+        str(stage): {"passed": have_passed(gates), "gates": [gate.as_dict() for gate in gates]}
+        for stage, gates in stages.items()
     }
+    content = {"passed": bool(found) and all(one["passed"] for one in found.values()), "stages": found}
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     return content
-
-
-def _check(asked: Requirement, value: float | None, why_not: str | None) -> Gate:
-    needed = f"{asked.rule} {format_cell(asked.threshold)} is needed ({asked.meaning})"
-    if why_not is not None:
-        return Gate(asked.name, value, asked.threshold, None, f"does not apply: {why_not}")
-    if value is None or not math.isfinite(value):
-        said = "not measured" if value is None else f"{value} is no number to pass by"
-        return Gate(asked.name, None, asked.threshold, False, f"{said}; {needed}")
-    number = float(value)
-    return Gate(asked.name, number, asked.threshold, asked.accepts(number), f"{format_cell(number)}; {needed}")

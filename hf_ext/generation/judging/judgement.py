@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError, DataError
-from ...evaluation._arrays import FloatArray
+from ...errors import DataError
 from ...evaluation.resampling import ResamplingUnits
-from .affinities import THRESHOLD, judge_affinities
+from ...reporting.report.tasks.generation import MODEL, find_scores, score_rows
+from ...reporting.tables import format_table
 from .baselines import RANDOM, make_baselines
-from .comparison import (
-    CDR3,
-    HELD_OUT,
-    MEASURES,
-    MODEL,
-    Comparisons,
-    SetScores,
-    compare_sets,
-    format_comparisons,
-    format_sets,
-)
 from .conditions import ConditionEffect
-from .discriminator import Discriminator, Trust, examine_record
-from .diversity import judge_diversity
-from .humanness import Humanness
-from .novelty import judge_novelty
-from .numbering import Domains, Numberer
-from .recovery import Recovery, judge_recovery
-from .rows import AntibodyRows
-from .scores import Sampling, mean_score
-from .validity import judge_validity
-from .verdict import GenerationVerdict, decide
+from .copies import judge_diversity, judge_novelty, judge_recovery
+from .discriminator import ANTIGENS_UNKNOWN, THRESHOLD, Discriminator, find_doubts, judge_affinities
+from .numbering import Numberer
+from .rows import AntibodyRows, Sampling, compare_means, mean_score
+from .validity import Humanness, judge_validity
+from .verdict import CDR3, MEASURES, Comparisons, GenerationVerdict, SetScores, decide
+
+HELD_OUT = "held-out antibodies"
 
 
 @dataclass(frozen=True)
@@ -45,14 +32,12 @@ class Judges:
         numberer: numbers variable domains (extra "numbering"): without it nothing is called strictly valid.
         humanness: OASis (extra "humanness").
         discriminator: predicts affinities.
-        discriminator_antigens: those that it was trained on; None: unknown, which is said.
         threshold: label units of the discriminator; outputs predicted at or above it are counted.
     """
 
     numberer: Numberer | None = None
     humanness: Humanness | None = None
     discriminator: Discriminator | None = None
-    discriminator_antigens: Collection[str] | None = None
     threshold: float = THRESHOLD
 
 
@@ -62,7 +47,7 @@ class Judgement:
 
     Attributes:
         verdict: its first line.
-        sets: "model", each baseline, and "held-out antibodies" where there are any -> what was measured.
+        sets: "model", each baseline, and "held-out antibodies" -> what was measured.
         comparisons: measure -> baseline -> paired comparison; "beats" is an interval above 0.
         effects: whether the model reads its antigen, and pKd.
     """
@@ -70,14 +55,14 @@ class Judgement:
     verdict: GenerationVerdict
     sets: dict[str, SetScores]
     comparisons: Comparisons
-    effects: tuple[ConditionEffect, ...] = ()
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    effects: tuple[ConditionEffect, ...]
+    notes: tuple[str, ...]
 
     def text(self) -> str:
-        """The verdict, notes and both tables, for a terminal or a report."""
+        """The verdict, notes, and the report's table of the model beside its baselines, for a terminal."""
         lines = [self.verdict.text, *self.notes, *(f"The model {one.text}." for one in self.effects), ""]
-        lines += [format_sets(self.sets), "", format_comparisons(self.comparisons)]
-        return "\n".join(lines)
+        scores = find_scores({name: one.as_dict() for name, one in self.sets.items()})
+        return "\n".join([*lines, format_table(score_rows(scores), ["", *scores])])
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -93,16 +78,16 @@ class Judgement:
         }
 
     def numbers(self) -> dict[str, float | None]:
-        """What gates ask for, as plain values: valid, unique, share_above, correlation, beats_random."""
+        """What gates ask for: valid, unique, share_above and correlation (None if not to be believed), beats_random."""
         model = self.sets[MODEL]
-        affinities = model.affinities if model.affinities is not None and model.affinities.is_trusted else None
-        correlation = None if affinities is None else affinities.correlation
-        against = self.comparisons.get(self.verdict.measure, {}).get(RANDOM)
+        affinities = model.scores["affinities"] or {}
+        believed = {} if affinities.get("doubts") else affinities
+        against = self.comparisons.get(CDR3, {}).get(RANDOM)
         return {
-            "valid": model.validity.decisive["value"],
-            "unique": model.diversity.unique_pairs["value"],
-            "share_above": None if affinities is None else affinities.share_above["value"],
-            "correlation": None if correlation is None else correlation["value"],
+            "valid": model.valid["value"],
+            "unique": model.scores["diversity"]["unique_pairs"]["value"],
+            "share_above": believed.get("share_above", {}).get("value"),
+            "correlation": (believed.get("correlation") or {}).get("value"),
             "beats_random": against.low if against is not None and against.is_trusted else None,
         }
 
@@ -110,134 +95,75 @@ class Judgement:
 def judge_generated(
     generated: AntibodyRows,
     training: AntibodyRows,
-    held_out: AntibodyRows | None,
+    held_out: AntibodyRows,
     sampling: Sampling,
     *,
     judges: Judges | None = None,
     effects: Sequence[ConditionEffect] = (),
     asked: Any = None,
-    measure: str = CDR3,
-    is_greedy: bool = False,
     needs_light: bool = True,
-    with_baselines: bool = True,
 ) -> Judgement:
     """Judges outputs beside the baselines, on the same antigens and by the same judges.
 
     Args:
         generated: n outputs with the antigen that each was written for.
         training: what the model was trained on; baselines are made of it.
-        held_out: binders of the antigens that training did not hold; None: nothing is recovered, no baseline beaten.
+        held_out: binders of these antigens that training did not hold; of other antigens none is looked at.
         sampling: its units are the antigens, or their clusters, of the n outputs; its seed also makes the baselines.
         judges: see `Judges`.
         effects: from `judge_condition`, of the antigen and of pKd.
         asked: (n,) pKd that each output was asked to have, NaN for none; None: nothing was asked for.
-        measure: of `MEASURES`, by which baselines are to be beaten.
-        is_greedy: outputs were decoded without sampling, see `judge_diversity`.
         needs_light: whether a heavy chain alone is no valid output.
-        with_baselines: False for a quick look at the model alone, as each epoch takes.
 
     Raises:
-        ArgumentError: no such measure.
         DataError: no outputs, or units of another number of rows.
 
     Cost: without judges 0.1 s a distinct new pair against 12,000 training pairs, for the model's outputs and one
     baseline's; what numbering costs see `Numberer`.
     """
-    if measure not in MEASURES:
-        raise ArgumentError(f"measure={measure!r}: one of {', '.join(MEASURES)} is needed.")
     if not len(generated):
         raise DataError("There are no outputs to judge: generate some first.")
-    case = _Case(generated.antigens, training, held_out, judges or Judges(), sampling, is_greedy, needs_light)
-    rows = {MODEL: generated}
-    if with_baselines:
-        rows |= make_baselines(generated.antigens, training, sampling.seed)
-    real = _held_out_rows(held_out, generated, sampling)
-    everything = rows if real is None else {**rows, HELD_OUT: real[0]}
-    predicted = case.predict(everything)
-    sets = {name: case.score(name, one, predicted, asked if name == MODEL else None) for name, one in rows.items()}
-    comparisons = compare_sets(sets[MODEL], {name: one for name, one in sets.items() if name != MODEL}, sampling)
-    verdict = decide(sets[MODEL], comparisons, effects, measure)
-    if real is not None:
-        sets[HELD_OUT] = case.score(HELD_OUT, real[0], predicted, None, real[1])
-    few = sampling.units.why_not_enough()
-    notes = (few or f"Intervals resample {sampling.units.describe()}.",)
-    return Judgement(verdict, sets, comparisons, tuple(effects), notes)
-
-
-@dataclass(frozen=True)
-class _Case:
-    """What every set of antibodies is held against."""
-
-    antigens: Sequence[str]
-    training: AntibodyRows
-    held_out: AntibodyRows | None
-    judges: Judges
-    sampling: Sampling
-    is_greedy: bool
-    needs_light: bool
-
-    def predict(self, sets: Mapping[str, AntibodyRows]) -> dict[str, FloatArray]:
-        """Affinities of each set; nothing without a discriminator."""
-        discriminator = self.judges.discriminator
-        return {} if discriminator is None else {name: discriminator.predict(rows) for name, rows in sets.items()}
-
-    def score(
-        self,
-        name: str,
-        rows: AntibodyRows,
-        predicted: Mapping[str, FloatArray],
-        asked: Any,
-        sampling: Sampling | None = None,
-    ) -> SetScores:
-        sampling = sampling or self.sampling
-        validity = judge_validity(rows, sampling, self.judges.numberer, self.needs_light)
-        recovery = None if name == HELD_OUT else self._recover(rows)
-        humanness = None if self.judges.humanness is None else self.judges.humanness.score(rows)
-        affinities = None
-        if name in predicted:
-            others = {other: values for other, values in predicted.items() if other != name}
-            options = {"trust": self._trust(), "asked": asked, "others": others, "threshold": self.judges.threshold}
-            affinities = judge_affinities(predicted[name], sampling, **options)
-        measures = {
-            **({} if recovery is None else {CDR3: recovery.cdr3, "heavy": recovery.heavy, "light": recovery.light}),
-            "valid": validity.is_valid.astype(np.float64),
-            **({} if humanness is None else {"humanness": humanness}),
-            **({"affinity": predicted[name]} if name in predicted else {}),
-        }
-        return SetScores(
-            name,
-            len(rows),
-            validity,
-            judge_diversity(rows, sampling, self.is_greedy and name == MODEL),
-            judge_novelty(rows, self.training, sampling),
-            {} if recovery is None else recovery.scores(sampling),
-            None if humanness is None else mean_score(humanness, sampling),
-            affinities,
-            measures,
-        )
-
-    def _recover(self, rows: AntibodyRows) -> Recovery | None:
-        if self.held_out is None or not len(self.held_out):
-            return None
-        numberer = self.judges.numberer
-        both = [None, None] if numberer is None else [Domains.of(each, numberer) for each in (rows, self.held_out)]
-        return judge_recovery(rows, self.held_out, both[0], both[1], self.sampling.seed)
-
-    def _trust(self) -> Trust:
-        assert self.judges.discriminator is not None
-        return examine_record(self.judges.discriminator.record, self.antigens, self.judges.discriminator_antigens)
-
-
-def _held_out_rows(
-    held_out: AntibodyRows | None, generated: AntibodyRows, sampling: Sampling
-) -> tuple[AntibodyRows, Sampling] | None:
-    """The binders of the antigens that were asked for, drawn by the same units as the outputs for them."""
-    if held_out is None:
-        return None
+    judges = judges or Judges()
     unit_of = dict(zip(generated.antigens, sampling.units.unit_of_row.tolist()))
-    chosen = np.array([antigen in unit_of for antigen in held_out.antigens], dtype=bool)
-    if not chosen.any():
-        return None
-    rows = held_out.select(chosen)
-    units = ResamplingUnits.of(sampling.units.column, [unit_of[antigen] for antigen in rows.antigens])
-    return rows, Sampling(units, sampling.confidence, sampling.num_resamples, sampling.seed)
+    real = held_out.select([antigen in unit_of for antigen in held_out.antigens])
+    units = ResamplingUnits.of(sampling.units.column, [unit_of[antigen] for antigen in real.antigens])
+    rows = {MODEL: generated, **make_baselines(generated.antigens, training, sampling.seed), HELD_OUT: real}
+    predicted, doubts, notes = {}, [], [sampling.units.why_not_enough()]
+    if judges.discriminator is not None:
+        predicted = {name: judges.discriminator.predict(one) for name, one in rows.items()}
+        doubts = find_doubts(judges.discriminator.record, np.concatenate([*predicted.values()]))
+        notes.append(ANTIGENS_UNKNOWN)
+    notes[0] = notes[0] or f"Intervals resample {sampling.units.describe()}."
+
+    def score_set(name: str, one: AntibodyRows) -> SetScores:
+        drawn = sampling if name != HELD_OUT else replace(sampling, units=units)
+        validity, is_valid = judge_validity(one, drawn, judges.numberer, needs_light)
+        novelty, measures = judge_novelty(one, training, drawn)
+        recovery = {} if name == HELD_OUT else judge_recovery(one, held_out, sampling.seed)
+        measures |= {**recovery, "valid": is_valid}
+        humanness = affinities = None
+        if judges.humanness is not None:
+            measures["humanness"] = judges.humanness.score(one)
+            humanness = mean_score(measures["humanness"], drawn)
+        if name in predicted:
+            measures["affinity"] = predicted[name]
+            options = {"doubts": doubts, "asked": asked if name == MODEL else None, "threshold": judges.threshold}
+            affinities = judge_affinities(predicted[name], drawn, **options)
+        scores = {
+            "validity": validity,
+            "diversity": judge_diversity(one, drawn),
+            "novelty": novelty,
+            "recovery": {measure: mean_score(values, drawn) for measure, values in recovery.items()},
+            "humanness": humanness,
+            "affinities": affinities,
+        }
+        return SetScores(len(one), scores, measures)
+
+    sets = {name: score_set(name, one) for name, one in rows.items()}
+    model, baselines = sets[MODEL].measures, [name for name in sets if name not in (MODEL, HELD_OUT)]
+    comparisons = {
+        measure: {name: compare_means(sets[name].measures[measure], model[measure], sampling) for name in baselines}
+        for measure in MEASURES
+        if measure in model and np.isfinite(model[measure]).any()
+    }
+    return Judgement(decide(sets[MODEL], comparisons, effects), sets, comparisons, tuple(effects), tuple(notes))

@@ -9,33 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from string import ascii_uppercase
 from typing import Any, Literal
 
 from ...data.proteins import STANDARD
 from ...optional import import_problem, require
-from .rows import AntibodyRows
 
-REGIONS = {
-    "FR1": (1, 26),
-    "CDR1": (27, 38),
-    "FR2": (39, 55),
-    "CDR2": (56, 65),
-    "FR3": (66, 104),
-    "CDR3": (105, 117),
-    "FR4": (118, 128),
-}
+RESIDUES = frozenset(STANDARD)
 CHAIN_TYPES = {"heavy": "H", "light": "KL"}
 CONSERVED = {23: "C", 41: "W", 104: "C"}
 J_STARTS = {"heavy": "W", "light": "F"}  # at 118, which tells heavy from light; glycine stands at 119 and 121
 LENGTHS = {"heavy": (100, 145), "light": (90, 130)}  # residues of the domain, insertions included
 MAX_OUTSIDE = 10  # residues beyond the domain's ends: a constant region, a second domain or a leader has more
-RESIDUES = frozenset(STANDARD)
 SHORTEST = 30  # residues; immunum takes no less
 MIN_CONFIDENCE = 0.4  # of immunum; its own 0.5 refuses hypermutated antibodies, 0.3 still all shuffled chains
 BATCH = 32  # chains that anarcii numbers at once
-
-Numbered = tuple[str, list[tuple[int, str, str]]]  # chain type; position, letter of an insertion or "", residue
 
 
 @dataclass(frozen=True)
@@ -44,25 +31,20 @@ class NumberedDomain:
 
     Attributes:
         chain_type: "H", "K" or "L".
-        positions: IMGT position -> residue; insertions are left out here, not in `regions`.
-        regions: name of `REGIONS` -> its residues, insertions included.
+        positions: IMGT position -> residue; insertions are left out here, and counted in `length`.
+        length: residues of the domain.
         num_outside: residues of the chain that are not of the domain.
     """
 
     chain_type: str
     positions: dict[int, str]
-    regions: dict[str, str]
+    length: int
     num_outside: int
-
-    @property
-    def length(self) -> int:
-        """Residues of the domain."""
-        return sum(map(len, self.regions.values()))
 
 
 @dataclass
 class Numberer:
-    """Numbers chains, each distinct one once however often it is asked for.
+    """Numbers chains (IMGT), each distinct one once however often it is asked for.
 
     Args:
         library: "immunum" aligns with profiles; "anarcii", a language model, numbers also what is far from antibodies.
@@ -92,69 +74,43 @@ class Numberer:
     def number(self, sequences: Iterable[str]) -> list[NumberedDomain | None]:
         """The domain in each sequence; None where there is none, or letters that are no residues."""
         asked = list(sequences)
-        new = [
-            one
-            for one in dict.fromkeys(asked)
-            if one not in self._known and len(one) >= SHORTEST and RESIDUES.issuperset(one)
-        ]
-        number = _number_by_immunum if self.library == "immunum" else _number_by_anarcii
-        if new:
-            self._known.update((one, _read(found, one)) for one, found in zip(new, number(new)))
-        return [self._known.get(one) for one in asked]
+        new = [one for one in dict.fromkeys(asked) if one not in self._known]
+        readable = [one for one in new if len(one) >= SHORTEST and RESIDUES.issuperset(one)]
+        self._known.update(dict.fromkeys(new))
+        if readable:
+            number = _number_by_immunum if self.library == "immunum" else _number_by_anarcii
+            self._known.update(zip(readable, number(readable)))
+        return [self._known[one] for one in asked]
+
+    def find_type_problem(self, chain: str, sequence: str) -> str | None:
+        """Why a sequence does not number as a variable domain of a "heavy" or "light" chain, whatever else it holds."""
+        (domain,) = self.number([sequence])
+        if domain is None:
+            return f"{chain} chain is not numbered as a variable domain"
+        return None if domain.chain_type in CHAIN_TYPES[chain] else f"{chain} chain is of type {domain.chain_type}"
+
+    def find_domain_problem(self, chain: str, sequence: str) -> str | None:
+        """Why a sequence is not one whole variable domain of a "heavy" or "light" chain; None where it is."""
+        (domain,) = self.number([sequence])
+        problem = self.find_type_problem(chain, sequence)
+        if domain is None or problem:
+            return problem
+        for position, residue in CONSERVED.items():
+            found = domain.positions.get(position, "nothing")
+            if found != residue:
+                return f"{chain} chain has {found} at position {position}, where {residue} is conserved"
+        motif = "".join(domain.positions.get(position, "-") for position in range(118, 122))
+        if (motif[:2], motif[3]) != (f"{J_STARTS[chain]}G", "G"):
+            return f"{chain} chain has {motif} for the J motif {J_STARTS[chain]}GxG"
+        shortest, longest = LENGTHS[chain]
+        if not shortest <= domain.length <= longest:
+            return f"{chain} domain of {domain.length} residues, not {shortest} to {longest}"
+        if domain.num_outside > MAX_OUTSIDE:
+            return f"{chain} chain with {domain.num_outside} residues outside its variable domain"
+        return None
 
 
-@dataclass(frozen=True)
-class Domains:
-    """Numbered domains of n rows, heavy and light; None where a chain is missing or no variable domain."""
-
-    heavy: list[NumberedDomain | None]
-    light: list[NumberedDomain | None]
-
-    @classmethod
-    def of(cls, rows: AntibodyRows, numberer: Numberer) -> Domains:
-        """Numbers every distinct chain once."""
-        return cls(numberer.number(rows.chain("heavy")), numberer.number(rows.chain("light")))
-
-    def are_numbered(self, rows: AntibodyRows) -> list[bool]:
-        """Whether each row's chains are numbered with the right type, whatever else they hold."""
-        return [all(_is_numbered(domain, chain) for chain, domain in self._chains(rows, i)) for i in range(len(rows))]
-
-    def find_problems(self, rows: AntibodyRows) -> list[str | None]:
-        """Why each row is not made of whole variable domains and nothing else; a missing light chain may be."""
-        problems = ([find_domain_problem(one, chain) for chain, one in self._chains(rows, i)] for i in range(len(rows)))
-        return [next(filter(None, found), None) for found in problems]
-
-    def _chains(self, rows: AntibodyRows, row: int) -> list[tuple[str, NumberedDomain | None]]:
-        both = [("heavy", self.heavy[row]), ("light", self.light[row])]
-        return both[:1] if rows.light[row] is None else both
-
-
-def find_domain_problem(domain: NumberedDomain | None, chain: str) -> str | None:
-    """Why a domain is not one whole variable domain of a "heavy" or "light" chain; None where it is."""
-    if domain is None:
-        return f"{chain} chain is not numbered as a variable domain"
-    if not _is_numbered(domain, chain):
-        return f"{chain} chain is of type {domain.chain_type}"
-    for position, residue in CONSERVED.items():
-        found = domain.positions.get(position, "nothing")
-        if found != residue:
-            return f"{chain} chain has {found} at position {position}, where {residue} is conserved"
-    motif = "".join(domain.positions.get(position, "-") for position in range(118, 122))
-    if (motif[:2], motif[3]) != (f"{J_STARTS[chain]}G", "G"):
-        return f"{chain} chain has {motif} for the J motif {J_STARTS[chain]}GxG"
-    shortest, longest = LENGTHS[chain]
-    if not shortest <= domain.length <= longest:
-        return f"{chain} domain of {domain.length} residues, not {shortest} to {longest}"
-    if domain.num_outside > MAX_OUTSIDE:
-        return f"{chain} chain with {domain.num_outside} residues outside its variable domain"
-    return None
-
-
-def _is_numbered(domain: NumberedDomain | None, chain: str) -> bool:
-    return domain is not None and domain.chain_type in CHAIN_TYPES[chain]
-
-
-def _number_by_immunum(sequences: Sequence[str]) -> Iterator[Numbered | None]:
+def _number_by_immunum(sequences: Sequence[str]) -> Iterator[NumberedDomain | None]:
     from immunum import Annotator
 
     annotator = Annotator(chains=list("HKL"), scheme="imgt", min_confidence=MIN_CONFIDENCE)
@@ -162,14 +118,10 @@ def _number_by_immunum(sequences: Sequence[str]) -> Iterator[Numbered | None]:
         # `number` would call four residues of a shuffled chain a domain; `number_domains` refuses what is that short.
         found: list[Any] = [one for one in annotator.number_domains(sequence) if one.error is None]
         best: Any = max(found, key=lambda one: one.confidence, default=None)
-        if best is None:
-            yield None
-        else:  # positions as "111" and, inserted, "111A"
-            places = [(place.rstrip(ascii_uppercase), place, one) for place, one in best.numbering.items()]
-            yield best.chain, [(int(position), place.removeprefix(position), one) for position, place, one in places]
+        yield None if best is None else _read(best.chain, best.numbering, sequence)
 
 
-def _number_by_anarcii(sequences: Sequence[str]) -> Iterator[Numbered | None]:
+def _number_by_anarcii(sequences: Sequence[str]) -> Iterator[NumberedDomain | None]:
     import torch
     from anarcii import Anarcii
 
@@ -180,22 +132,13 @@ def _number_by_anarcii(sequences: Sequence[str]) -> Iterator[Numbered | None]:
         answers = model.number({str(place): one for place, one in enumerate(sequences)})
     finally:
         torch.set_num_threads(num_threads)
-    for place in range(len(sequences)):
+    for place, sequence in enumerate(sequences):
         found = answers[str(place)]
-        if found["error"] or not found["numbering"]:
-            yield None
-        else:
-            residues = [(position, letter.strip(), one) for (position, letter), one in found["numbering"] if one != "-"]
-            yield found["chain_type"], residues
+        residues = {f"{at}{letter.strip()}": one for (at, letter), one in found["numbering"] or [] if one != "-"}
+        yield None if found["error"] or not residues else _read(found["chain_type"], residues, sequence)
 
 
-def _read(numbered: Numbered | None, sequence: str) -> NumberedDomain | None:
-    if numbered is None:
-        return None
-    chain_type, residues = numbered
-    regions = {
-        name: "".join(one for position, _, one in residues if first <= position <= last)
-        for name, (first, last) in REGIONS.items()
-    }
-    positions = {position: one for position, insertion, one in residues if not insertion}
-    return NumberedDomain(chain_type, positions, regions, len(sequence) - len(residues))
+def _read(chain_type: str, residues: dict[str, str], sequence: str) -> NumberedDomain:
+    """From residues at "111" and, inserted, "111A"."""
+    positions = {int(place): one for place, one in residues.items() if place.isdigit()}
+    return NumberedDomain(chain_type, positions, len(residues), len(sequence) - len(residues))

@@ -65,10 +65,23 @@ def generation_scores(run: RunFiles) -> dict[str, dict[str, Any]]:
 
     Measures are named as `measure_title` takes them.
     """
-    sets = as_dict(as_dict(run.results.get("generation")).get("sets"))
+    return find_scores(as_dict(as_dict(run.results.get("generation")).get("sets")))
+
+
+def find_scores(sets: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same, of what `generation.sets` of a run's results holds."""
     scores = {name: {measure: _find(as_dict(one), measure) for measure in _MEASURES} for name, one in sets.items()}
     there = [measure for measure in _MEASURES if any(each[measure] for each in scores.values())]
     return {name: {measure: each[measure] for measure in there if each[measure]} for name, each in scores.items()}
+
+
+def score_rows(scores: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
+    """A row per measure, a column per set of antibodies; `scores` as `find_scores` gives them."""
+    names = dict.fromkeys(measure for each in scores.values() for measure in each)
+    return [
+        [measure_title(name), *(units.score(each[name]) if name in each else units.MISSING for each in scores.values())]
+        for name in names
+    ]
 
 
 def measure_title(measure: str) -> str:
@@ -128,24 +141,14 @@ def _blocks(run: RunFiles) -> list[Block]:
     found = as_dict(run.results.get("generation"))
     findings = [str(as_dict(one).get("text")) for one in as_dict(found.get("verdict")).get("findings") or []]
     blocks: list[Block] = [Bullets([units.capitalize(f"{text}.") for text in findings])] if findings else []
-    blocks.append(_table(scores, as_dict(found.get("sets"))))
+    num = as_dict(as_dict(found.get("sets")).get(MODEL)).get("num_rows")
+    caption = f"{units.number(num)} antibodies of each kind for the same test antigens. In brackets: intervals."
+    blocks.append(Table(["", *scores], score_rows(scores), caption, highlight=MODEL))
     blocks += _comparison_blocks(as_dict(found.get("comparisons")))
     effects = [effect_sentence(effect) for effect in _effects(run)]
     blocks += [Bullets([*effects, *(str(note) for note in found.get("notes") or [])])]
     blocks += [*_fault_blocks(found), *_memory_blocks(found)]
     return [*blocks, *_gate_blocks(run), *_sampled_blocks(run), *_gallery(run)]
-
-
-def _table(scores: Mapping[str, Mapping[str, Any]], sets: Mapping[str, Any]) -> Table:
-    """A row per measure, a column per set of antibodies."""
-    names = dict.fromkeys(measure for each in scores.values() for measure in each)
-    rows = [
-        [measure_title(m), *(units.score(each[m]) if m in each else units.MISSING for each in scores.values())]
-        for m in names
-    ]
-    num = as_dict(sets.get(MODEL)).get("num_rows")
-    caption = f"{units.number(num)} antibodies of each kind for the same test antigens. In brackets: intervals."
-    return Table(["", *scores], rows, caption, highlight=MODEL)
 
 
 def _effects(run: RunFiles) -> list[dict[str, Any]]:

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import DataError
 from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.generation.judging.rows import AntibodyRows
-from hf_ext.generation.judging.scores import Sampling, compare_losses, compare_means, mean_score
+from hf_ext.generation.judging.rows import AntibodyRows, Sampling, compare_means, mean_score
 
 
 def by_antigen(values) -> Sampling:
@@ -22,9 +21,6 @@ def test_rows_come_from_pairs_and_are_selected_together():
     assert rows.chain("light") == ["CC", ""]
     kept = rows.select(np.array([False, True]))
     assert (kept.pairs, kept.antigens, kept.malformed) == ([("DD", None)], ("Y",), ("no <eos>",))
-
-
-def test_columns_of_unequal_length_are_refused():
     with pytest.raises(DataError, match=r"'heavy': 2.*'antigens': 1"):
         AntibodyRows.of_columns(["A", "B"], [None, None], ["X"])
 
@@ -38,6 +34,8 @@ def test_the_interval_of_a_mean_is_that_of_its_units():
     # Units of equal rows: 20 numbers of which 10 are 1 vary more than 100 of which 50 are.
     equal = mean_score(np.repeat([0.0, 1.0] * 10, 5), antigens)
     assert equal["high"] - equal["low"] > 1.8 * (one["high"] - one["low"])
+    with pytest.raises(DataError, match="units of 100 rows for 2"):
+        mean_score([1.0, 2.0], rows)
 
 
 def test_a_share_of_all_rows_has_the_exact_binomial_interval_of_its_units():
@@ -53,6 +51,9 @@ def test_rows_without_a_value_are_left_out_and_counted_out():
     score = mean_score([1.0, np.nan, 3.0], by_antigen(["a", "b", "c"]))
     assert (score["value"], score["n"], score["num_units"]) == (2.0, 2, 2)
     assert mean_score([np.nan], by_antigen(["a"]))["undefined"] == "no row has a value"
+    compared = compare_means([1.0, np.nan, 3.0], [2.0, 5.0, np.nan], by_antigen(["a", "b", "c"]))
+    assert (compared.n, compared.improvement) == (1, 1.0)
+    assert compare_means([np.nan], [1.0], by_antigen(["a"])).improvement is None
 
 
 def test_few_units_are_not_trusted_even_where_each_is_one_row():
@@ -62,18 +63,5 @@ def test_few_units_are_not_trusted_even_where_each_is_one_row():
 
 
 def test_a_lower_loss_per_token_is_an_improvement_weighted_by_tokens():
-    found = compare_losses([10, 30], [20.0, 60.0], [10.0, 60.0], by_antigen(["a", "b"]))
-    assert (found.before, found.after) == (2.0, 1.75)
-    assert found.improvement == pytest.approx(0.25)
-    with pytest.raises(DataError, match="after, row 1: nan"):
-        compare_losses([1, 1], [1.0, 1.0], [1.0, np.nan], by_antigen(["a", "b"]))
-
-
-def test_options_out_of_range_are_refused():
-    units = ResamplingUnits.of("antigen", ["a"])
-    with pytest.raises(ArgumentError, match="confidence=95"):
-        Sampling(units, confidence=95)
-    with pytest.raises(ArgumentError, match="num_resamples=1"):
-        Sampling(units, num_resamples=1)
-    with pytest.raises(DataError, match="units of 1 rows for 2"):
-        mean_score([1.0, 2.0], Sampling(units))
+    found = compare_means([20.0, 60.0], [10.0, 60.0], by_antigen(["a", "b"]), num_tokens=[10, 30])
+    assert (found.before, found.after, found.improvement) == (2.0, 1.75, 0.25)
