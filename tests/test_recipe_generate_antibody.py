@@ -43,17 +43,21 @@ def test_the_demo_leaves_everything_a_run_leaves(demo):
     assert data["leaks"]["columns"]["antigen"]["num_test_sequences_in_train"] == 0
 
 
-def test_a_twin_trained_on_shuffled_pairs_ignores_the_antigen_and_fails(tmp_path):
+def test_a_twin_trained_on_shuffled_pairs_ignores_the_antigen_fails_and_no_stage_follows(tmp_path):
     table = make_demo_pairs().to_pandas()
     table["heavy"] = table["heavy"].sample(frac=1, random_state=0).to_numpy()
     table.to_csv(tmp_path / "pairs.csv", index=False)
-    words = ("--dataset_name", "pairs.csv", "--num_train_epochs", "4", "--num_epoch_samples", "2", *SMALL)
-    done = run("generate_antibody", tmp_path, *words, launcher=ALONE, status=1)
+    words = ("--dataset_name", "pairs.csv", "--stage", "auto", "--num_train_epochs", "4", "--num_epoch_samples", "2")
+    done = run("generate_antibody", tmp_path, *words, *SMALL, launcher=ALONE, status=1)
     assert done.stderr.strip().splitlines()[-1].startswith("GatesFailed: Stage 1 did not pass its gates (")
-    assert done.results["generation"]["effects"][0]["reading"] == "ignores"
-    assert "ignores the antigen" in (done.folder / "report.md").read_text().split("\n\n")[1].lower()
-    assert "ignores the antigen" in done.results["verdict"]["text"].lower()
-    assert not done.results["verdict"]["is_better"]
-    failed = {gate["name"] for gate in done.read("gates.json")["stages"]["1"]["gates"] if gate["passed"] is False}
+    gates = done.read("gates.json")["stages"]
+    assert [*gates] == ["1"]
+    assert not (done.folder / "stage-2").exists()
+    failed = {gate["name"] for gate in gates["1"]["gates"] if gate["passed"] is False}
     assert "reproduced" in failed
     assert "num_errors" not in failed
+    results = done.read("stage-1/all_results.json")
+    assert results["generation"]["effects"][0]["reading"] == "ignores"
+    assert "ignores the antigen" in results["verdict"]["text"].lower()
+    assert not results["verdict"]["is_better"]
+    assert "ignores the antigen" in (done.folder / "stage-1" / "report.md").read_text().split("\n\n")[1].lower()

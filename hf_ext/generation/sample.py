@@ -20,7 +20,7 @@ from ..errors import ArgumentError
 from ..evaluation._arrays import FloatArray
 from ..files import replacing, try_replacing, write_cell
 from .arguments import WritingArguments, flag
-from .judging.discriminator import Discriminator
+from .judging.discriminator import Discriminator, find_doubts
 from .judging.numbering import Numberer
 from .judging.rows import AntibodyRows
 from .judging.validity import find_cdr3, find_problems
@@ -100,7 +100,7 @@ class Examiners:
     Attributes:
         numberer: numbers domains; without it valid is by patterns of conserved residues.
         training: antibodies that the model was trained on, and `training_rows` their rows in the file.
-        discriminator: predicts affinities; they order the table where its own record says that it beat every baseline.
+        discriminator: predicts affinities; they order the table where nothing speaks against them (`find_doubts`).
         needs_light: whether a heavy chain alone is a fault.
     """
 
@@ -113,8 +113,7 @@ class Examiners:
     @property
     def orders_by_affinity(self) -> bool:
         """Whether predicted affinities may order anything."""
-        record = (self.discriminator.record if self.discriminator else None) or {}
-        return (record.get("verdict") or {}).get("outcome") == "better"
+        return self.discriminator is not None and not find_doubts(self.discriminator.record)
 
 
 def tabulate(

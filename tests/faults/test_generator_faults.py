@@ -116,10 +116,3 @@ def test_auto_goes_on_while_gates_pass_and_says_what_it_does_not_carry_over(fold
     assert printed.strip().splitlines()[-1].startswith("GatesFailed: Stage 3 did not pass its gates")
     for stage in (1, 2, 3):
         assert (folder / "all" / f"stage-{stage}" / "model.safetensors").is_file()
-
-
-def test_auto_stops_at_the_first_gate_that_fails(folder: Path) -> None:
-    finish(folder, "all", "--stage", "auto", *LSTM, "--num_train_epochs", "1", status=1)
-    gates = json.loads((folder / "all" / "gates.json").read_text())
-    assert [*gates["stages"]] == ["1"]
-    assert not (folder / "all" / "stage-2").exists()

@@ -33,13 +33,11 @@ class NumberedDomain:
         chain_type: "H", "K" or "L".
         positions: IMGT position -> residue; insertions are left out here, and counted in `length`.
         length: residues of the domain.
-        num_outside: residues of the chain that are not of the domain.
     """
 
     chain_type: str
     positions: dict[int, str]
     length: int
-    num_outside: int
 
 
 @dataclass
@@ -105,8 +103,9 @@ class Numberer:
         shortest, longest = LENGTHS[chain]
         if not shortest <= domain.length <= longest:
             return f"{chain} domain of {domain.length} residues, not {shortest} to {longest}"
-        if domain.num_outside > MAX_OUTSIDE:
-            return f"{chain} chain with {domain.num_outside} residues outside its variable domain"
+        outside = len(sequence) - domain.length
+        if outside > MAX_OUTSIDE:
+            return f"{chain} chain with {outside} residues outside its variable domain"
         return None
 
 
@@ -118,7 +117,7 @@ def _number_by_immunum(sequences: Sequence[str]) -> Iterator[NumberedDomain | No
         # `number` would call four residues of a shuffled chain a domain; `number_domains` refuses what is that short.
         found: list[Any] = [one for one in annotator.number_domains(sequence) if one.error is None]
         best: Any = max(found, key=lambda one: one.confidence, default=None)
-        yield None if best is None else _read(best.chain, best.numbering, sequence)
+        yield None if best is None else _read(best.chain, best.numbering)
 
 
 def _number_by_anarcii(sequences: Sequence[str]) -> Iterator[NumberedDomain | None]:
@@ -132,13 +131,13 @@ def _number_by_anarcii(sequences: Sequence[str]) -> Iterator[NumberedDomain | No
         answers = model.number({str(place): one for place, one in enumerate(sequences)})
     finally:
         torch.set_num_threads(num_threads)
-    for place, sequence in enumerate(sequences):
+    for place in range(len(sequences)):
         found = answers[str(place)]
         residues = {f"{at}{letter.strip()}": one for (at, letter), one in found["numbering"] or [] if one != "-"}
-        yield None if found["error"] or not residues else _read(found["chain_type"], residues, sequence)
+        yield None if found["error"] or not residues else _read(found["chain_type"], residues)
 
 
-def _read(chain_type: str, residues: dict[str, str], sequence: str) -> NumberedDomain:
+def _read(chain_type: str, residues: dict[str, str]) -> NumberedDomain:
     """From residues at "111" and, inserted, "111A"."""
     positions = {int(place): one for place, one in residues.items() if place.isdigit()}
-    return NumberedDomain(chain_type, positions, len(residues), len(sequence) - len(residues))
+    return NumberedDomain(chain_type, positions, len(residues))
