@@ -55,16 +55,13 @@ def test_a_token_budget_holds_for_antigens_and_antibodies_together():
         assert made["labels"].numel() + len(batch) * made["input_ids"].shape[1] <= 72
 
 
-def test_affinities_of_training_set_the_scale_of_the_model(tmp_path):
+def test_affinities_of_training_set_the_scale_of_the_model_and_adapters_are_asked_for_where_they_are(tmp_path):
     args = GeneratorArguments(**TINY)
     config = build_model(args, make_training(tmp_path), make_data(has_affinities=True)).config
     assert (config.label_mean, config.label_std, config.unknown_affinity_dropout) == (7.0, 1.0, 0.1)
     assert build_model(args, make_training(tmp_path), make_data()).config.unknown_affinity_dropout == 0.0
-
-
-def test_adapters_are_asked_for_where_they_are(tmp_path):
     with pytest.raises(ArgumentError, match="--encoder_training lora"):
-        build_model(GeneratorArguments(**TINY), make_training(tmp_path, use_peft=True), make_data())
+        build_model(args, make_training(tmp_path, use_peft=True), make_data())
 
 
 def test_the_demo_keeps_what_the_user_gave(tmp_path):

@@ -92,16 +92,6 @@ def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(mem
     ]
 
 
-@pytest.mark.nightly
-def test_a_seed_gives_the_same_files_in_batches_of_any_size(untrained, folder):
-    given = ("--num_samples", 5, "--temperature", 1.3, "--max_new_tokens", 30)
-    first = sample(untrained, *given)
-    again = sample(untrained, *given, "--max_tokens_per_batch", 1, "--output", "again.csv")
-    assert again == first
-    assert (folder / "again.fasta").read_text() == (folder / "antibodies.fasta").read_text()
-    assert sample(untrained, *given, "--seed", 1) != first
-
-
 def test_what_is_malformed_is_marked_and_kept(untrained, capsys):
     rows = sample(untrained, "--num_samples", 20, "--max_new_tokens", 12)
     assert sum(int(row["copies"]) for row in rows) == 40
@@ -140,9 +130,6 @@ def test_the_inputs_columns_are_kept_as_they_were_read(memorising, folder):
     assert read_fasta()[0][0].startswith("row2_1_heavy ")
     (row,) = sample(memorising, "--greedy", "--keep_columns", "false", data="in.csv")
     assert [*row][:3] == ["antigen", "source_row", "rank"]
-
-
-def test_an_antigen_may_stand_on_the_command_line(memorising):
     (row,) = sample(memorising, "--antigen", ANTIGENS[1].lower(), "--greedy", data=None)
     assert (row["antigen"], row["generated_heavy"]) == (ANTIGENS[1].lower(), heavy(CDR3))
 

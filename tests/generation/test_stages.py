@@ -37,13 +37,10 @@ def test_a_stage_sets_what_the_user_did_not(tmp_path):
     ("stage", "given", "rates"),
     [
         (1, {}, (0.01, None)),  # an LSTM of 128
-        (2, {}, (0.005, None)),
         (3, {}, (0.0025, None)),
-        (1, {"hidden_size": 512}, (0.0025, None)),
         (1, {"architecture": "transformer"}, (0.003, None)),
         (3, {"architecture": "light"}, (0.00075, None)),
         (2, {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "lora"}, (0.0015, 0.0003)),
-        (2, {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "full"}, (0.0015, 0.00003)),
     ],
 )
 def test_the_learning_rate_goes_by_architecture_and_width(tmp_path, stage, given, rates):

@@ -12,7 +12,6 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from hf_ext.errors import ArgumentError
 from hf_ext.models.generation.configuration import SIZES, GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
-from hf_ext.models.generation.parts import AffinityEmbedding
 
 BOUND = 2e-5  # float32, logits of about 1
 
@@ -45,14 +44,6 @@ def count_parameters(architecture, size, part=("encoder.", "decoder.")):
 )
 def test_architectures_have_the_sizes_of_the_specification(architecture, numbers):
     assert tuple(count_parameters(architecture, size) for size in SIZES[architecture]) == numbers
-
-
-def test_the_full_lstm_is_256_into_512_twice_in_both_parts():
-    with torch.device("meta"):
-        model = AntibodyGenerator(GeneratorConfig.of_size("lstm", "full"))
-    for lstm, both in ((model.encoder.lstm, True), (model.decoder.lstm, False)):
-        assert (lstm.input_size, lstm.hidden_size, lstm.num_layers, lstm.bidirectional) == (256, 512, 2, both)
-    assert model.decoder.combine is None  # attention is off unless asked for
 
 
 def test_the_light_transformer_shares_one_layer():
@@ -116,12 +107,6 @@ def test_the_lstm_runs_antigens_side_by_side_as_torch_runs_packed_ones():
     assert (padded[1, :3] - states[1, :3]).abs().max() > 100 * BOUND  # a twin that runs over the padding
 
 
-def test_what_is_padding_in_the_labels_has_no_gradient_and_no_effect(model):
-    batch = make_batch()
-    wider = {**batch, "labels": functional.pad(batch["labels"], (0, 5), value=-100)}
-    assert model(**wider).loss.item() == pytest.approx(model(**batch).loss.item(), abs=1e-6)
-
-
 def test_no_token_sees_later_ones(model):
     batch = make_batch()
     ids = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
@@ -149,13 +134,6 @@ def test_each_antigen_is_encoded_once_and_rows_see_their_own(model):
     assert seen == [3, 4]
     other = {**batch, "antigen_index": index.roll(1)}
     assert (model(**other).logits - shared.logits).abs().max() > 10 * BOUND  # the antigen is read
-
-
-def test_states_may_be_given_in_place_of_the_antigen(model):
-    batch = make_batch()
-    whole = model(**batch).logits
-    encoded = model.encode(batch.pop("input_ids"), batch["attention_mask"])
-    assert torch.equal(model(**batch, encoder_outputs=encoded).logits, whole)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +203,6 @@ def test_unknown_dropout_hides_the_affinity_in_training_only():
     assert not torch.equal(model(**batch).logits, model(**unknown).logits)
     model.train()
     assert torch.equal(model(**batch).logits, model(**unknown).logits)
-
-
-def test_unknown_dropout_takes_as_many_rows_as_it_says():
-    torch.manual_seed(0)
-    embedding = AffinityEmbedding(4, mean=0.0, std=1.0, unknown_dropout=0.25).train()
-    hidden = (embedding(torch.ones(4000), 4000) == embedding.unknown.weight).all(1)
-    assert 0.22 < hidden.float().mean() < 0.28  # four standard deviations
 
 
 # --- loss -------------------------------------------------------------------------------------------------------------
