@@ -31,8 +31,7 @@ from hf_ext.hardware import detect_hardware
 from hf_ext.models.muon import MuonAdamW
 from hf_ext.pde.configuration import OperatorConfig
 from hf_ext.pde.data import baseline_errors, load_task, measure_units
-from hf_ext.pde.model import OperatorTransformer
-from hf_ext.pde.outputs import relative_l2
+from hf_ext.pde.model import OperatorTransformer, relative_l2
 
 TASK, RESOLUTION, NUM_TRAIN, NUM_TEST = "darcy2d", 64, 1000, 200
 SIZES = {"train": NUM_TRAIN, "test": NUM_TEST}

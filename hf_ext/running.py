@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from .errors import ArgumentError, DataError, NotFiniteError
 from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
 from .reporting.card import write_card
 from .reporting.near_copies import describe_near_copies
+from .reporting.plots import plot_loss
 from .reporting.report import write_report
-from .reporting.run_record import absolute_if_local
+from .reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from .training_args import OWN_FIELDS, FastTrainingArguments
 
 STREAM_CHECK_ROWS = 1000
@@ -187,6 +189,36 @@ def plots_if_possible() -> Iterator[None]:
         yield
     except DataError as error:
         logger.warning("Not plotted: %s", error)
+
+
+def save_results(
+    trainer: Any,
+    trained: Any,
+    task: str,
+    facts: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    parser: FastArgumentParser,
+) -> dict[str, Any]:
+    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
+
+    Args:
+        trainer, trained: after training, and what `train` returned; stock Trainer's too.
+        task: its name in the JSON, by which report and card find their pages.
+        facts: JSON-able, what the task adds: its scores, their verdict, data. `model` is joined with what every
+            model has.
+        settings: arguments of model and data by name; training arguments come from the trainer.
+        parser: after parsing; it knows the command line and where each argument came from.
+    """
+    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
+    evaluations = record_evaluations(trainer) if hasattr(trainer, "evaluation_facts") else {}
+    model = {**record["model"], **facts.get("model", {})}
+    results = {**record, **evaluations, "task": task, **facts, "model": model}
+    if trainer.is_world_process_zero():
+        folder = Path(str(trainer.args.output_dir))
+        write_json(folder / "all_results.json", results)
+        with plots_if_possible():
+            plot_loss(trainer.state.log_history, folder / "loss.png")
+    return results
 
 
 def finish_run(trainer: Any, log: logging.Logger, required: Sequence[Checked] = ()) -> None:

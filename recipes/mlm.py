@@ -48,12 +48,18 @@ with quick_imports():
         UnigramBaseline,
         final_scores,
         format_scores,
-        save_results,
         score_splits,
     )
     from hf_ext.models.lora import require_base
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.running import check_inputs, finish_run, parse_command, summarize_data
+    from hf_ext.running import (
+        check_inputs,
+        finish_run,
+        parse_command,
+        save_results,
+        summarize_data,
+        with_absolute_path,
+    )
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
@@ -133,9 +139,9 @@ def run(
     trainer.save_state()
 
     scores = score_splits(trainer, splits, UnigramBaseline.fit(data.splits["train"], collator))
-    settings = {**vars(model_args), **vars(data_args)}
     required = check_requirements(requirements, final_scores(scores))
-    results = save_results(trainer, trained, scores, data.report, settings, parser, required)
+    facts = {"data": with_absolute_path(data.report, "source"), **scores, "requirements": required}
+    results = save_results(trainer, trained, "masked_lm", facts, {**vars(model_args), **vars(data_args)}, parser)
     log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
     finish_run(trainer, log, required)
     return results

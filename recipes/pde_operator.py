@@ -32,9 +32,9 @@ with quick_imports():
     from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
     from hf_ext.pde.arguments import OperatorArguments, check_training
     from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
-    from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, save_results, score_names, score_splits
+    from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, score_names, score_splits
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.running import finish_run, parse_command
+    from hf_ext.running import finish_run, parse_command, save_results
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
@@ -98,7 +98,8 @@ def run(
     scores = score_splits(trainer, rows, samples)
     required = check_requirements(requirements, scores["test"]["scores"][MODEL])
     settings = {**vars(model_args), **{name: getattr(model.config, name) for name in model_args.shape}}
-    results = save_results(trainer, trained, scores, report, settings, parser, required)
+    facts = {"data": report, "verdict": scores["test"]["verdict"], **scores, "requirements": required}
+    results = save_results(trainer, trained, "pde_operator", facts, settings, parser)
     log.info("\nnRMSE on the test samples, none of which was trained on:\n%s", format_scores(scores["test"]))
     finish_run(trainer, log, required)
     return results

@@ -1,10 +1,8 @@
-"""Scores over masked residues, the baseline beside them, and what a run leaves behind."""
+"""Scores over masked residues, and of the baseline beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +10,12 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
-from ..arguments.parser import FastArgumentParser
 from ..data.columns import read_columns
 from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
-from ..evaluation.requirements import Checked
 from ..evaluation.verdict import MODEL, judge
-from ..reporting.plots import plot_loss
-from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..running import check_scored, plots_if_possible, with_absolute_path
-from ..trainer import FastTrainer
+from ..running import check_scored
 
 SCORES = ("token_loss", "perplexity", "accuracy", "num_tokens")  # that a run ends with
 EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes
@@ -137,38 +130,3 @@ def format_scores(scores: dict[str, Any]) -> str:
     ]
     table = format_table(rows, ["split", "", *SCORES])
     return f"{scores['verdict']['text']}\n\n{table}" if "verdict" in scores else table
-
-
-def save_results(
-    trainer: Any,
-    trained: Any,
-    scores: dict[str, Any],
-    data_report: dict[str, Any],
-    settings: dict[str, Any],
-    parser: FastArgumentParser,
-    required: Sequence[Checked] = (),
-) -> dict[str, Any]:
-    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
-
-    Args:
-        trainer, trained: after training, and what `train` returned; stock Trainer's too.
-        scores: from `score_splits`.
-        data_report: what loading reported.
-        settings: model and data arguments by name; training arguments come from the trainer.
-        parser: after parsing; it knows the command line and where each argument came from.
-        required: what the final scores had to be.
-    """
-    folder = Path(trainer.args.output_dir)
-    results = {
-        **record_run(trainer, trained, settings, parser.origins, parser.arguments),
-        **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
-        "task": "masked_lm",
-        "data": with_absolute_path(data_report, "source"),
-        **scores,
-        **({"requirements": [*required]} if required else {}),
-    }
-    if trainer.is_world_process_zero():
-        write_json(folder / "all_results.json", results)
-        with plots_if_possible():
-            plot_loss(trainer.state.log_history, folder / "loss.png")
-    return results

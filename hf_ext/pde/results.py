@@ -1,25 +1,19 @@
-"""Errors of a trained operator per task, the trivial predictions beside it, and what a run leaves behind."""
+"""Errors of a trained operator per task, and of the trivial predictions beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..arguments.parser import FastArgumentParser
-from ..evaluation.requirements import Checked
 from ..evaluation.scores import Score, score_mean
 from ..evaluation.verdict import MODEL, judge
-from ..reporting.plots import plot_loss
-from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..running import check_scored, plots_if_possible
-from ..trainer import FastTrainer
+from ..running import check_scored
 from .data import baseline_errors
-from .outputs import relative_l2
+from .model import relative_l2
 
 
 class ErrorMetrics:
@@ -145,39 +139,3 @@ def format_scores(found: Mapping[str, Any]) -> str:
     ]
     factors = ", ".join(f"{task} {factor:.1f} times" for task, factor in found["factors"].items())
     return f"{found['verdict']['text']}\n\n{format_table(rows, ['', *metrics])}\n\nBelow the best of these: {factors}."
-
-
-def save_results(
-    trainer: Any,
-    trained: Any,
-    scores: Mapping[str, Mapping[str, Any]],
-    data_report: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    parser: FastArgumentParser,
-    required: Sequence[Checked] = (),
-) -> dict[str, Any]:
-    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
-
-    Args:
-        trainer, trained: after training, and what `train` returned; stock Trainer's too.
-        scores: split -> `score_split`; the verdict of the run is that of its test split.
-        data_report: what was generated.
-        settings: arguments of the operator by name; training arguments come from the trainer.
-        parser: after parsing; it knows the command line and where each argument came from.
-        required: what the scores on test had to be.
-    """
-    folder = Path(str(trainer.args.output_dir))
-    results = {
-        **record_run(trainer, trained, settings, parser.origins, parser.arguments),
-        **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
-        "task": "pde_operator",
-        "data": dict(data_report),
-        "verdict": scores["test"]["verdict"],
-        **scores,
-        **({"requirements": [*required]} if required else {}),
-    }
-    if trainer.is_world_process_zero():
-        write_json(folder / "all_results.json", results)
-        with plots_if_possible():
-            plot_loss(trainer.state.log_history, folder / "loss.png")
-    return results

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..models.auxiliary import OptimizerStep, compute_every
-from .outputs import TaskStep, relative_l2
+from .model import TaskStep, relative_l2
 from .tasks import ADVECTION_SPEED, ADVECTION_TIMES
 
 

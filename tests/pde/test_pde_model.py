@@ -9,8 +9,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.pde.configuration import OperatorConfig
 from hf_ext.pde.data import TASKS, load_task, measure_units
 from hf_ext.pde.layers import rotate
-from hf_ext.pde.model import OperatorTransformer
-from hf_ext.pde.outputs import relative_l2
+from hf_ext.pde.model import OperatorTransformer, relative_l2
 
 RESOLUTION = 16
 POINTS = RESOLUTION**2

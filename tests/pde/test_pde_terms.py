@@ -6,7 +6,7 @@ import pytest
 import torch
 from operators import RESOLUTION, make_operator, make_samples
 
-from hf_ext.pde.outputs import TaskStep
+from hf_ext.pde.model import TaskStep
 from hf_ext.pde.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
 
 
