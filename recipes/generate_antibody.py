@@ -40,11 +40,11 @@ with quick_imports():
     from hf_ext.generation.building import build_inputs, build_model, build_trainer, fill_in_demo
     from hf_ext.generation.measuring import EpochSamples, find_judges
     from hf_ext.generation.preparing import load_pairs, settle_columns
-    from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates, save_results
+    from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates
     from hf_ext.generation.stages import check_auto, describe_stage, settle_stage
     from hf_ext.masked_lm.results import EVALUATION_METRICS
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.running import finish_run, leave_pages, parse_command, summarize_data
+    from hf_ext.running import finish_run, leave_pages, parse_command, save_results, summarize_data
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
@@ -139,10 +139,10 @@ def run(
     trainer.save_model()
     trainer.save_state()
 
-    outcome = measure(trainer, stage, model_args, data, inputs, judges)
-    results = save_results(trainer, trained, outcome, data, {**vars(model_args), **vars(data_args)}, parser)
-    if outcome is not None:
-        log.info("\nStage %d, on test antigens:\n%s\n", stage, outcome.text)
+    facts, text = measure(trainer, stage, model_args, data, inputs, judges)
+    settings = {**vars(model_args), **vars(data_args)}
+    results = save_results(trainer, trained, "generation", facts, settings, parser)
+    log.info("\nStage %d, on test antigens:\n%s\n", stage, text)
     if is_last or not results["gates_passed"]:
         finish_run(trainer, log)
     else:
