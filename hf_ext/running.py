@@ -19,7 +19,6 @@ from transformers import TrainingArguments
 from .arguments.parser import FastArgumentParser
 from .arguments.presets import PRESETS
 from .data.columns import read_columns
-from .data.missing_chains import describe_missing
 from .errors import ArgumentError, DataError, NotFiniteError
 from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
 from .reporting.card import write_card
@@ -137,13 +136,14 @@ def summarize_data(report: Mapping[str, Any]) -> str:
     notes = [f"  note: {note}" for note in (*report.get("split", {}).get("notes", ()), *report.get("notes", ()))]
     notes += [f"  WARNING: {warning}" for warning in report.get("warnings", ())]
     if report.get("streaming"):
-        text = "Data: streaming, so rows are not counted and leaks between splits are not looked for."
-        return "\n".join([text, *notes])
+        return "\n".join(["Data: streaming: rows are not counted, leaks between splits are not looked for.", *notes])
     lines = [
         f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
         f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
     ]
-    lines += [f"  {line}" for line in describe_missing(report.get("missing_chains", {}), report["sizes"])]
+    for name, nums in report.get("missing_chains", {}).items():
+        shown = (f"{num:,} of {report['sizes'][split]:,} in {split}" for split, num in nums.items())
+        lines.append(f"  rows without {name}: {', '.join(shown)}")
     leaks = report.get("leaks") or {"columns": {}}
     rows = {**leaks["columns"], **({"whole row": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
     lines += [

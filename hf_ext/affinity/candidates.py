@@ -74,10 +74,8 @@ class Candidate:
         Cost: one pass over the rows.
         """
         if self.collator is None:
-            columns, policy = data_args.sequence_columns, data_args.residue_policy
-            return read_predictions(
-                self.path, rows.table, columns, data_args.label_column, policy=policy, column=column
-            )
+            columns, label = data_args.sequence_columns, data_args.label_column
+            return read_predictions(self.path, rows.table, columns, label, policy=data_args, column=column)
         check_inputs(self.collator, {"rows": rows.table}, rows.source)
         with tempfile.TemporaryDirectory() as scratch:
             own = copy.copy(args)

@@ -122,7 +122,7 @@ def load_test(run: RunFiles, args: DataArguments, settings: Any, seed: int) -> E
             f"{len(test):,}: the data have changed since. Name the data that the run had with --dataset_name."
         )
     columns = [*dict.fromkeys(columns_of(SequenceCollator.from_pretrained(run.folder)))]
-    read_predictions(listed, test, columns, args.label_column, policy=args.residue_policy)  # of the same rows?
+    read_predictions(listed, test, columns, args.label_column, policy=args)  # of the same rows?
     slices, notes = find_slices(splits["train"], test, columns)
     units, lone = find_units(args, splits), find_lone_value(args, splits)
     alone = f"All {len(test):,} rows share one value of {lone}: nothing is claimed about others." if lone else ""

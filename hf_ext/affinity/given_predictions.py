@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.arguments import DataArguments
 from ..data.formats import iter_tables
-from ..data.labels import parse_labels
-from ..data.numbers import parse_number
-from ..data.proteins import ResiduePolicy, judge_sequence
+from ..data.labels import parse_labels, parse_number
+from ..data.proteins import judge_sequence
 from ..data.reading import SOURCE_ROW
 from ..errors import DataError
 from ..files import read_cell
@@ -28,7 +28,7 @@ def read_predictions(
     sequence_columns: Sequence[str],
     label_column: str,
     *,
-    policy: ResiduePolicy,
+    policy: DataArguments,
     column: str = PREDICTION,
 ) -> NDArray[np.float64]:
     """The predictions in a table for `rows`, in their order.

@@ -13,10 +13,10 @@ import pandas as pd
 import torch
 
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
+from ..data.arguments import DataArguments
 from ..data.batching import batches_by_tokens
 from ..data.collators import INPUTS_NAME, SequenceCollator
-from ..data.missing_chains import remedy_if_missing
-from ..data.proteins import ResiduePolicy, clean_chains
+from ..data.proteins import clean_chains, remedy_if_missing
 from ..data.row_errors import format_errors
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
@@ -307,7 +307,8 @@ def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) ->
     """
     rows = np.arange(1, 1 + max(map(len, columns.values())))
     if_missing = remedy_if_missing([*columns], needs_labels=False, needs_splits=False)
-    cleaned, errors, _ = clean_chains(columns, ResiduePolicy(), rows, missing_chains, if_missing)
+    args = DataArguments(sequence_columns=[*columns], missing_chains=[*missing_chains])
+    cleaned, errors, _ = clean_chains(columns, args, rows, if_missing)
     if errors:
         refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(

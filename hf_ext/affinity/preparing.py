@@ -11,7 +11,7 @@ from datasets import Dataset
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values
 from ..data.loading import LoadedData, load_data
-from ..data.missing_chains import count_missing, settle_missing
+from ..data.split_report import find_missing
 from ..evaluation.alarms import format_report, split_alarms
 from ..running import summarize_data
 from .arguments import AffinityArguments
@@ -43,7 +43,7 @@ def load_rows(
 
     Raises:
         ArgumentError, DataError: as `load_data`; or a split is missing; or of a chain that rows may lack, training
-            shows all or none (`settle_missing`).
+            shows all or none (`find_missing`).
     """
     data = load_data(data_args, output_dir=output_dir, seed=seed, needs_validation=True, table=table)
     check_splits(data.splits)
@@ -51,22 +51,15 @@ def load_rows(
         labels = {name: np.array(column_values(split, "label")) for name, split in data.splits.items()}
         data.report["warnings"] += split_alarms(labels)
         data.report["warnings"] += _ignored_bounds(args, data_args, data.splits)
-        _settle_missing(data_args, data)
+        missing = find_missing(data.splits, data_args.missing_chains)
+        if unused := [column for column in data_args.missing_chains if column not in missing]:
+            data.report["warnings"].append(
+                f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, "
+                "and will refuse rows that lack it."
+            )
+        data_args.missing_chains, data.report["missing_chains"] = [*missing], missing
         settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)
     return data
-
-
-def _settle_missing(data_args: DataArguments, data: LoadedData) -> None:
-    counts = count_missing(data.splits, data_args.missing_chains)
-    kept = settle_missing(counts, data.report["sizes"])
-    unused = [column for column in counts if column not in kept]
-    if unused:
-        data.report["warnings"].append(
-            f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, and "
-            "will refuse rows that lack it."
-        )
-    data_args.missing_chains = kept
-    data.report["missing_chains"] = {column: counts[column] for column in kept}
 
 
 def describe_rows(data: LoadedData) -> str:

@@ -7,11 +7,15 @@ from typing import Literal, Optional
 
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
-from .clusters import CLUSTER_IDENTITY, SMALLEST_IDENTITY, check_cluster_identity
-from .missing_chains import check_columns
 from .near_copies import MIN_IDENTITY
-from .proteins import ResiduePolicy
-from .splits import SPLIT_CLUSTER, check_rule, check_sizes
+from .splits import (
+    CLUSTER_IDENTITY,
+    SMALLEST_IDENTITY,
+    SPLIT_CLUSTER,
+    check_cluster_identity,
+    check_rule,
+    check_sizes,
+)
 
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
@@ -143,7 +147,6 @@ class DataArguments:
         check_choices(self)
         check_ranges(self, {"max_train_samples": COUNT, "max_residues": COUNT, "split_seed": SEED})
         check_sizes(self.split_sizes)
-        check_columns(self.missing_chains, self.sequence_columns)
         if self.cluster_identity is not None:
             check_cluster_identity(self.cluster_identity)
         kind, split_group = check_rule(self.split or "random")
@@ -153,6 +156,14 @@ class DataArguments:
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
+        chains, allowed = self.missing_chains, ", ".join(self.sequence_columns)
+        if chains and (
+            len(self.sequence_columns) < 2 or sorted(chains) != sorted({*chains} & {*self.sequence_columns})
+        ):
+            raise ArgumentError(
+                f"missing_chains={chains}: name some of several sequence columns ({allowed}), each once; a row without "
+                "any sequence cannot be used."
+            )
         if self.split and self.split_column:
             raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
         if self.interval_by not in (None, "rows") and self.streaming:
@@ -167,13 +178,7 @@ class DataArguments:
         if self.cluster_file and (self.cluster_column or self.cluster_identity is not None):
             raise ArgumentError("cluster_file holds finished clusters; drop --cluster_column and --cluster_identity.")
         if self.cluster_column and self.cluster_column not in self.sequence_columns:
-            allowed = ", ".join(self.sequence_columns)
             raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
-
-    @property
-    def residue_policy(self) -> ResiduePolicy:
-        """The residue rules these arguments ask for."""
-        return ResiduePolicy(self.stop_codon, self.gaps, self.max_residues, self.too_long)
 
     @property
     def split_group_column(self) -> str | None:

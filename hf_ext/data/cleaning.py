@@ -12,12 +12,10 @@ import pyarrow as pa
 
 from ..errors import DataError
 from .arguments import DataArguments
-from .columns import as_array, as_text, distinct
+from .columns import as_array, as_text, check_columns, distinct
 from .filters import parse_filter
 from .labels import name_label_kind, parse_labels
-from .missing_chains import remedy_if_missing
-from .names import missing_columns
-from .proteins import clean_chains
+from .proteins import clean_chains, remedy_if_missing
 from .reading import SOURCE_ROW
 from .row_errors import NO_SPLIT, RowError, append_rejected, check_rejected, find_rows, refuse
 from .splits import canonical_split
@@ -78,9 +76,7 @@ class RowSchema:
 
     def check_columns(self, names: Sequence[str], path: str) -> None:
         """DataError that names what is missing of `needed`, the nearest column and all that a table has."""
-        names = [name for name in names if name != SOURCE_ROW]
-        if missing := [name for name in self.needed if name not in names]:
-            raise DataError(f"{path}: {missing_columns(missing, names)}")
+        check_columns([name for name in names if name != SOURCE_ROW], self.needed, path)
 
     def clean(self, table: pa.Table, path: str) -> CleanRows:
         """Filters, cleans and parses; rows with any error are left out of `table` and listed in `errors`.
@@ -99,7 +95,7 @@ class RowSchema:
         rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         remedy = remedy_if_missing(args.sequence_columns, self.needs_labels, self.needs_splits)
-        columns, errors, changes = clean_chains(chains, args.residue_policy, rows, args.missing_chains, remedy)
+        columns, errors, changes = clean_chains(chains, args, rows, remedy)
         if self.needs_labels:
             errors += self._add_labels(columns, table, rows, path)
         for name in self.text_columns:

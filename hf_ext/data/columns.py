@@ -1,9 +1,12 @@
-"""Reading whole columns out of map-style datasets, and numbering what stands in them."""
+"""Columns: their names, whole columns out of map-style datasets, and numbering what stands in them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -12,8 +15,13 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
+from ..errors import DataError
+
 Value = TypeVar("Value", bound=Hashable)
 CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
+MAX_CHARACTERS = 60  # of a name in a message
+MAX_NAMED = 30
+MAX_COMPARED = 1000  # with a misspelt name; a comparison takes some 50 us
 
 
 def has_numbered_rows(dataset: Any) -> bool:
@@ -105,22 +113,85 @@ def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
     return Distinct(cells, np.concatenate([np.zeros(0, np.int64), *(chunk.indices.to_numpy() for chunk in chunks)]))
 
 
-def as_array(values: Sequence[Any]) -> pa.Array:
-    """Python values as an Arrow array; those of several types, or too large for one, as text."""
+def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
+    """Values as truth values, whole numbers, numbers or, where they are anything else or mixed, text (see `as_text`).
+
+    Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
+    """
+    if isinstance(values, pa.Array):
+        if values.type == pa.string():
+            return values
+        values = values.to_pylist()
     try:
-        return pa.array(values)
+        array = pa.array(values, from_pandas=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([None if value is None or value != value else str(value) for value in values])
+        array = None
+    if array is not None and array.type in (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.null()):
+        return array
+    return pa.array(map(_write, values), pa.string())
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as text: numbers as Python writes them, lists and structures as JSON, None as it is."""
+    """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
     found = distinct(column)
     cells = found.cells
     if not pa.types.is_large_string(cells.type):
-        cells = pa.array([None if cell is None else _write(cell) for cell in cells.to_pylist()], pa.large_string())
+        cells = pa.array(map(_write, cells.to_pylist()), pa.large_string())
     return found.spread(cells, pa.string())
 
 
-def _write(cell: Any) -> str:
+def _write(cell: Any) -> str | None:
+    if cell is None or isinstance(cell, str):
+        return cell
+    if isinstance(cell, bytes):  # as some programs store text in Parquet
+        return cell.decode("utf-8", "replace")
     return json.dumps(cell, default=str) if isinstance(cell, list | dict) else str(cell)
+
+
+def show_name(name: str) -> str:
+    """Returns a name on one line: control characters, invisible ones and lone surrogates are written as escapes."""
+    text = name if name.isprintable() else repr(name)[1:-1]
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
+
+
+def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
+    """Returns the sentence that there are no such columns, with the nearest one of each and the list.
+
+    Args:
+        wanted: the names that are missing, at least one.
+        names: those that are there.
+    """
+    listed = f"Columns: {', '.join(map(show_name, names[:MAX_NAMED]))}."
+    near = {name: _nearest(name, names) for name in wanted[:MAX_NAMED]}
+    if len(near) > 1:
+        hints = (f" (did you mean '{one}'?)" if one else "" for one in near.values())
+        several = ", ".join(f"'{show_name(name)}'{hint}" for name, hint in zip(near, hints))
+        return f"there are no columns {several}. {listed}"
+    ((name, one),) = near.items()
+    hint = f" Did you mean '{one}'?" if one else ""
+    parts = re.split(r"[,+;|\s]+", name)
+    if len(parts) > 1 and set(parts) <= set(names):
+        hint = f" Write several with a blank between: --sequence_columns {' '.join(map(show_name, parts))}."
+    return f"there is no column '{show_name(name)}'.{hint} {listed}"
+
+
+def _nearest(name: str, names: Sequence[str]) -> str | None:
+    """The same but for case, blanks, `_` and `-`; else what is alike: so, `pkd` is as near to `kd` as to `pKd`."""
+    shown = [show_name(other) for other in names[:MAX_COMPARED]]
+    same = [other for other in shown if _fold(other) == _fold(show_name(name))]
+    return next(iter(same or get_close_matches(name[:MAX_CHARACTERS], shown, 1, 0.5)), None)
+
+
+def _fold(name: str) -> str:
+    return re.sub("[ _-]", "", name.casefold())
+
+
+def check_columns(names: Sequence[str], wanted: Collection[str], path: str) -> None:
+    """Raises DataError where `names` has a duplicate or lacks some of `wanted`, all of which are named."""
+    if len(set(names)) < len(names):
+        repeated = min(name for name, num in Counter(names).items() if num > 1)
+        raise DataError(
+            f"{path}, row 1: column '{show_name(repeated)}' occurs more than once. Rename or remove one of them."
+        )
+    if missing := [name for name in wanted if name not in names]:
+        raise DataError(f"{path}: {missing_columns(missing, names)}")

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..errors import ArgumentError, DataError
 from .columns import distinct
-from .numbers import parse_number
+from .labels import parse_number
 from .row_errors import is_missing, shorten
 
 MAX_FILTER_CHARACTERS = 2000
@@ -73,38 +73,38 @@ def parse_filter(text: str) -> Predicate:
     Raises:
         ArgumentError: another form; what is wrong is named, and what to do instead.
     """
-    if len(text) > MAX_FILTER_CHARACTERS:
-        raise ArgumentError(f"filter has {len(text)} characters; at most {MAX_FILTER_CHARACTERS} are allowed.")
     try:
+        if len(text) > MAX_FILTER_CHARACTERS:
+            raise ValueError(f"{len(text)} characters are more than {MAX_FILTER_CHARACTERS}")
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # of 1and, and of escapes that are none
             tree = ast.parse(text.strip(), mode="eval").body
+        _check(tree, text.strip())
     except (SyntaxError, ValueError, MemoryError, RecursionError, Warning) as error:
-        reason = getattr(error, "msg", None) or "it is nested too deeply, or holds what is no text"
-        raise ArgumentError(f"filter {shorten(text)!r} cannot be read: {reason}. {_SHAPE}") from error
-    _check(tree, text.strip())
+        reason = getattr(error, "msg", None) or str(error) or "it is nested too deeply"
+        raise ArgumentError(f"filter {shorten(text)!r}: {reason}. {_SHAPE}") from error
     return Predicate(text, tree)
 
 
 def _check(node: ast.expr, text: str) -> None:
-    """ArgumentError for anything but comparisons of a column with values, and what joins them."""
+    """ValueError for anything but comparisons of a column with values, and what joins them."""
     if isinstance(node, ast.BoolOp):
         for part in node.values:
             _check(part, text)
         return
     if not (isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and len(node.ops) == 1):
-        shown = shorten(ast.get_source_segment(text, node))
-        raise ArgumentError(f"filter {shorten(text)!r}: {shown!r} is not a comparison. {_SHAPE}")
+        raise ValueError(f"{shorten(ast.get_source_segment(text, node))!r} is not a comparison")
     compare, given = type(node.ops[0]), node.comparators[0]
     values = _values(given)
     kinds, is_list = {type(value) for value in values}, isinstance(given, ast.List | ast.Tuple)
     is_known = compare in _OPERATORS and is_list == (compare in (ast.In, ast.NotIn))
     if not is_known or kinds not in ({str}, {float}) or (kinds == {float} and not np.isfinite(values).all()):
         shown = shorten(ast.get_source_segment(text, given))
-        why = f"{shown!r} is neither a number nor quoted text such as 'S309', nor, after 'in', a list of either"
-        raise ArgumentError(f"filter {shorten(text)!r}: {why}. {_SHAPE}")
+        raise ValueError(
+            f"{shown!r} is neither a number nor quoted text such as 'S309', nor, after 'in', a list of either"
+        )
     if kinds == {str} and compare in (ast.Lt, ast.LtE, ast.Gt, ast.GtE):
-        raise ArgumentError(f"filter {text!r}: text has no order; leave out the quotes to compare numbers.")
+        raise ValueError("text has no order; leave out the quotes to compare numbers")
 
 
 def _values(node: ast.expr) -> list[Any]:

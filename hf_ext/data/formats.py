@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import DataError
-from .delimited import read_delimited
-from .names import check_columns, show_name
-from .text_files import check_regular, read_lines, warn_once
+from .columns import as_array, check_columns, show_name
+from .text_files import Record, check_regular, read_delimited, read_lines
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
 SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".ndjson", ".json", ".parquet")
-BATCH_ROWS = 10_000
+BATCH_ROWS = 1_000  # of a table; with ten times as many, reading a CSV takes a third longer
 
 _KEY = re.compile(r"(?:^|\s)([^\s=]+)=")
 # What pyarrow 26 raises for damaged files; ValueError is also that of Python for text and dates that are none.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError)
 
-Record = tuple[int, dict[str, Any]]  # number of the row, its cells
 Columns = tuple[np.ndarray, Mapping[str, Any]]  # numbers of the rows, the cells of each column
 
 
@@ -39,9 +37,9 @@ def file_format(path: Path) -> str:
 
 
 def iter_tables(
-    path: Path, needed: Collection[str] = (), *, reads_all: bool = True, batch_rows: int | None = BATCH_ROWS
+    path: Path, needed: Collection[str] = (), *, reads_all: bool = True
 ) -> Iterator[tuple[np.ndarray, pa.Table]]:
-    """Yields (rows, table) until the file ends, in constant memory but for a JSON list.
+    """Yields (rows, table) of 1,000 rows at most until the file ends, in constant memory but for a JSON list.
 
     CSV, TSV and FASTA give text; JSON and Parquet their own numbers and truth values, and text for all else. `rows` is
     the line where each record starts (the header of a CSV is line 1); for Parquet and a JSON list it counts from 1.
@@ -49,40 +47,38 @@ def iter_tables(
     Args:
         path: a file whose `file_format` is known.
         needed: columns that must be there; where JSON or FASTA lacks one in all records of a table, so does the table.
-        reads_all: the other columns, too; CSV and TSV are read whole either way.
-        batch_rows: rows of a table of FASTA or JSON; None for all.
+        reads_all: the other columns, too.
 
     Raises:
         DataError: see `read_parts`.
     """
     check_regular(path)
     kind = file_format(path)
-    if kind in DELIMITERS:
-        yield from read_delimited(path, DELIMITERS[kind], needed)
-        return
     if kind == ".parquet":
         tables = _read_parquet(path, needed, reads_all)
+    elif kind in DELIMITERS:
+        tables = _to_columns(read_delimited(path, DELIMITERS[kind], needed))
     else:
-        tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path), batch_rows)
+        tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path))
     for rows, columns in tables:
         try:
-            yield rows, pa.table({n: typed_array(cells) for n, cells in columns.items() if reads_all or n in needed})
+            yield rows, pa.table({n: as_array(cells) for n, cells in columns.items() if reads_all or n in needed})
         except UnicodeEncodeError as error:
             text = f"the text '{show_name(error.object)}' holds half of a character (a lone surrogate)"
             raise DataError(f"{path}: {text}. Write the whole character, or leave it out.") from error
 
 
-def _to_columns(records: Iterator[Record], batch_rows: int | None) -> Iterator[Columns]:
-    while chunk := list(islice(records, batch_rows)):
+def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
+    while chunk := list(islice(records, BATCH_ROWS)):
         names = dict.fromkeys(name for _, record in chunk for name in record)
         columns = {name: [record.get(name) for _, record in chunk] for name in names}
         yield np.array([row for row, _ in chunk]), columns
 
 
 def _read_fasta(path: Path) -> Iterator[Record]:
-    """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`."""
+    """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that comes
+    twice, the first value."""
     row, record, parts = 0, None, []  # type: int, dict[str, Any] | None, list[str]
-    repeated: list[tuple[int, str]] = []
     for number, line in read_lines(path):
         text = line.strip()
         if text.startswith(">"):
@@ -92,22 +88,13 @@ def _read_fasta(path: Path) -> Iterator[Record]:
             row, record, parts = number, {"id": name}, []
             found = _KEY.split(rest)[1:]
             for key, value in zip(found[::2], found[1::2]):
-                if key in record or key == "sequence":
-                    repeated.append((number, key))
-                else:
-                    record[key] = value.strip()
+                record.setdefault(key, value.strip())
         elif text and record is None:
             raise DataError(f"{path}, row {number}: FASTA records start with '>'; this line belongs to none.")
         else:
             parts.append(text)
     if record is not None:
         yield row, {**record, "sequence": "".join(parts)}
-    if repeated:
-        row, key = repeated[0]
-        warn_once(
-            f"{path}: {len(repeated)} keys of headers occur there a second time; the first value is kept (first in row "
-            f"{row}: '{show_name(key)}')."
-        )
 
 
 def _read_json(path: Path) -> Iterator[Record]:
@@ -172,35 +159,3 @@ def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Itera
         text = ascii(" ".join(str(error).split())[:200])[1:-1]
         message = f"{path}{group}: not a readable Parquet file{after} ({text}). Write or copy it again."
         raise DataError(message) from error
-
-
-def typed_array(values: pa.Array | Sequence[Any]) -> pa.Array:
-    """Returns values as truth values, whole numbers, numbers or, where they are anything else or mixed, text.
-
-    Whole numbers that float64 would round (an id of 20 digits) are kept as text, too.
-    """
-    if isinstance(values, pa.Array):
-        if values.type == pa.string():
-            return values
-        values = values.to_pylist()
-    kinds = {type(value) for value in values} - {type(None)}
-    if not kinds:
-        return pa.nulls(len(values))
-    if kinds == {bool}:
-        return pa.array(values, type=pa.bool_())
-    if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
-        return pa.array(values, type=pa.int64())
-    if kinds == {float} or (kinds == {int, float} and all(abs(v) <= 2**53 for v in values if type(v) is int)):
-        return pa.array([None if v is None else float(v) for v in values], type=pa.float64(), from_pandas=False)
-    return text_array(values)
-
-
-def text_array(values: Sequence[Any]) -> pa.Array:
-    """Returns values as an Arrow text column; None stays null, other values are written out."""
-    return pa.array([v if v is None or isinstance(v, str) else _as_text(v) for v in values], type=pa.string())
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, bytes):  # as some programs store text in Parquet
-        return value.decode("utf-8", "replace")
-    return json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)

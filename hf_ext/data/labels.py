@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .columns import Distinct, distinct
-from .numbers import NUMBER, parse_number
 from .row_errors import RowError, find_rows, is_missing, shorten
 
+# ASCII digits, a point, an exponent; nothing else that Python would take for a number. Linear: no digit can be matched
+# in two places.
+NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 MAX_ABS_LABEL = 1e30  # squared error of larger ones overflows float32
 UNSAID = 2  # by a cell: neither that its label is a bound nor that it is none
 SIGNS = {"<": -1, "<=": -1, ">": 1, ">=": 1, "=": 0}
@@ -29,6 +31,8 @@ MAX_RATIO = 100.0  # of positive labels: where they spread further, such as Kd i
 
 _PLAIN = r"^-?[0-9]{1,15}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?$"  # which Arrow reads as Python does
 _LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch  # of stripped text, and linear
+_NUMBER = re.compile(NUMBER).fullmatch
+_NOT_ZERO = re.compile(r"[+-]?[0.]*[1-9]").match
 _INFINITE = re.compile(r"(?:(?:<=|>=|<|>|=)\s*)?[+-]?(?:inf|infinity)", re.IGNORECASE).fullmatch
 
 
@@ -81,6 +85,18 @@ def parse_labels(
         errors += of_marks
     bounds[bounds == UNSAID] = 0
     return ParsedLabels(labels, bounds, errors + find_placeholders(labels, bounds, found, column, rows))
+
+
+def parse_number(text: str) -> float | None:
+    """Returns the number that `text` spells; None where it is none, or is not 0 but would be read as 0.
+
+    Python's `float` also takes digits of every script, underscores, "nan" and "infinity", and reads 1e-400 as 0.0.
+    Too large a number is infinite, as in Python; surrounding white space is no part of a number.
+    """
+    if not _NUMBER(text):
+        return None
+    value = float(text)
+    return None if value == 0 and _NOT_ZERO(text) else value
 
 
 def _plain_numbers(cells: pa.Array) -> np.ndarray:

@@ -27,10 +27,9 @@ from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .cleaning import CleanRows, RowSchema, StreamRows
 from .columns import as_dataset, as_text, column_values
-from .exchanged_chains import find_exchanged
 from .reading import SOURCE_ROW, Part, read_parts
 from .row_errors import REJECTED_FILE, check_rejected, count_rules, format_errors, refuse, write_rejected
-from .split_report import describe_repeats, is_much_noise, leak_report, repeat_report
+from .split_report import describe_repeats, find_exchanged, is_much_noise, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 
 logger = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ def load_data(
     schema = RowSchema(args, needs_labels)
     rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
     parts, report = _open(args, schema, table), _new_report(args)
-    if _are_streams(parts):
+    if isinstance(parts[0].data, IterableDataset):
         streams = [_map_stream(args, schema, part, rejected) for part in parts]
         splits, report["split"] = _split_streams(args, parts, streams, needs_validation)
         if args.max_train_samples is not None:
@@ -129,8 +128,7 @@ def load_data(
         if text := describe_repeats(report["repeats"]):
             report["warnings" if is_much_noise(report["repeats"]) else "notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    leaks = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
-    report["leaks"] = leaks
+    report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
     return LoadedData(splits, report)
 
 
@@ -153,22 +151,21 @@ def load_sequences(
     rejected = Path(output_dir) / rejected_name if output_dir is not None else None
     keeps_columns = keeps_columns and not args.streaming
     parts, report = _open(args, schema, table, keeps_columns), _new_report(args)
-    if _are_streams(parts):
+    if isinstance(parts[0].data, IterableDataset):
         streams = [_map_stream(args, schema, part, rejected) for part in parts]
         return LoadedSequences(concatenate_datasets(streams), report)
-    data, as_read = _clean(args, schema, parts, rejected, report, keeps_columns)
+    data, source_rows = _clean(args, schema, parts, rejected, report)
     for warning in report["warnings"]:
         logger.warning("%s", warning)
-    return LoadedSequences(data, report, as_read)
+    if not keeps_columns:
+        return LoadedSequences(data, report)
+    as_read = [_take_as_read(part.data, rows) for part, rows in zip(parts, source_rows)]
+    return LoadedSequences(data, report, as_dataset(pa.concat_tables(as_read, promote_options="default")))
 
 
 def _new_report(args: DataArguments) -> dict[str, Any]:
     source = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
     return {**source, "notes": [], "warnings": []}
-
-
-def _are_streams(parts: Sequence[Part]) -> bool:
-    return any(isinstance(part.data, IterableDataset) for part in parts)
 
 
 def _open(args: DataArguments, schema: RowSchema, table: Dataset | None, all_columns: bool = False) -> list[Part]:
@@ -189,14 +186,10 @@ def _open(args: DataArguments, schema: RowSchema, table: Dataset | None, all_col
 
 
 def _clean(
-    args: DataArguments,
-    schema: RowSchema,
-    parts: Sequence[Part],
-    rejected: Path | None,
-    report: dict[str, Any],
-    keeps_columns: bool = False,
-) -> tuple[Dataset, Dataset | None]:
-    """The accepted rows of all parts, the others refused or dropped at once, and all their columns; fills `report`."""
+    args: DataArguments, schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: dict[str, Any]
+) -> tuple[Dataset, list[pa.ChunkedArray]]:
+    """The accepted rows of all parts, the others refused or dropped at once, and `source_row` of each part's; fills
+    `report`."""
     cleaned = [_clean_part(schema, part) for part in parts]
     located = [(part.path, error) for part, rows in zip(parts, cleaned) for error in rows.errors]
     tables = [rows.table for rows in cleaned]
@@ -208,34 +201,30 @@ def _clean(
     if located and len(table) == 0:
         raise DataError(f"--bad_rows drop would leave no row.\n{format_errors(located)}")
     rejected_file = check_rejected(rejected, args.bad_rows) if located else None
+    num_read, num_rejected = sum(rows.num_read for rows in cleaned), len({(path, error.row) for path, error in located})
     if rejected_file is not None:
         write_rejected(rejected_file, located)
-    num_read = sum(rows.num_read for rows in cleaned)
+        logger.warning("%d rows left out, listed in %s", num_rejected, rejected_file)
     if len(table) == 0:
         raise DataError(f"filter {args.filter!r} leaves none of {num_read} rows of {parts[0].path}.")
     changes: dict[str, Counter[str]] = {}
-    for rows in cleaned:
+    for part, rows in zip(parts, cleaned):
         for column, kinds in rows.changes.items():
             changes.setdefault(column, Counter()).update(kinds)
+        report["warnings"] += find_exchanged(rows.table, args.sequence_columns, part.path)
+    for column, kinds in changes.items():
+        logger.warning("column %r: %s", column, ", ".join(f"{kind} in {num} rows" for kind, num in kinds.items()))
     report |= {
         "rows_read": num_read,
         "rows_filtered_out": sum(rows.num_filtered for rows in cleaned),
-        "rows_rejected": len({(path, error.row) for path, error in located}),
+        "rows_rejected": num_rejected,
         "rejected_by_rule": count_rules(error for _, error in located),
         "rejected_file": str(rejected_file) if rejected_file else None,
         "changes": {column: dict(kinds) for column, kinds in changes.items()},
     }
-    for column, kinds in report["changes"].items():
-        logger.warning("column %r: %s", column, ", ".join(f"{kind} in {num} rows" for kind, num in kinds.items()))
-    if located:
-        logger.warning("%d rows left out, listed in %s", report["rows_rejected"], rejected_file)
-    for part, rows in zip(parts, cleaned):
-        report["warnings"] += find_exchanged(rows.table, args.sequence_columns, part.path)
     if "bound" in table.column_names and not any(chunk.to_numpy().any() for chunk in table["bound"].chunks):
         table = table.drop_columns(["bound"])
-    as_read = [_take_as_read(part.data, rows.table[SOURCE_ROW]) for part, rows in zip(parts, cleaned) if keeps_columns]
-    whole = as_dataset(pa.concat_tables(as_read, promote_options="default")) if keeps_columns else None
-    return as_dataset(table), whole
+    return as_dataset(table), [rows.table[SOURCE_ROW] for rows in cleaned]
 
 
 def _clean_part(schema: RowSchema, part: Part) -> CleanRows:

@@ -8,14 +8,12 @@ q-gram lemma: Jokinen and Ukkonen, MFCS 1991). Letters are compared as they are:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
-from rapidfuzz.process import cpdist, extractOne
+from rapidfuzz.process import cdist, cpdist, extractOne
 from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
 from tqdm.auto import tqdm
 
 Sequences = Sequence[str] | np.ndarray[Any, Any]  # arrays of Python strings
@@ -23,10 +21,9 @@ MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relative
 MAX_K = 5
 KMER_COLUMNS = 2**20  # 5-mers share columns: pairs may seem to share more of them, never fewer
 LETTERS = 27  # A to Z, and one for all others
-ADDITIONS_PER_BLOCK = 5_000_000  # of shared k-mers: bounds the memory of a block of queries, some 150 MB
 FIRST_REFERENCES, MOST_REFERENCES, GROWTH = 64, 32_768, 8
 FEW = 8  # of variants of one protein nearly any will do
-ROUNDS = (0, 1, 16, 256, np.iinfo(np.int64).max)
+ROUNDS = (1, 16, 256)  # ends of the first ones, in which those that share most are aligned
 
 
 def pair_identities(left: Sequences, right: Sequences, at_least: float = 0.0) -> np.ndarray:
@@ -77,18 +74,15 @@ def has_near(queries: Sequence[str], references: Sequence[str], identity: float)
     References are taken in random order in growing chunks; queries that found one leave. So variants of one protein,
     where nearly any reference will do, cost little, and what finds nothing has been held against all.
     """
-    known, mine = set(references), np.array(queries, dtype=object)
+    known = set(references)
     found = np.array([one in known for one in queries], dtype=bool)
     others = np.random.default_rng(0).permutation(np.array(references, dtype=object))
     start, size = 0, FIRST_REFERENCES
     while start < len(others) and not found.all():
-        part, asking = others[start : start + size], np.flatnonzero(~found)
-        for row, column, shared in _likely_pairs(mine[asking], part, identity):
-            left = asking[row]
-            for chosen in _best_first(row, shared):
-                chosen = chosen[~found[left[chosen]]]
-                is_near = pair_identities(mine[left[chosen]], part[column[chosen]], identity) > 0
-                found[left[chosen[is_near]]] = True
+        part, asking = others[start : start + size], np.flatnonzero(~found).tolist()
+        for index, likely in zip(asking, _likely_references([queries[i] for i in asking], part, identity)):
+            rounds = np.split(likely, ROUNDS) if len(likely) else []
+            found[index] = any(_are_near(queries[index], part[chosen], identity).any() for chosen in rounds)
         start, size = start + size, min(size * GROWTH, MOST_REFERENCES)
     return found
 
@@ -104,20 +98,22 @@ def find_families(sequences: Sequence[str], identity: float) -> np.ndarray:
         int64 [n], family numbers.
     """
     every = np.array(sequences, dtype=object)
-    few = np.random.default_rng(0).permutation(len(every))[:FEW]
-    left, right = np.repeat(np.arange(len(every)), len(few)), np.tile(few, len(every))
-    near = pair_identities(every[left], every[right], identity) > 0
-    family = _join(np.arange(len(every)), left[near], right[near])
+    family = np.arange(len(every))
+
+    def join(one: int, others: np.ndarray) -> None:
+        others = others[family[others] != family[one]]
+        near = others[_are_near(every[one], every[others], identity)]
+        for joined in np.unique(family[near]):
+            family[family == joined] = family[one]
+
+    for one in np.random.default_rng(0).permutation(len(every))[:FEW].tolist():
+        join(one, np.arange(len(every)))
     is_asking = family != np.bincount(family).argmax()  # two of the largest family link nothing new
-    asking = np.flatnonzero(is_asking)
-    for row, right, shared in _likely_pairs(every[asking], every, identity):
-        left = asking[row]
-        once = (left < right) | ~is_asking[right]
-        left, right, shared = left[once], right[once], shared[once]
-        for chosen in _best_first(left, shared):
-            chosen = chosen[family[left[chosen]] != family[right[chosen]]]
-            chosen = chosen[pair_identities(every[left[chosen]], every[right[chosen]], identity) > 0]
-            family = _join(family, left[chosen], right[chosen])
+    asking = np.flatnonzero(is_asking).tolist()
+    for one, likely in zip(asking, _likely_references(every[asking], every, identity)):
+        likely = likely[(likely > one) | ~is_asking[likely]]
+        for chosen in np.split(likely, ROUNDS):
+            join(one, chosen)
     return family
 
 
@@ -156,43 +152,44 @@ def count_kmers(sequences: Sequences, k: int) -> csr_matrix:
     return csr_matrix((ones, columns, starts), shape=(len(sequences), min(LETTERS**k, KMER_COLUMNS)))
 
 
-def _likely_pairs(queries: np.ndarray, references: np.ndarray, identity: float) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields arrays of query, reference and how many k-mers they share, of all pairs that can reach `identity`.
+def num_shared(longest: np.ndarray, edits: np.ndarray, k: int) -> np.ndarray:
+    """How many k-mers two sequences share at least, by the length of the longer one and the edits between them."""
+    return longest - k + 1 - k * edits
+
+
+def _likely_references(queries: Sequences, references: np.ndarray, identity: float) -> Iterator[np.ndarray]:
+    """Yields for each query the places of the references that can reach `identity`, those that share most k-mers first.
 
     Equal sequences need not be among them.
     """
-    lengths = [np.fromiter(map(len, side), dtype=np.int64, count=len(side)) for side in (queries, references)]
-    longest = np.arange(1 + max(int(side.max(initial=0)) for side in lengths))
+    sizes = np.fromiter(map(len, references), dtype=np.int64, count=len(references))
+    longest = np.arange(2 + max(map(len, (*references, *queries)), default=0))  # the longer one's residues
     edits = np.floor((1.0 - identity) * longest + 1e-9).astype(np.int64)
-    needed = np.stack([longest - k + 1 - k * edits for k in range(1, MAX_K + 1)])
-    best_k = np.where(edits > 0, MAX_K - np.argmax(needed[::-1] >= 1, axis=0), 0)  # the longest that proves anything
-    for k in np.unique(best_k[best_k > 0]).tolist():
-        of_this_k = np.flatnonzero(best_k == k)  # lengths of the longer one
-        least, shortest, most = needed[k - 1][of_this_k].min(), (of_this_k - edits[of_this_k]).min(), of_this_k.max()
-        rows, columns = (np.flatnonzero((size >= shortest) & (size <= most)) for size in lengths)
-        mine, holders = count_kmers(queries[rows], k), count_kmers(references[columns], k).T.tocsr()
-        additions = np.cumsum(mine @ np.diff(holders.indptr).astype(np.float64))
-        blocks = np.split(np.arange(len(rows)), np.flatnonzero(np.diff(additions // ADDITIONS_PER_BLOCK)) + 1)
-        for block in tqdm(blocks, desc="comparing sequences", delay=3, leave=False, disable=None):
-            pairs = mine[block] @ holders
-            likely = np.flatnonzero(pairs.data >= least)  # few are: all else is done for them alone
-            row = rows[block[np.searchsorted(pairs.indptr, likely, "right") - 1]]
-            column, shared = columns[pairs.indices[likely]], pairs.data[likely]
-            longer = np.maximum(lengths[0][row], lengths[1][column])
-            keep = (best_k[longer] == k) & (shared >= needed[k - 1][longer])
-            yield row[keep], column[keep], shared[keep]
+    needed = {k: num_shared(longest, edits, k) for k in range(1, MAX_K + 1)}
+    kmers: dict[int, tuple[csr_matrix, np.ndarray, np.ndarray]] = {}
+    for number, query in enumerate(tqdm(queries, desc="comparing sequences", delay=3, leave=False, disable=None)):
+        size = len(query)
+        alike = slice(size, int(size / identity + 1e-9) + 1)  # lengths of the longer one
+        if not edits[alike].any():
+            yield np.arange(0)
+            continue
+        k = max(k for k in needed if needed[k][alike].min() >= 1)  # the longest that proves anything
+        if k not in kmers:
+            of_references = count_kmers(references, k).tocsc()
+            kmers[k] = count_kmers(queries, k), of_references.indptr, of_references.indices
+        asked, starts, holders = kmers[k]
+        own = np.unique(asked.indices[asked.indptr[number] : asked.indptr[number + 1]])
+        held = [holders[first:last] for first, last in zip(starts[own], starts[own + 1])]
+        shared = np.bincount(np.concatenate(held), minlength=len(references))
+        likely = np.flatnonzero(shared >= needed[k][alike].min())  # few are: all else is done for them alone
+        longer = np.maximum(sizes[likely], size)
+        likely = likely[(shared[likely] >= needed[k][longer]) & (np.abs(sizes[likely] - size) <= edits[longer])]
+        yield likely[np.argsort(-shared[likely], kind="stable")]
 
 
-def _best_first(row: np.ndarray, shared: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields places of pairs in growing rounds: of each row the pair that shares most, the next 15, and so on."""
-    order = np.lexsort((-shared, row))
-    rank = np.arange(len(order)) - np.searchsorted(row[order], row[order])
-    for least, most in pairwise(ROUNDS):
-        yield order[(rank >= least) & (rank < most)]
-
-
-def _join(family: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    if not len(left):
-        return family
-    links = csr_matrix((np.ones(len(left), dtype=np.int8), (family[left], family[right])), shape=[len(family)] * 2)
-    return connected_components(links, directed=False)[1].astype(np.int64)[family]
+def _are_near(query: str, others: np.ndarray, identity: float) -> np.ndarray:
+    """Returns bool [n]: whether each of the others is at least that identical to the query."""
+    if not len(others):
+        return np.zeros(0, bool)
+    cutoff, scorer = max(0.0, identity - 1e-6), Levenshtein.normalized_similarity
+    return cdist([query], others, scorer=scorer, score_cutoff=cutoff, dtype=np.float64)[0] >= identity - 1e-9

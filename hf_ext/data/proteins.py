@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .arguments import DataArguments
 from .columns import distinct
 from .row_errors import RowError, find_rows, is_missing, shorten
 
@@ -25,6 +25,8 @@ STOP = "*"
 ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
 TRUTH_VALUES = ("TRUE", "FALSE")  # these spell peptides, too
 LEAVE_OUT = "Fill it in, or leave the row out."
+NAME_COLUMN = "Fill it in, leave the row out, or name the column in --missing_chains if rows may lack this chain."
+NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows that lack this chain, do without it."
 
 # A, C, G, T and N are 26 % of the residues in Swiss-Prot, so 24 of them in a row are one protein in 10^14 by chance;
 # repeats of few letters (poly-A, silk's GA) lack one of A, C, G and T. Shorter genes would be of seven residues.
@@ -51,23 +53,6 @@ _CHARACTERS = (
 WORD, MIN_MEDIAN, MIN_OTHERS = 10, 20, 3
 
 
-@dataclass(frozen=True)
-class ResiduePolicy:
-    """Says what happens to `*`, to gaps and to long sequences.
-
-    Args:
-        stop_codon: "refuse" a `*`, or "trim" exactly one trailing `*` (one inside is refused either way).
-        gaps: "refuse" or "remove" the alignment characters `-` and `.`.
-        max_residues: longest accepted sequence in residues, at least 1; None for no limit.
-        too_long: "error" refuses longer sequences here; "truncate" and "window" only count them, the tokenizer acts.
-    """
-
-    stop_codon: Literal["refuse", "trim"] = "refuse"
-    gaps: Literal["refuse", "remove"] = "refuse"
-    max_residues: int | None = None
-    too_long: Literal["error", "truncate", "window"] = "error"
-
-
 class Judged(NamedTuple):
     """A cell as the `sequence` it is read as and the `changes` made for it; or the `rule` that refuses it."""
 
@@ -79,24 +64,24 @@ class Judged(NamedTuple):
 
 def clean_chains(
     columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
-    policy: ResiduePolicy,
+    args: DataArguments,
     rows: np.ndarray,
-    missing_chains: Collection[str] = (),
     if_missing: str = LEAVE_OUT,
 ) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:
     """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
     ("whitespace_stripped"), lower case ("upper_cased"), gaps ("gaps_removed"), one trailing `*` ("stop_codon_trimmed").
-    Counted only: "longer_than_max_residues" where the policy leaves long sequences to the tokenizer. Refused: missing
+    Counted only: "longer_than_max_residues" where `args` leave long sequences to the tokenizer. Refused: missing
     cells, missing-value markers, truth values, non-text, non-ASCII, DNA, RNA, three-letter codes, any other character,
     too long; words, which are far shorter than the other sequences of the column; and rows without any sequence.
 
     Args:
         columns: name -> n cells, one per row; None and NaN are missing.
-        policy: see `ResiduePolicy`.
+        args: what they say of `stop_codon` (one inside a sequence is refused either way), `gaps`, `max_residues` and
+            `too_long`; and `missing_chains`, columns whose missing cells (`is_missing`) are "" and counted
+            ("missing"), not refused.
         rows: (n,) the number of each row in its file.
-        missing_chains: columns whose missing cells (`is_missing`) are "" and counted ("missing"), not refused.
         if_missing: the remedy told for an empty cell of the others.
 
     Returns:
@@ -109,7 +94,7 @@ def clean_chains(
     changes: dict[str, dict[str, int]] = {}
     for name, values in columns.items():
         found = distinct(values)
-        cells, judged = _judge_column(found.cells, policy, name in missing_chains, if_missing)
+        cells, judged = _judge_column(found.cells, args, name in args.missing_chains, if_missing)
         refused = {one: (verdict.rule, verdict.remedy) for one, verdict in judged.items() if verdict.rule}
         errors += find_rows(refused | _find_words(cells), found, name, rows)
         num_rows = np.bincount(found.number, minlength=len(cells))
@@ -118,7 +103,7 @@ def clean_chains(
             counts.update(dict.fromkeys(verdict.changes, int(num_rows[one])))
         changes |= {name: dict(counts)} if counts else {}
         cleaned[name] = found.spread(cells, pa.string())
-    if missing_chains:
+    if args.missing_chains:
         lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
         named, first = {error.row for error in errors}, next(iter(cleaned))
         rule, remedy = f"{' and '.join(cleaned)} are all missing", "Fill in one of them, or leave the row out."
@@ -127,16 +112,27 @@ def clean_chains(
     return cleaned, errors, changes
 
 
+def remedy_if_missing(columns: Sequence[str], needs_labels: bool, needs_splits: bool) -> str:
+    """What to do about an empty cell in one of these sequence columns.
+
+    A masked language model (splits without labels) does without no chain; a model that is trained already (no splits)
+    has learned to do so, or has not.
+    """
+    if len(columns) < 2 or (needs_splits and not needs_labels):
+        return LEAVE_OUT
+    return NAME_COLUMN if needs_splits else NOT_LEARNED
+
+
 def _judge_column(
-    cells: pa.Array, policy: ResiduePolicy, may_be_missing: bool, if_missing: str
+    cells: pa.Array, args: DataArguments, may_be_missing: bool, if_missing: str
 ) -> tuple[pa.Array, dict[int, Judged]]:
     """Distinct cells as sequences, and what was found of those that are not plain residues."""
-    is_plain = _are_plain(cells, policy.max_residues)
+    is_plain = _are_plain(cells, args.max_residues)
     judged = {}
     for one in np.flatnonzero(~is_plain).tolist():
         cell = cells[one].as_py()
         is_allowed = may_be_missing and is_missing(cell)
-        judged[one] = Judged(changes=("missing",)) if is_allowed else judge_sequence(cell, policy, if_missing)
+        judged[one] = Judged(changes=("missing",)) if is_allowed else judge_sequence(cell, args, if_missing)
     sequences = pa.array([verdict.sequence for verdict in judged.values()], pa.large_string())
     if not is_plain.any():
         return sequences, judged
@@ -170,7 +166,7 @@ def _find_words(sequences: pa.Array) -> dict[int, tuple[str, str]]:
     return {int(one): (f"{sequences[one].as_py()!r} {rule}", remedy) for one in np.flatnonzero(is_short)}
 
 
-def judge_sequence(cell: object, policy: ResiduePolicy, if_missing: str = LEAVE_OUT) -> Judged:
+def judge_sequence(cell: object, args: DataArguments, if_missing: str = LEAVE_OUT) -> Judged:
     """A single cell by the rules of `clean_chains` that need no other one."""
     if not isinstance(cell, str):
         if is_missing(cell):
@@ -195,20 +191,20 @@ def judge_sequence(cell: object, policy: ResiduePolicy, if_missing: str = LEAVE_
     if rule := _find_nucleotides(residues):
         return Judged(rule=rule, remedy="Translate it into amino acids first.")
     changes = ["whitespace_stripped"] * (text != cell) + ["upper_cased"] * (residues != text)
-    if policy.gaps == "remove" and any(gap in residues for gap in GAPS):
+    if args.gaps == "remove" and any(gap in residues for gap in GAPS):
         residues = residues.replace("-", "").replace(".", "")
         changes.append("gaps_removed")
-    if policy.stop_codon == "trim" and residues.endswith(STOP):
+    if args.stop_codon == "trim" and residues.endswith(STOP):
         residues = residues[: -len(STOP)]
         changes.append("stop_codon_trimmed")
     if not residues:
         return Judged(rule="no residues are left after removing gaps and the stop codon", remedy="Leave the row out.")
     if wrong := _NOT_RESIDUE(residues):
-        rule, remedy = _explain(wrong.group(), wrong.start() + 1, len(residues), policy)
+        rule, remedy = _explain(wrong.group(), wrong.start() + 1, len(residues), args)
         return Judged(rule=rule, remedy=remedy)
-    if policy.max_residues is not None and len(residues) > policy.max_residues:
-        if policy.too_long == "error":
-            rule = f"{len(residues)} residues are more than max_residues={policy.max_residues}"
+    if args.max_residues is not None and len(residues) > args.max_residues:
+        if args.too_long == "error":
+            rule = f"{len(residues)} residues are more than max_residues={args.max_residues}"
             remedy = "Raise --max_residues, leave the row out, or choose --too_long truncate or window."
             return Judged(rule=rule, remedy=remedy)
         changes.append("longer_than_max_residues")
@@ -227,10 +223,10 @@ def _find_nucleotides(text: str) -> str:
     return f"the sequence reads as {kind}, its {len(letters)} letters are all of {alphabet}"
 
 
-def _explain(letter: str, position: int, length: int, policy: ResiduePolicy) -> tuple[str, str]:
+def _explain(letter: str, position: int, length: int, args: DataArguments) -> tuple[str, str]:
     """Rule and remedy for a character that is no residue."""
     where = f"at position {position} of {length}"
-    if letter == STOP and policy.stop_codon == "trim":
+    if letter == STOP and args.stop_codon == "trim":
         return f"stop codon '*' {where}, not at the end", "Cut the sequence at the stop codon."
     for letters, name, remedy in _CHARACTERS:
         if letter in letters:

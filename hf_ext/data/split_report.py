@@ -1,25 +1,37 @@
-"""What of test stands in training, exactly or nearly, and which rows repeat sequences with other labels.
+"""What of test stands in training, which rows repeat sequences with other labels, lack a chain or have two exchanged.
 
-Both are reported, never repaired silently.
+All of it is reported, never repaired silently.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 from datasets import Dataset, DatasetDict
+from scipy.sparse import csr_matrix
 
-from .columns import column_names, column_values, factorize
-from .near_copies import has_near
+from ..errors import DataError
+from .columns import column_names, column_values, distinct
+from .near_copies import count_kmers, has_near
 
-LEAK_IDENTITY = (0.9, 0.7)
-MAX_CHECKED = 2000
+LEAK_IDENTITY = (0.9, 0.7)  # from high to low
+MAX_CHECKED = 2000  # rows, a seeded sample
 MAX_NAMED = 5
-MAX_LISTED = 3
+MAX_LISTED = 3  # of rows that repeat each other, and of such groups
+# Of chains that stand in each other's column.
+K = 3
+MAX_ROWS = 5_000  # looked at, evenly through the table
+NEARER = 1.5  # times: shared k-mers with one column, over those with the other
+ALIKE = 0.05  # shared k-mers with a sequence of a column, on average: less is chance
+MOST = 0.5  # of the rows, in which each chain is where its like is
+OWN, OTHER = 1, 2
+MAX_EXCHANGED = 10  # listed
 # Of the labels' variance: below, the ceiling is a Pearson correlation above 0.95, which few models meet.
 MUCH_NOISE = 0.1
 MANY_REPEATS = 0.05  # of the rows: fewer, such as a wild type measured on each plate, say little about the others
@@ -28,43 +40,35 @@ MANY_REPEATS = 0.05  # of the rows: fewer, such as a wild type measured on each 
 def leak_report(
     splits: DatasetDict,
     columns: Sequence[str],
-    *,
-    identities: Sequence[float] = LEAK_IDENTITY,
-    max_checked: int = MAX_CHECKED,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Counts, per sequence column and for the whole row of sequences, what of test occurs in train.
 
     Args:
         splits: needs "train" and "test" ("validation" stands in where there is no test).
         columns: the sequence columns.
-        identities: 0.7 to 1, as in `near_copies`: 1 - edit distance / length of the longer sequence.
-        max_checked: near copies are looked for among at most this many test rows, a seeded sample.
-        seed: of that sample.
 
     Returns:
         {"compared": "test" or "validation", "columns": {column: counts}, "row": counts, "repeated": [[row, training
         row], ...]}, or {} where there is nothing to compare. `repeated` names the first 5 rows that stand in train,
         too, by `source_row` where there is one. Counts: num_test_rows; num_test_sequences (distinct);
-        num_test_rows_in_train and num_test_sequences_in_train (exact); num_checked (rows); near, for each identity,
-        highest first: {"identity", "num_rows"}: how many checked rows have a sequence of train that is at least that
-        identical (an exact copy too). A whole row counts as near where each of its sequences is, be it to sequences of
-        different training rows.
+        num_test_rows_in_train and num_test_sequences_in_train (exact); num_checked (rows, a seeded sample of at most
+        2,000); near, for the identities 0.9 and 0.7 (see `near_copies`): {"identity", "num_rows"}: how many checked
+        rows have a sequence of train that is at least that identical (an exact copy too). A whole row counts as near
+        where each of its sequences is, be it to sequences of different training rows.
 
     Cost: 131,072 rows of three columns take 0.7 s where they are variants of one protein, 3 s where they are chains of
-    antibodies, and 40 s where all are unlike, nearly all of it at 0.7.
+    antibodies, 20 s where all are unlike, and 100 s where most pairs are nearly, but not quite, as identical.
     """
     compared = "test" if "test" in splits else "validation"
     if "train" not in splits or compared not in splits or not len(splits[compared]) or not len(splits["train"]):
         return {}
     train, test = splits["train"], splits[compared]
     checked = np.arange(len(test))
-    if len(test) > max_checked:
-        checked = np.sort(np.random.default_rng(seed).choice(len(test), max_checked, replace=False))
+    if len(test) > MAX_CHECKED:
+        checked = np.sort(np.random.default_rng(0).choice(len(test), MAX_CHECKED, replace=False))
     known, asked = ([column_values(split, column) for column in columns] for split in (train, test))
-    identities = sorted(identities, reverse=True)
-    # float64 [columns, identities, checked rows]
-    near = [_find_near([mine[i] for i in checked], theirs, identities) for mine, theirs in zip(asked, known)]
+    # bool [columns, identities, checked rows]
+    near = [_find_near([mine[i] for i in checked], theirs) for mine, theirs in zip(asked, known)]
 
     def count(mine: list[Any], theirs: list[Any], is_near: np.ndarray) -> dict[str, Any]:
         there, distinct = set(theirs), set(mine)
@@ -74,7 +78,7 @@ def leak_report(
             "num_test_rows_in_train": sum(one in there for one in mine),
             "num_test_sequences_in_train": len(distinct & there),
             "num_checked": len(checked),
-            "near": [{"identity": one, "num_rows": int(rows.sum())} for one, rows in zip(identities, is_near)],
+            "near": [{"identity": one, "num_rows": int(rows.sum())} for one, rows in zip(LEAK_IDENTITY, is_near)],
         }
 
     rows, training_rows = list(zip(*asked)), list(zip(*known))
@@ -88,12 +92,12 @@ def leak_report(
     }
 
 
-def _find_near(asked: Sequence[str], known: Sequence[str], identities: Sequence[float]) -> np.ndarray:
-    """Returns bool [identities, asked]; `identities` from high to low, so that who has a near copy is asked once."""
+def _find_near(asked: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    """Returns bool [identities, asked], from the highest to the lowest, so that who has a near copy is asked once."""
     references, distinct = list(dict.fromkeys(known)), list(dict.fromkeys(asked))
     near: set[str] = set()
     found = []
-    for identity in identities:
+    for identity in LEAK_IDENTITY:
         rest = [one for one in distinct if one not in near]
         near.update(one for one, is_near in zip(rest, has_near(rest, references, identity)) if is_near)
         found.append([one in near for one in asked])
@@ -122,37 +126,31 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict
 
     Cost: one pass; 1 s for 131,072 rows of three sequences.
     """
-    rows: list[tuple[str, int, float]] = []
-    cells: list[tuple[str, ...]] = []
+    parts = []
     for name, split in splits.items():
+        sequences = {number: column_values(split, column) for number, column in enumerate(columns)}
+        labels = {"split": name, "row": _row_numbers(split), "label": column_values(split, "label")}
         bounds = column_values(split, "bound") if "bound" in column_names(split) else [0] * len(split)
-        sequences = zip(*(column_values(split, column) for column in columns))
-        numbered = zip(bounds, _row_numbers(split), column_values(split, "label"), sequences)
-        exact = [(row, label, cell) for bound, row, label, cell in numbered if bound == 0]
-        rows += [(name, row, label) for row, label, _ in exact]
-        cells += [cell for _, _, cell in exact]
-    group, labels = factorize(cells)[0], np.array([label for _, _, label in rows], dtype=np.float64)
-    sizes = np.bincount(group)
-    lowest, highest = np.full(len(sizes), np.inf), np.full(len(sizes), -np.inf)
-    np.minimum.at(lowest, group, labels)
-    np.maximum.at(highest, group, labels)
-    differing = np.flatnonzero(lowest < highest)
+        parts.append(pd.DataFrame(sequences | labels)[np.array(bounds) == 0])
+    table = pd.concat(parts)
+    groups = table.groupby([*range(len(columns))], sort=False)["label"]
+    sizes, disagree = groups.size(), groups.min() < groups.max()
     report: dict[str, Any] = {
-        "num_all": len(rows),
+        "num_all": len(table),
         "num_rows": int(sizes[sizes > 1].sum()),
         "num_groups": int((sizes > 1).sum()),
-        "num_disagreeing": len(differing),
+        "num_disagreeing": int(disagree.sum()),
     }
-    if len(differing):  # so the labels have a variance
+    if disagree.any():  # so the labels have a variance
         # Repeats that agree count as well: they say that there is less noise.
-        squares = float(((labels - (np.bincount(group, labels) / sizes)[group]) ** 2).sum())
+        squares = float(((table["label"] - groups.transform("mean")) ** 2).sum())
         noise = math.sqrt(squares / (report["num_rows"] - report["num_groups"]))
-        share = min(1.0, noise**2 / float(labels.var()))
+        share = min(1.0, noise**2 / float(table["label"].var(ddof=0)))
         report |= {"noise": noise, "share": share, "max_pearson": math.sqrt(1 - share)}
         report["max_spearman"] = 6 / math.pi * math.asin(report["max_pearson"] / 2)
-        names = ("split", "row", "label")
-        shown = (np.flatnonzero(group == one) for one in differing[:MAX_LISTED])
-        report["rows"] = [[dict(zip(names, rows[i])) for i in members] for members in shown]
+        of_group = groups.ngroup().to_numpy()
+        members = (table[of_group == number] for number in np.flatnonzero(disagree)[:MAX_LISTED])
+        report["rows"] = [one[["split", "row", "label"]].to_dict("records") for one in members]
     return report
 
 
@@ -160,11 +158,15 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
     """One sentence or two, with the first rows and the ceiling; "" where no labels disagree."""
     if "noise" not in report:
         return ""
-    shown = "; ".join(_describe_group(group) for group in report["rows"])
+    groups = []
+    for group in report["rows"]:
+        listed = [f"{one['split']} row {one['row']} {one['label']:g}" for one in group[:MAX_LISTED]]
+        more = len(group) - MAX_LISTED
+        groups.append(", ".join(listed) + (f" and {more:,} more" if more > 0 else ""))
     disagreeing = f"{report['num_disagreeing']:,} of {report['num_groups']:,} sequences that occur more than once"
     ceiling = f"above {report['max_pearson']:.3f}, no Spearman much above {report['max_spearman']:.3f}"
     return (
-        f"{disagreeing} ({report['num_rows']:,} rows) have labels that disagree: {shown}. Noise of "
+        f"{disagreeing} ({report['num_rows']:,} rows) have labels that disagree: {'; '.join(groups)}. Noise of "
         f"{report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their variance), no "
         f"model's RMSE falls below it, no Pearson rises {ceiling}. Average them, or name what tells them apart in "
         "--sequence_columns."
@@ -176,7 +178,83 @@ def is_much_noise(report: Mapping[str, Any]) -> bool:
     return report["num_rows"] >= MANY_REPEATS * report["num_all"] and report.get("share", 0.0) > MUCH_NOISE
 
 
-def _describe_group(group: Sequence[Mapping[str, Any]]) -> str:
-    listed = [f"{one['split']} row {one['row']} {one['label']:g}" for one in group[:MAX_LISTED]]
-    more = len(group) - MAX_LISTED
-    return ", ".join(listed) + (f" and {more:,} more" if more > 0 else "")
+def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Counts the rows that lack a chain, of columns that some training rows lack and others have: what a model can
+    learn to do without.
+
+    Args:
+        splits: rows in memory, "train" among them.
+        columns: sequence columns whose cells may be empty.
+
+    Returns:
+        {column: {split: rows without a sequence there}}; without columns that no row lacks.
+
+    Raises:
+        DataError: all training rows lack a chain; or none does, but rows of another split do.
+    """
+    found = {}
+    for column in columns:
+        nums = {name: sum(not one for one in column_values(split, column)) for name, split in splits.items()}
+        num_train = len(splits["train"])
+        if nums["train"] == num_train:
+            raise DataError(
+                f"column {column!r}: all {num_train:,} training rows lack it, so nothing can be learned from it. "
+                "Leave it out of --sequence_columns and --missing_chains, or split otherwise."
+            )
+        if any(nums.values()) and not nums["train"]:
+            others = [f"{num:,} of {len(splits[name]):,} {name} rows" for name, num in nums.items() if num]
+            raise DataError(
+                f"column {column!r}: {' and '.join(others)} lack it, but none of {num_train:,} training rows: what a "
+                "missing chain means cannot be learned from them. Split otherwise, so that training has such rows "
+                "(--split, --split_seed), or leave these rows out."
+            )
+        if nums["train"]:
+            found[column] = nums
+    return found
+
+
+def find_exchanged(table: pa.Table, columns: Sequence[str], path: str) -> list[str]:
+    """A sentence for each two columns of which some rows have the sequences exchanged, by the k-mers that they share.
+
+    Args:
+        table: n rows with the cleaned columns, "" where there is no sequence, and `source_row`.
+        columns: the sequence columns.
+        path: the file.
+
+    Cost: 0.1 s for 5,000 rows of two chains; of more rows, so many are looked at.
+    """
+    chosen = np.zeros(len(table), bool)
+    chosen[np.linspace(0, len(table) - 1, min(len(table), MAX_ROWS)).astype(np.int64)] = True
+    looked_at = table.filter(pa.array(chosen))
+    rows = looked_at["source_row"].to_numpy()
+    taken = {name: distinct(looked_at[name]) for name in columns}
+    kmers = {name: count_kmers(found.cells.to_pylist(), K) for name, found in taken.items()}
+    said = []
+    for first, second in combinations(taken, 2):
+        nearer = [
+            _nearer_column(kmers[one], kmers[other])[taken[one].number]
+            for one, other in ((first, second), (second, first))
+        ]
+        if min((side == OWN).mean() for side in nearer) < MOST:
+            continue  # nothing tells these columns apart, as of any two proteins that bind
+        swapped = (nearer[0] == OTHER) & (nearer[1] == OTHER)
+        found = rows[swapped]
+        if len(found):
+            listed = ", ".join(map(str, found[:MAX_EXCHANGED])) + ", ..." * (len(found) > MAX_EXCHANGED)
+            of = f" of {len(rows):,} that were looked at" if len(rows) < len(table) else ""
+            said.append(
+                f"{path}: rows {listed} ({len(found):,} in all{of}): `{first}` is nearer to other rows' `{second}`, "
+                f"and `{second}` to their `{first}`. Are the chains exchanged there? Put each into its own column."
+            )
+    return said
+
+
+def _nearer_column(own: csr_matrix, other: csr_matrix) -> np.ndarray:
+    """(n,) for each distinct sequence: `OWN` where it shares more k-mers with the rest of its column, `OTHER` with
+    those of the other; 0 where it is like neither, or like both. Arguments: of both columns, from `count_kmers`."""
+    each = np.asarray(own.sum(1), np.float64).ravel()
+    mine, theirs = (np.asarray(kmers.sum(0), np.float64).ravel() for kmers in (own, other))
+    here = (own @ mine - each) / np.maximum(each * own.shape[0], 1)
+    there = own @ theirs / np.maximum(each * other.shape[0], 1)
+    is_own, is_other = here >= NEARER * there, there >= NEARER * here
+    return np.where(is_own & (here >= ALIKE), OWN, np.where(is_other & (there >= ALIKE), OTHER, 0))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from ..arguments.names import name_nearest
-from ..data.numbers import NUMBER, parse_number
+from ..data.labels import NUMBER, parse_number
 from ..errors import ArgumentError, RequirementsFailed
 from ..reporting.requirements import HEADERS, required_rows
 from ..reporting.tables import format_table

@@ -13,9 +13,8 @@ from ..affinity.building import check_splits
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values
 from ..data.loading import check_labels, load_data
-from ..data.missing_chains import count_missing, settle_missing
 from ..data.reading import local_files, peek_columns
-from ..data.split_report import leak_report
+from ..data.split_report import find_missing, leak_report
 from ..data.splits import SPLIT_CLUSTER, draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
@@ -175,8 +174,8 @@ def load_pairs(
                 f"{num:,} of {sizes['train']:,} training labels are bounds (<, >), which the generator takes for exact "
                 "values."
             )
-    missing = count_missing(splits, data_args.missing_chains)
-    data_args.missing_chains = settle_missing(missing, sizes)
+    missing = find_missing(splits, data_args.missing_chains)
+    data_args.missing_chains = [*missing]
     data = PairData(
         splits,
         *(args.antigen_column, args.heavy_column, args.light_column or None),
@@ -188,7 +187,7 @@ def load_pairs(
     report |= {
         "sizes": sizes,
         "leaks": leak_report(splits, data_args.sequence_columns),
-        "missing_chains": {column: missing[column] for column in data_args.missing_chains},
+        "missing_chains": missing,
         "num_antigens": {name: len(set(values)) for name, values in antigens.items()},
     }
     known = set(antigens["train"])

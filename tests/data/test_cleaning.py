@@ -43,23 +43,16 @@ REFUSED = {
     "   ": "the sequence is empty",
     None: "the sequence is missing",
     "NA": "'NA' reads as a missing value",
-    "N/A": "'N/A' reads as a missing value",
-    "NULL": "'NULL' reads as a missing value",
     "nan": "'nan' reads as a missing value",
-    "None": "'None' reads as a missing value",
     "TRUE": "'TRUE' reads as a truth value",
     "MKT*": "stop codon '*' at position 4 of 4",
     "MK-TV": "gap '-' at position 3 of 5",
-    "MK.TV": "gap '.' at position 3 of 5",
     "MKT7V": "digit '7' at position 4 of 5",
     "MK TV": "white space inside the sequence, at position 3 of 5",
     "MK:TV": "':' at position 3 of 5 is not a residue",
     "MK\u00d1TV": "non-ASCII character U+00D1 at position 3",
-    "mkt\u00df": "non-ASCII character U+00DF at position 4",  # upper() makes residues of these three
-    "mk\u0131t": "non-ASCII character U+0131 at position 3",
-    "m\ufb01k": "non-ASCII character U+FB01 at position 2",
+    "mkt\u00df": "non-ASCII character U+00DF at position 4",  # upper() makes residues of it
     "ACGT" * 6: "the sequence reads as DNA, its 24 letters are all of ACGTN",
-    "ACGN" * 5 + "ACGT": "the sequence reads as DNA, its 24 letters are all of ACGTN",
     "acgu" * 6: "the sequence reads as RNA, its 24 letters are all of ACGUN",
     "ACGT-ACGT." * 3: "the sequence reads as DNA, its 24 letters are all of ACGTN",  # aligned
     "Met Ala Gly Ser": "the sequence reads as three-letter codes (Ala Gly Ser)",
@@ -84,57 +77,37 @@ def test_each_unusable_cell_is_refused_with_its_rule_and_others_are_read(tmp_pat
     assert loaded.report["changes"] == {}
 
 
-def test_cells_that_are_no_text_are_refused(tmp_path):
-    with pytest.raises(DataError, match="row 1, column 'sequence', value '17': a sequence must be text, not int"):
-        load_cells(tmp_path, [17, 18], bad_rows="error")
-
-
-def test_changes_are_counted_in_rows(tmp_path):
-    loaded, _ = load_cells(tmp_path, ["mktv", "MKTV", " MKTV\n", "mKtv ", "mktv"])
-    assert loaded.table["sequence"][:] == ["MKTV"] * 5
-    assert loaded.report["changes"] == {"sequence": {"upper_cased": 3, "whitespace_stripped": 2}}
-
-
-def test_one_trailing_stop_and_gaps_go_where_that_is_asked_for(tmp_path):
-    cells = ["MKTVL*", "M-K.TV*-", "MK*VLA", "MKTV**", "--.-"]
-    loaded, refused = load_cells(tmp_path, cells, stop_codon="trim", gaps="remove")
-    assert loaded.table["sequence"][:] == ["MKTVL", "MKTV"]
-    assert loaded.report["changes"] == {"sequence": {"stop_codon_trimmed": 2, "gaps_removed": 1}}
+def test_changes_that_are_asked_for_are_made_and_counted_in_rows(tmp_path):
+    cells = ["mktv", " MKTV\n", "mktv", "MKTVL*", "M-K.TV*-", "MK*VLA", "MKTV**", "--.-", "MKTVLA"]
+    options = {"stop_codon": "trim", "gaps": "remove", "max_residues": 5}
+    loaded, refused = load_cells(tmp_path, cells, **options)
+    assert loaded.table["sequence"][:] == ["MKTV", "MKTV", "MKTV", "MKTVL", "MKTV"]
+    changes = {"upper_cased": 2, "whitespace_stripped": 1, "stop_codon_trimmed": 2, "gaps_removed": 1}
+    assert loaded.report["changes"] == {"sequence": changes}
     assert refused == {
-        3: "stop codon '*' at position 3 of 6, not at the end",
-        4: "stop codon '*' at position 5 of 5, not at the end",
-        5: "no residues are left after removing gaps and the stop codon",
+        6: "stop codon '*' at position 3 of 6, not at the end",
+        7: "stop codon '*' at position 5 of 5, not at the end",
+        8: "no residues are left after removing gaps and the stop codon",
+        9: "6 residues are more than max_residues=5",
     }
+    loaded, refused = load_cells(tmp_path, cells[-1:], max_residues=5, too_long="window")
+    assert (refused, loaded.report["changes"]["sequence"]) == ({}, {"longer_than_max_residues": 1})
 
 
-def test_the_length_limit_counts_residues_after_cleaning(tmp_path):
-    cells = [" MKTVL* ", "MKTVLA"]
-    refused = load_cells(tmp_path, cells, stop_codon="trim", max_residues=5)[1]
-    assert refused == {2: "6 residues are more than max_residues=5"}
-    loaded, refused = load_cells(tmp_path, cells, stop_codon="trim", max_residues=5, too_long="window")
-    assert (refused, loaded.report["changes"]["sequence"]["longer_than_max_residues"]) == ({}, 1)
-
-
-WORDS = ["WT", "unknown", "missing", "TBD", "ND", "wildtype", "XXXX"]
-
-
-@pytest.mark.parametrize("words", [*([word] for word in WORDS), ["unknown"] * 10, ["unknown"] * 80, WORDS])
+@pytest.mark.parametrize("words", [["WT"], ["unknown"] * 80, ["TBD", "ND", "wildtype", "XXXX"]])
 def test_a_word_among_proteins_is_refused_by_name(tmp_path, words):
     loaded, refused = load_cells(tmp_path, [*words, *(protein(i, 40 + i) for i in range(40))])
     assert [refused[row].split(" reads")[0] for row in refused] == [repr(word.upper()) for word in words]
-    assert refused[1].endswith("reads as a word: the column's sequences have 59 residues (median)") or len(words) > 1
+    assert refused[1].endswith("residues (median)")
     assert len(loaded.table) == 40
 
 
 @pytest.mark.parametrize(
     "cells",
     [
-        [protein(i, 8 + i % 5) for i in range(60)],  # peptides
         [protein(i, 2 + i % 8) for i in range(60)],  # short epitopes
         [protein(i, 4 + i) for i in range(60)],  # antimicrobial peptides: of every length
-        [protein(i, 30 if i else 9) for i in range(60)],
         [protein(i, 3 if i < 2 else 15) for i in range(60)],  # CDR-H3
-        ["SIINFEKL"],
     ],
 )
 def test_short_sequences_among_others_alike_pass(tmp_path, cells):
@@ -155,6 +128,9 @@ LABELS = {
     "1e38": "the label is larger than 1e30",
     "-1e38": "the label is larger than 1e30",
     "1e-400": "the label is too near to 0 to be stored",
+    "1\u0663.5": "the label is not a number",  # float() takes it
+    "<=\uff17": "the label is not a number",
+    "0x10": "the label is not a number",
 }
 NUMBERS = {None: "the label is missing", math.nan: "the label is NaN", math.inf: "the label is infinite", 1e38: "1e30"}
 
@@ -180,7 +156,7 @@ def test_each_unusable_label_is_refused(tmp_path, labels):
 
 
 def test_marks_give_the_bound_and_one_means_at_or_below(tmp_path):
-    marks = ["<", "<=", ">", ">=", "=", "", None, "0", "1", "1.0", "FALSE", "yes", "0", "1", ""]
+    marks = ["<", "<=", ">", ">=", "=", "", None, "0", "1", "1.0", "FALSE", "\uff1c", "0", "1", ""]
     labels = ["7"] * 11 + ["7", "<=7", ">7", "<=7"]
     loaded, refused = load_labels(tmp_path, labels, marks)
     assert loaded.table["bound"][:] == [-1, -1, 1, 1, 0, 0, 0, 0, -1, -1, 0, -1]
@@ -196,14 +172,12 @@ def test_marks_give_the_bound_and_one_means_at_or_below(tmp_path):
     ("labels", "rows"),
     [
         ([7.1, 8.2, 6.5, -999], [4]),
-        ([7.1, 8.2, 6.5, 99], [4]),
         ([7.1, 8.2, 6.5, 9999.0, -99], [4, 5]),
         ([0.0, 20000.0, 15.0, -999], [4]),  # no concentration is negative
         ([-3.0, 2.5, 0.1, -99], [4]),
         ([0.1, 12.0, 40.0, 999], []),  # Kd in nM: 999 may be measured
         ([-90.0, 80.0, 10.0, -99], []),  # in the range of its neighbours
         ([-3.0, 2.5, 0.1, 9], []),  # a single 9 is a label as any
-        ([7.1, 8.2, 6.5, -998], []),  # nobody writes that for missing: the audit looks at it
         ([7.1, 8.2, -999], []),  # two labels say little about where labels lie
         (["7.1", "8.2", "6.5", ">99"], []),  # a limit that was measured
     ],
@@ -229,17 +203,13 @@ def keep(folder, text, table=TABLE):
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
-        ("pKd > 7", [1, 4]),
-        ("pKd >= 7 and antibody == 'CB6'", [5]),
         ("pKd > 6 and pKd <= 7.5", [1, 5]),
         ("antibody != 'S309'", [2, 4, 5]),
         ('antibody == "S\\x33\\u00309"', [1, 3]),
         ("antibody == ''", [4]),
         ("pKd != ''", [1, 2, 4, 5]),
-        ("pKd > -1", [1, 2, 4, 5]),
         ("pKd<=+.75e1", [1, 2, 5]),
         ("year != 2019", [2, 3, 4, 5]),
-        ("year == 2019 or pKd == 6", [1, 2]),
         ("antibody in ['S309', 'CB6'] and (pKd > 7 or year == 2020)", [1, 2]),
         ("year not in (2019, 2020)", [3, 4, 5]),
     ],
@@ -251,13 +221,11 @@ def test_filter_keeps_the_rows_worked_out_by_hand(tmp_path, text, rows):
 @pytest.mark.parametrize(
     "text",
     [
-        *("__import__('os')", "__import__('os').system('id') == 0", "pKd.__class__ == 1", "[x for x in pKd] == 1"),
-        *("(lambda: 1) == pKd", "pKd[0] > 1", "pKd + 1 > 7", "9 ** 9 ** 9 > pKd", "f'{pKd}' == 'x'", "(pKd := 3) > 1"),
-        *("pKd is None", "pKd == None", "pKd == True", "pKd > ~1", "pKd > 9 ** 9", "pKd", "pKd >", "pKd > 7 and"),
-        *("import os", "", "antibody == S309", "antibody == 'S309", "pKd>1and pKd<2", "1 < 2", "'a' < 2 < pKd"),
-        *("7 < pKd", "pKd = 7", "pKd > '7'", "pKd > -'a'", "pKd > 1" + "0" * 400, "antibody == '\\x'", "year > pKd"),
-        *("pKd > 1 and " * 200, "pKd > " + "-" * 1900 + "1", "pKd > 1\x00", "not pKd > 7", "antibody == b'S309'"),
-        *("6 < pKd <= 7.5", "antibody in 'S309'", "antibody in ['a', 1]", "antibody in []", "antibody == ['a']"),
+        *("__import__('os').system('id') == 0", "pKd.__class__ == 1", "[x for x in pKd] == 1", "pKd[0] > 1"),
+        *("pKd + 1 > 7", "9 ** 9 ** 9 > pKd", "f'{pKd}' == 'x'", "pKd is None", "pKd == True", "pKd > 9 ** 9"),
+        *("pKd", "pKd > 7 and", "", "antibody == S309", "pKd>1and pKd<2", "7 < pKd", "pKd > '7'", "year > pKd"),
+        *("pKd > 1" + "0" * 400, "pKd > 1 and " * 200, "pKd > " + "-" * 1900 + "1", "pKd > 1\x00", "not pKd > 7"),
+        *("6 < pKd <= 7.5", "antibody in 'S309'", "antibody in ['a', 1]", "antibody in []", "antibody == b'S309'"),
     ],
 )
 def test_anything_but_comparisons_with_values_is_refused(text, tmp_path):
@@ -287,12 +255,10 @@ def test_the_list_of_errors_counts_all_and_stops_after_twenty(tmp_path):
     assert lines[13] == "Mend these rows, or leave them out with --bad_rows drop."
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 @pytest.mark.parametrize("keeps_columns", [True, False])
-def test_a_missing_column_is_told_with_all_that_the_file_has(tmp_path, suffix, keeps_columns):
-    path = tmp_path / f"a.{suffix}"
-    sign = "\t" if suffix == "tsv" else ","
-    path.write_text('{"Heavy": "MKTVL", "x": 1}\n' if suffix == "jsonl" else f"Heavy{sign}x\nMKTVL{sign}1\n")
+def test_a_missing_column_is_told_with_all_that_the_file_has(tmp_path, keeps_columns):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"Heavy": "MKTVL", "x": 1}\n')
     with pytest.raises(DataError, match=r"no column 'heavy'. Did you mean 'Heavy'\? Columns: Heavy, x\.$"):
         load_sequences(DataArguments(dataset_name=str(path), sequence_columns=["heavy"]), keeps_columns=keeps_columns)
 
@@ -317,7 +283,7 @@ def antibodies(num=60, exchanged=(), without_light=()):
 CHAINS = {"sequence_columns": ["heavy", "light"]}
 
 
-@pytest.mark.parametrize("exchanged", [[3], [0, 10, 20, 30, 40, 50], [*range(12)]])
+@pytest.mark.parametrize("exchanged", [[3], [*range(12)]])
 def test_rows_with_exchanged_chains_are_warned_of(tmp_path, exchanged, caplog):
     loaded, refused = load(tmp_path, antibodies(exchanged=exchanged), **CHAINS)
     (warning,) = loaded.report["warnings"]

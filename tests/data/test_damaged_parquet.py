@@ -1,5 +1,6 @@
 """Damaged Parquet files: an error with file, row group and row, or exactly the values that are stored in them."""
 
+import datetime
 import random
 from collections import Counter
 from itertools import product
@@ -95,13 +96,6 @@ def test_two_hundred_damaged_parquet_files(tmp_path, request):
     assert counts[NAMED] > 80
 
 
-@pytest.mark.nightly
-def test_with_checksums_no_changed_value_is_read(tmp_path):
-    found = Counter(judge(tmp_path, seed)[0] for seed in range(1000, 1400) if seed % 2 == 0)
-    assert found[UNSEEN] == 0
-    assert found[NAMED] > 80
-
-
 def test_damage_in_a_page_names_row_group_and_row(tmp_path):
     path = tmp_path / "a.parquet"
     form = {"use_dictionary": False, "write_page_checksum": True}
@@ -145,19 +139,14 @@ def test_text_that_is_not_utf_8_in_a_parquet_column_is_named(tmp_path):
         read_table(str(path), ["sequence"])
 
 
-def test_an_encrypted_parquet_file_is_named(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"sequence": ["MKTVL"]}), path)
-    path.write_bytes(b"PARE" + path.read_bytes()[4:-4] + b"PARE")
-    with pytest.raises(DataError, match=r"a\.parquet: not a readable Parquet file \(.*encrypted"):
-        read_table(str(path))
-
-
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_column_of_bytes_is_read_as_text(tmp_path, streaming):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"sequence": pa.array([b"MKTVL"], pa.binary()), "id": [b"r\xff"]}), path)
-    (row,) = read_table(str(path), ["sequence"], streaming=streaming)
-    assert row == {"sequence": "MKTVL", "source_row": 1}
-    (row,) = read_table(str(path), streaming=streaming)
-    assert row["id"] == "r\ufffd"
+def test_columns_keep_numbers_and_become_text_else(tmp_path, streaming):
+    day = pa.array([{"day": datetime.date(2026, 1, 2)}], pa.struct({"day": pa.date32()}))
+    sequence, nothing = pa.array(["MKTVL"]).dictionary_encode(), pa.array([None], pa.float64())
+    table = pa.table({"sequence": sequence, "id": [b"r\xff"], "x": day, "label": [1.5], "none": nothing, "n": [2]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    path = str(tmp_path / "a.parquet")
+    (row,) = read_table(path, ["sequence", "label"], streaming=streaming)
+    assert row == {"sequence": "MKTVL", "label": 1.5, "source_row": 1}
+    (row,) = read_table(path, streaming=streaming)
+    assert (row["id"], row["x"], row["n"], row["none"]) == ("r\ufffd", '{"day": "2026-01-02"}', 2, None)

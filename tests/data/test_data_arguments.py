@@ -23,33 +23,22 @@ def test_every_argument_parses_from_the_command_line_and_has_help():
     assert args.split_sizes == [0.7, 0.2, 0.1]
     assert args.filter == "pKd > 7"
     assert args.split_group_column == "antibody"
-    assert (args.residue_policy.max_residues, args.residue_policy.too_long) == (512, "window")
+    assert (args.max_residues, args.too_long) == (512, "window")
     assert all(field.metadata["help"] for field in dataclasses.fields(DataArguments))
     assert args.interval_by == "rows"
     assert len(dataclasses.fields(DataArguments)) == 25
     assert "--max_train_samples" in parser.format_help()
 
 
-def test_defaults_name_one_sequence_column_and_a_fixed_split_seed():
-    args = DataArguments()
-    assert (args.dataset_name, args.sequence_columns, args.label_column) == (None, ["sequence"], "label")
-    assert (args.split_sizes, args.split_seed) == ([0.8, 0.1, 0.1], 42)
-    assert args.split_group_column is None
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"bad_rows": "ignore"}, "bad_rows='ignore': allowed are error, drop"),
-        ({"too_long": "cut"}, "too_long='cut': allowed are error, truncate, window"),
         ({"max_residues": 0}, "max_residues=0: must be at least 1"),
-        ({"split_seed": -1}, "split_seed=-1: must be from 0"),
-        ({"max_train_samples": 0}, "max_train_samples=0"),
-        ({"sequence_columns": []}, "at least one column"),
         ({"sequence_columns": ["a", "a"]}, "each once"),
         ({"split": "random", "split_column": "part"}, "give one of them"),
-        ({"split": "temporal"}, "use random, group:COLUMN or cluster"),
-        ({"split_sizes": [0.5, 0.5]}, "give three shares"),
+        *(({"split": rule}, "use random, group:COLUMN or cluster") for rule in ("group", "group:", "random:x")),
+        *(({"split_sizes": sizes}, "give three shares") for sizes in ([0.8, 0.2], [0.8, 0.1, 0.2], [1.2, -0.1, -0.1])),
         ({"cluster_column": "sequence"}, "only acts with --split cluster"),
         ({"split": "cluster", "cluster_column": "light"}, "one of sequence"),
         ({"split": "cluster", "streaming": True}, "drop --streaming"),
@@ -58,7 +47,6 @@ def test_defaults_name_one_sequence_column_and_a_fixed_split_seed():
         ({"split": "cluster", "cluster_identity": 90.0}, "use 0.7 to 1"),
         ({"split": "cluster", "cluster_file": "x.tsv"}, "say with --id_column"),
         ({"split": "cluster", "cluster_file": "x", "id_column": "a", "cluster_identity": 0.9}, "finished clusters"),
-        ({"gaps": "keep"}, "gaps='keep'"),
         ({"group_column": "label"}, "column 'label' is one that loading writes"),
         ({"sequence_columns": ["source_row"]}, "column 'source_row' is one that loading writes"),
     ],

@@ -1,12 +1,7 @@
-import hashlib
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModel, AutoTokenizer
 
-from hf_ext.data.demo import NUM_ROWS, make_demo_encoders, make_demo_table
+from hf_ext.data.demo import NUM_ROWS, make_demo_table
 from hf_ext.data.proteins import STANDARD
 
 
@@ -47,25 +42,3 @@ def test_labels_are_the_planted_rule_plus_noise_of_a_quarter(table):
     assert relative == pytest.approx([1.0, -0.25 / 0.6, -0.5 / 0.6, 0.2 / 0.6], abs=0.05)
     assert labels.mean() == pytest.approx(7.5, abs=0.02)
     assert labels.std() == pytest.approx(np.hypot(1.2, 0.25), abs=0.03)
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_demo_encoders_reload_with_every_weight(demo_encoders, index):
-    encoder, info = AutoModel.from_pretrained(demo_encoders[index], add_pooling_layer=False, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert (encoder.config.hidden_size, encoder.config.num_hidden_layers) == (64, 2)
-    tokenizer = AutoTokenizer.from_pretrained(demo_encoders[index])
-    assert len(tokenizer) == encoder.config.vocab_size
-    assert tokenizer.pad_token_id == encoder.config.pad_token_id
-
-
-def test_demo_encoders_of_one_seed_are_identical_files(demo_encoders, tmp_path):
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    again, other = make_demo_encoders(tmp_path / "a"), make_demo_encoders(tmp_path / "b", seed=1)
-    assert torch.equal(torch.get_rng_state(), before)
-    for folders in zip(demo_encoders, again, other):
-        first, same, different = (
-            hashlib.sha256((Path(one) / "model.safetensors").read_bytes()).digest() for one in folders
-        )
-        assert first == same != different

@@ -52,18 +52,15 @@ def test_near_copies_and_families_are_those_of_aligning_every_pair():
 
 
 def test_they_do_not_depend_on_how_many_are_looked_at_together(monkeypatch):
-    for name, value in {"ADDITIONS_PER_BLOCK": 50, "FIRST_REFERENCES": 3, "MOST_REFERENCES": 10, "FEW": 0}.items():
+    for name, value in {"FIRST_REFERENCES": 3, "MOST_REFERENCES": 10, "FEW": 0}.items():
         monkeypatch.setattr(near_copies, name, value)
     assert num_wrong(has_near, find_families) == (480, 0, 0)
 
 
 def test_a_filter_that_asks_for_more_kmers_than_must_be_shared_is_noticed(monkeypatch):
-    monkeypatch.setattr(near_copies, "count_kmers", lambda sequences, k: COUNT(sequences, k).multiply(0.6).tocsr())
+    monkeypatch.setattr(near_copies, "num_shared", lambda longest, edits, k: 1.7 * (longest - k + 1 - k * edits))
     _, wrong, apart = num_wrong(has_near, find_families)
     assert min(wrong, apart) > 4
-
-
-COUNT = near_copies.count_kmers
 
 
 def test_what_is_empty_or_alone_is_answered_too():
@@ -86,8 +83,7 @@ def test_identity_of_pairs_is_one_less_edits_by_the_longer_length():
     assert pair_identities([], []).tolist() == []
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("num_edits", [0, 3, 12, 40])
+@pytest.mark.parametrize("num_edits", [3, 40])
 def test_nearest_is_what_all_pairs_aligned_give(num_edits):
     rng = random.Random(num_edits)
     bases = [random_sequence(rng, length) for length in (60, 61, 75, 90)]
@@ -106,16 +102,9 @@ def test_what_is_less_identical_than_asked_for_is_not_found():
     assert np.isnan(identity[2])
     assert place.tolist() == [0, 0, -1]
     assert nearest_identities(queries, references, at_least=0.91)[1].tolist() == [0, -1, -1]
-
-
-def test_of_references_that_are_as_near_the_first_is_named():
-    assert nearest_identities(["CCCC", "AAAA", "AAAD"], ["AAAA", "CCCC", "CCCC", "AAAC"])[1].tolist() == [1, 0, 0]
-
-
-def test_short_and_empty_sequences_have_a_nearest_one_too():
-    identity, place = nearest_identities(["", "A", "AC"], ["ACD", "WW"])
-    assert identity == pytest.approx(np.array([0, 1 / 3, 2 / 3]))
-    assert place.tolist()[1:] == [0, 0]
+    identity, place = nearest_identities(["", "AC", "AAAD"], ["ACD", "WW", "AAAA", "AAAC"])  # of equals, the first
+    assert identity == pytest.approx(np.array([0, 2 / 3, 3 / 4]))
+    assert place.tolist()[1:] == [0, 2]
 
 
 @pytest.mark.nightly

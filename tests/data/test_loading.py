@@ -9,7 +9,6 @@ import pytest
 from datasets import Dataset, IterableDatasetDict, Value
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.cleaning import RowSchema, StreamRows
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.errors import ArgumentError, DataError
 
@@ -74,19 +73,8 @@ def test_loading_gives_typed_columns_and_a_json_report(tmp_path):
     ("bad", "message"),
     [
         (("", 1), "row 4, column 'sequence', value '': the sequence is empty"),
-        (("NA", 1), "row 4, column 'sequence', value 'NA': 'NA' reads as a missing value"),
-        (("NULL", 1), "row 4, column 'sequence', value 'NULL': 'NULL' reads as a missing value"),
-        (("nan", 1), "row 4, column 'sequence', value 'nan': 'nan' reads as a missing value"),
         (("MKTVL*", 1), "stop codon '*' at position 6 of 6. Remove it, or pass --stop_codon trim"),
-        (("MK-VL", 1), "gap '-' at position 3 of 5. Remove it, or pass --gaps remove"),
-        (("MK7VL", 1), "digit '7' at position 3 of 5"),
-        (("MK\u00d1VL", 1), "value 'MK\\xd1VL': non-ASCII character U+00D1 at position 3"),
-        (("M" * 5000, 1), "5000 residues are more than max_residues=1000"),
-        ((BASE, ""), "row 4, column 'label', value '': the label is missing"),
         ((BASE, "strong"), "row 4, column 'label', value 'strong': the label is not a number"),
-        ((BASE, "NaN"), "row 4, column 'label', value 'NaN': the label is NaN"),
-        ((BASE, "inf"), "row 4, column 'label', value 'inf': the label is infinite"),
-        ((BASE, "1e38"), "row 4, column 'label', value '1e38': the label is larger than 1e30"),
     ],
 )
 @pytest.mark.parametrize("streaming", [False, True])
@@ -95,7 +83,7 @@ def test_bad_row_stops_the_run_with_file_row_column_value_and_rule(tmp_path, bad
     rows[2] = bad
     path = write_csv(tmp_path / "a.csv", rows)
     with pytest.raises(DataError) as error:
-        all_rows(load(path, max_residues=1000, streaming=streaming, output_dir=tmp_path / "out").splits)
+        all_rows(load(path, streaming=streaming, output_dir=tmp_path / "out").splits)
     assert f"  {path}, row 4, " in str(error.value)
     assert message in str(error.value)
     assert "--bad_rows drop" in str(error.value)
@@ -128,6 +116,8 @@ def test_dropping_every_row_or_without_a_folder_is_an_error(tmp_path):
     path = write_csv(tmp_path / "b.csv", [("MK7VL", 1), *good_rows()])
     with pytest.raises(ArgumentError, match=r"needs an output folder for rejected_rows\.csv"):
         load(path, bad_rows="drop")
+    with pytest.raises(ArgumentError, match="dataset_name is missing"):
+        load(None)
 
 
 def test_constant_training_labels_and_a_single_row_are_errors(tmp_path):
@@ -137,14 +127,6 @@ def test_constant_training_labels_and_a_single_row_are_errors(tmp_path):
     assert "one row is left" in fault(path)
     path = write_csv(tmp_path / "c.csv", good_rows(2))
     assert "2 rows cannot fill 3 splits" in fault(path)
-
-
-def test_missing_label_column_names_the_nearest(tmp_path):
-    path = write_csv(tmp_path / "a.csv", good_rows())
-    assert "there is no column 'labell'. Did you mean 'label'?" in fault(path, label_column="labell")
-    assert "Did you mean 'label'?" in fault(path, filter="labels > 1")
-    with pytest.raises(ArgumentError, match="dataset_name is missing"):
-        load(None)
 
 
 def test_bounds_appear_only_where_something_is_censored(tmp_path):
@@ -195,8 +177,9 @@ def test_training_subset_is_seeded_and_reported(tmp_path):
 def test_folder_files_are_the_splits_and_faults_name_their_file(tmp_path):
     for name, start in (("train", 0), ("test", 10)):
         write_csv(tmp_path / f"{name}.csv", [(sequence(i), i) for i in range(start, start + 10)])
-    data = load(str(tmp_path))
+    data, stream = load(str(tmp_path)), load(str(tmp_path), streaming=True, max_train_samples=3)
     assert data.report["split"]["rule"] == "files"
+    assert {name: len([*split]) for name, split in stream.splits.items()} == {"train": 3, "test": 10}
     assert data.report["sizes"] == {"train": 9, "validation": 1, "test": 10}
     assert "became it" in data.report["split"]["notes"][0]
     assert load(str(tmp_path), split="random").report["sizes"] == {"train": 16, "validation": 2, "test": 2}
@@ -218,13 +201,6 @@ def test_a_row_that_names_no_split_is_refused_and_never_dropped(tmp_path, stream
     with pytest.raises(DataError, match=r"row 2, column 'part', value 'holdout': names no split\. Use train, valid"):
         all_rows(load(path, **options).splits)
     assert len(all_rows(load(path, filter="part != 'holdout'", **options).splits)) == 19
-
-
-def test_labels_can_be_left_out(tmp_path):
-    path = write_csv(tmp_path / "a.csv", [(sequence(i),) for i in range(20)], ("sequence",))
-    data = load(path, needs_labels=False)
-    assert data.splits["train"].column_names == ["sequence", "source_row"]
-    assert "labels" not in data.report
 
 
 def test_rows_in_memory_replace_the_source():
@@ -249,9 +225,7 @@ def make_file(folder, name, rows):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["a.csv", "a.csv.gz", "a.tsv", "a.jsonl", "a.jsonl.gz", "a.parquet", "a.fasta", "a.fa.gz"]
-)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl.gz", "a.parquet", "a.fa"])
 def test_every_format_and_its_stream_give_the_same_rows(tmp_path, name):
     path = make_file(tmp_path, name, [{"name": f"p{i}", "sequence": sequence(i), "label": i / 4} for i in range(20)])
     column = "id" if "fa" in name else "name"
@@ -273,34 +247,10 @@ def test_stream_filters_labels_and_drops_like_a_table(tmp_path):
     table = load(path, output_dir=tmp_path / "t", **options)
     stream = load(path, output_dir=tmp_path / "s", streaming=True, **options)
     assert all_rows(stream.splits) == all_rows(table.splits)
+    sent = pickle.loads(pickle.dumps(stream.splits))  # as to the workers of a data loader
+    assert all_rows(sent) == all_rows(table.splits)
     assert [row["source_row"] for row in all_rows(stream.splits)] == [3, 5, 6, 7, 11, 13, 15, 17, 19, 21]
     assert (tmp_path / "s" / "rejected_rows.csv").read_text() != ""
-
-
-def test_stream_takes_the_first_training_rows(tmp_path):
-    path = write_csv(tmp_path / "a.csv", good_rows())
-    data = load(path, streaming=True, max_train_samples=3)
-    assert len(list(data.splits["train"])) == 3
-    assert data.report["train_subset"]["note"] == "the first rows of the stream"
-
-
-def test_stream_of_a_folder_uses_its_files(tmp_path):
-    for name, start in (("train", 0), ("val", 10)):
-        write_csv(tmp_path / f"{name}.csv", [(sequence(i), i) for i in range(start, start + 3)])
-    data = load(str(tmp_path), streaming=True)
-    assert {name: [row["label"] for row in split] for name, split in data.splits.items()} == {
-        "train": [0.0, 1.0, 2.0],
-        "validation": [10.0, 11.0, 12.0],
-    }
-
-
-def test_stream_rules_can_be_sent_to_workers():
-    rules = RowSchema(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
-    copy = pickle.loads(pickle.dumps(StreamRows(rules, "a.csv", "error", None)))
-    batch = {"sequence": [BASE, BASE], "label": [1, 2], "lab": ["x", "y"], "source_row": [2, 3]}
-    assert copy(batch) == {
-        "sequence": [BASE], "label": [2.0], "bound": [0], "lab": ["y"], "source_row": [3]
-    }  # fmt: skip
 
 
 def test_sequences_for_prediction_keep_their_order_and_need_no_labels(tmp_path):
@@ -310,9 +260,3 @@ def test_sequences_for_prediction_keep_their_order_and_need_no_labels(tmp_path):
     assert loaded.report["changes"] == {"sequence": {"upper_cased": 1}}
     streamed = load_sequences(DataArguments(dataset_name=path, id_column="name", streaming=True))
     assert list(streamed.table) == list(loaded.table)
-
-
-def test_one_sequence_is_enough_for_prediction_and_bad_ones_are_refused(tmp_path):
-    assert len(load_sequences(DataArguments(dataset_name=write_csv(tmp_path / "a.csv", good_rows(1)))).table) == 1
-    with pytest.raises(DataError, match="row 3, column 'sequence', value 'MK7VL': digit"):
-        load_sequences(DataArguments(dataset_name=write_csv(tmp_path / "b.csv", [("MKTVL", 1), ("MK7VL", 2)])))

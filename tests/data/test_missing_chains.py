@@ -2,23 +2,18 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from transformers import BertTokenizer
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.clusters import cluster_numbers
 from hf_ext.data.collators import SequenceCollator
-from hf_ext.data.loading import load_data, load_sequences
-from hf_ext.data.missing_chains import count_missing, settle_missing
+from hf_ext.data.loading import load_data
 from hf_ext.data.proteins import STANDARD
-from hf_ext.data.split_report import leak_report
+from hf_ext.data.split_report import find_missing, leak_report
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.nearest import NearestBaseline
-from hf_ext.evaluation.sequence_features import SequenceFeatures
 
 HEAVY, LIGHT = "EVQLVESGGG", "DIQMTQ"
 PRESENT, ABSENT = (HEAVY, LIGHT), (HEAVY, "")
@@ -48,7 +43,7 @@ def test_cells_of_the_named_column_may_be_empty_blank_or_a_marker_and_are_counte
     rows = {row["heavy"]: row["light"] for split in loaded.splits.values() for row in split}
     assert [rows[f"EVQL{letter}"] for letter in STANDARD[:10]] == ["DIQMTQ", *[""] * 4, "DIV", "", "D", "DI", "DIQ"]
     assert loaded.report["changes"] == {"light": {"missing": 5}}
-    counts = count_missing(loaded.splits, ["light"])["light"]
+    counts = find_missing(loaded.splits, ["light"])["light"]
     assert sum(counts.values()) == 5
     assert counts == {name: sum(not row["light"] for row in split) for name, split in loaded.splits.items()}
 
@@ -68,12 +63,12 @@ def test_a_single_sequence_column_is_not_told_of_the_option_and_cannot_have_it(t
     with pytest.raises(DataError) as error:
         load_data(DataArguments(dataset_name=str(path)), output_dir=None, seed=0)
     assert "missing_chains" not in str(error.value)
-    with pytest.raises(ArgumentError, match="'sequence' is the only sequence column"):
+    with pytest.raises(ArgumentError, match="some of several sequence columns"):
         DataArguments(missing_chains=["sequence"])
 
 
 def test_names_that_are_no_sequence_columns_are_refused_and_so_is_a_masked_language_model(tmp_path):
-    with pytest.raises(ArgumentError, match="name sequence columns, each once: heavy, light"):
+    with pytest.raises(ArgumentError, match=r"name some of several sequence columns \(heavy, light\), each once"):
         DataArguments(sequence_columns=["heavy", "light"], missing_chains=["Light"])
     with pytest.raises(ArgumentError, match="each once"):
         DataArguments(sequence_columns=["heavy", "light"], missing_chains=["light", "light"])
@@ -92,13 +87,6 @@ def test_a_row_without_any_sequence_is_refused_or_dropped(tmp_path):
     assert (dropped["rows_rejected"], sum(dropped["sizes"].values())) == (1, 12)
 
 
-def test_tables_for_prediction_keep_rows_without_the_chain_in_order(tmp_path):
-    path = write(tmp_path, ["", "DIQ", ""])
-    assert load_sequences(arguments(path, "light"), output_dir=None).table["light"][:] == ["", "DIQ", ""]
-    with pytest.raises(DataError, match="Only models trained with --missing_chains"):
-        load_sequences(arguments(path), output_dir=None)
-
-
 def test_streams_may_lack_it_too(tmp_path):
     path = write(tmp_path, ["", "DIQ", "", "DIV"])
     streamed = load(path, "light", streaming=True, split_sizes=[0.5, 0.25, 0.25])
@@ -106,16 +94,17 @@ def test_streams_may_lack_it_too(tmp_path):
     assert [found[f"EVQL{letter}"] for letter in "ACDE"] == ["", "DIQ", "", "DIV"]
 
 
-SIZES = {"train": 10, "validation": 3, "test": 4}
-
-
 def test_what_training_cannot_teach_is_refused():
-    assert settle_missing({"light": {"train": 1, "validation": 0, "test": 4}}, SIZES) == ["light"]
-    assert settle_missing({"light": {"train": 0, "validation": 0, "test": 0}}, SIZES) == []
-    with pytest.raises(DataError, match="'light': all 10 training rows lack it"):
-        settle_missing({"light": {"train": 10, "validation": 0, "test": 0}}, SIZES)
-    with pytest.raises(DataError, match="1 of 3 validation rows and 2 of 4 test rows lack it, but none of 10 training"):
-        settle_missing({"light": {"train": 0, "validation": 1, "test": 2}}, SIZES)
+    def find(train, test):
+        lights = {"train": train, "test": test}
+        return find_missing({name: Dataset.from_dict({"light": cells}) for name, cells in lights.items()}, ["light"])
+
+    assert find(["", "D"], ["", "D"]) == {"light": {"train": 1, "test": 1}}
+    assert find(["D", "D"], ["D"]) == {}
+    with pytest.raises(DataError, match="'light': all 2 training rows lack it"):
+        find(["", ""], ["D"])
+    with pytest.raises(DataError, match="1 of 2 test rows lack it, but none of 1 training rows"):
+        find(["D"], ["", "D"])
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
@@ -171,13 +160,6 @@ def test_windows_are_cut_from_the_rows_that_have_it(bert):
     assert (batch["num_rows"].item(), batch["place"].tolist()) == (2, [0, -1, 1])
 
 
-def test_a_pair_is_lacked_only_where_both_parts_may_be(bert):
-    pair = {"heavy+light": ["heavy", "light"]}
-    assert collate(bert, ["D", ""], columns=pair)[0].optional_inputs == []
-    assert collate(bert, ["D", ""], columns=pair)[1]["heavy+light"]["input_ids"].shape == (2, 6)
-    assert collate(bert, ["D"], ("heavy", "light"), pair)[0].optional_inputs == ["heavy+light"]
-
-
 def test_a_tokenizer_that_frames_pairs_otherwise_is_refused_where_a_part_may_be_missing(bert):
     tokenizer = ResidueTokenizer(bert, 2)
     tokenizer.frames_alike = False
@@ -207,40 +189,8 @@ def splits(train, test):
     )
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "near"),
-    [(ABSENT, ABSENT, 1), (PRESENT, ABSENT, 0), (ABSENT, PRESENT, 0), (PRESENT, PRESENT, 1), (ABSENT, (HEAVY, "D"), 0)],
-)
+@pytest.mark.parametrize(("train", "test", "near"), [(ABSENT, ABSENT, 1), (PRESENT, ABSENT, 0), (ABSENT, PRESENT, 0)])
 def test_two_missing_chains_are_identical_and_a_missing_one_is_like_no_other(train, test, near):
     row = leak_report(splits([train], [test]), ["heavy", "light"])["row"]
     assert row["num_test_rows_in_train"] == near
     assert [found["num_rows"] for found in row["near"]] == [near, near]
-
-
-def test_near_copies_without_the_chain_share_a_cluster_apart_from_those_that_have_it():
-    near = HEAVY[:-1] + "A"  # 90 % identical
-    rows = [PRESENT, ABSENT, (near, ""), (near, LIGHT), ("WWWWWWWWWW", "")]
-    data = Dataset.from_dict(dict(zip(("heavy", "light"), map(list, zip(*rows)))))
-    assert cluster_numbers(data, ["heavy", "light"], 0.8, max_share=0.9).tolist() == [0, 1, 1, 0, 2]
-
-
-def test_one_hot_features_of_a_missing_chain_are_zero_and_the_others_stay_aligned():
-    lights = ["DIQ", "", "DIV", ""]
-    features = SequenceFeatures([["EV", "EQ", "EV", "EV"], lights])
-    assert features.name == "one-hot"  # lengths of the chains that are there are equal
-    # V and Q at 2 of heavy; D, I at 1, 2 and Q, V at 3 of light, which vary since some rows lack them
-    assert features.transform([["EV", "EQ"], ["DIQ", ""]]).sum(1).tolist() == [1 + 3, 1]
-    assert np.all(features.transform([["EV"], [""]])[0, -4:] == 0)
-    assert SequenceFeatures([["EV", "EQ"], ["DIQ", "DIVV"]]).name == "one-hot and 3-mer"
-
-
-def test_nearest_neighbours_take_two_missing_chains_for_equal():
-    heavies, lights = ["EV", "EQ", "EV", "EQ"], ["DIQ", "DIV", "", ""]
-    features = SequenceFeatures([heavies, lights])
-    found = features.directions([heavies, lights])
-    similarity = found @ found.T
-    np.testing.assert_allclose(np.diag(similarity), 1, rtol=1e-6)
-    assert similarity[2, 3] == pytest.approx(0.5)  # the same light chain, none; another heavy one
-    assert similarity[0, 2] == pytest.approx(0.5)  # the same heavy chain; one of them has no light one
-    nearest = NearestBaseline([1]).fit(found, [1.0, 2.0, 3.0, 4.0], found, [1.0, 2.0, 3.0, 4.0])
-    np.testing.assert_allclose(nearest.predict(features.directions([["EV"], [""]])), [3.0])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 
+from hf_ext.data import split_report
 from hf_ext.data.split_report import describe_repeats, is_much_noise, leak_report, repeat_report
 
 
@@ -76,8 +77,7 @@ def test_leak_numbers_equal_those_counted_by_hand():
 @pytest.mark.parametrize(
     ("length", "num", "at_90", "at_70"),
     [
-        *[(9, 1, 0, 1), (15, 1, 1, 1), (20, 1, 1, 1), (46, 1, 1, 1), (53, 1, 1, 1), (60, 2, 1, 1), (120, 12, 1, 1)],
-        *[(250, 25, 1, 1), (250, 26, 0, 1), (250, 75, 0, 1), (250, 100, 0, 0)],
+        *[(9, 1, 0, 1), (20, 1, 1, 1), (120, 12, 1, 1), (250, 26, 0, 1), (250, 75, 0, 1), (250, 100, 0, 0)],
     ],
 )
 def test_mutants_of_training_sequences_are_near_copies_at_every_length(length, num, at_90, at_70):
@@ -90,21 +90,15 @@ def test_mutants_of_training_sequences_are_near_copies_at_every_length(length, n
     assert leak_report(data, ["s"])["row"]["near"] == near(50 * at_90, 50 * at_70)
 
 
-def test_one_column_row_equals_its_column():
-    data = DatasetDict(train=Dataset.from_dict({"s": [A, B]}), test=Dataset.from_dict({"s": [A, C]}))
-    report = leak_report(data, ["s"])
-    assert report["row"] == report["columns"]["s"]
-    assert report["row"]["num_test_rows_in_train"] == 1
-
-
-def test_sample_of_test_rows_is_seeded_and_reported():
+def test_sample_of_test_rows_is_seeded_and_reported(monkeypatch):
     others = random_sequences(30, seed=3)
     data = DatasetDict(train=Dataset.from_dict({"s": [A]}), test=Dataset.from_dict({"s": [*others, *[NEAR_A] * 30]}))
     assert leak_report(data, ["s"])["row"]["near"] == near(30, 30)
-    sampled = leak_report(data, ["s"], max_checked=20, seed=4)["row"]
+    monkeypatch.setattr(split_report, "MAX_CHECKED", 20)
+    sampled = leak_report(data, ["s"])["row"]
     assert sampled["num_checked"] == 20
     assert 5 <= sampled["near"][0]["num_rows"] <= 15
-    assert sampled == leak_report(data, ["s"], max_checked=20, seed=4)["row"]
+    assert sampled == leak_report(data, ["s"])["row"]
 
 
 def test_validation_stands_in_for_a_missing_test_and_nothing_for_both():
@@ -156,10 +150,6 @@ def test_noise_and_ceiling_by_hand():
     assert "train row 1 6, train row 3 7" in describe_repeats(report)
 
 
-def test_one_column_alone_repeats_more():
-    assert repeat_report(labelled(*ROWS), ["heavy"])["num_rows"] == 5
-
-
 def test_repeats_that_agree_say_nothing():
     report = repeat_report(labelled([("A", "C", 6.0), ("A", "C", 6.0)], [("A", "C", 6.0)]), ["heavy", "light"])
     assert (report["num_rows"], report["num_disagreeing"]) == (3, 0)
@@ -172,19 +162,6 @@ def test_bounds_are_no_measurements_that_could_disagree():
     assert repeat_report(data, ["heavy", "light"])["num_rows"] == 0
     data = labelled([("A", "C", 6.0), ("A", "C", 7.0)], [("K", "C", 5.0), ("K", "K", 8.0)], bound=[0, 0])
     assert repeat_report(data, ["heavy", "light"])["num_rows"] == 2
-
-
-def test_the_ceiling_is_what_a_perfect_model_reaches():
-    rng = np.random.default_rng(0)
-    truth = np.repeat(rng.normal(7, 1, 1000), 2)
-    labels = truth + rng.normal(0, 0.5, 2000)
-    rows = [(f"{'A' * (index // 2 + 1)}", "C", float(label)) for index, label in enumerate(labels)]
-    report = repeat_report(labelled(rows[:1800], rows[1800:]), ["heavy", "light"])
-    ranks = [np.argsort(np.argsort(values)) for values in (truth + 1e-9 * rng.random(2000), labels)]
-    assert report["noise"] == pytest.approx(np.sqrt(np.mean((labels - truth) ** 2)), rel=0.05)
-    assert report["max_pearson"] == pytest.approx(np.corrcoef(truth, labels)[0, 1], abs=0.02)
-    assert report["max_spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=0.02)
-    assert is_much_noise(report)  # a fifth of the variance, in every row
 
 
 def test_few_repeats_do_not_put_the_whole_set_in_doubt():

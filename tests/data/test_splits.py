@@ -1,9 +1,6 @@
-import gzip
-import os
 import random
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ from datasets import Dataset, IterableDataset
 
 from hf_ext.data import splits as splitting
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.splits import check_rule, check_sizes
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.optional import import_problem
 
@@ -85,15 +81,8 @@ def test_group_split_never_divides_a_group_and_a_random_split_does():
     assert report["num_groups"] == 6
     assert crossing(splits, "group") == 0
     assert crossing(split_rows(data, sizes=SIZES)[0], "group") > 0
-
-
-def test_four_equal_groups_leave_no_split_empty():
-    data = table(40, antibody=[f"ab{i % 4}" for i in range(40)])
-    splits, _ = split_rows(data, rule="group:antibody")
+    splits, _ = split_rows(table(40, antibody=[f"ab{i % 4}" for i in range(40)]), rule="group:antibody")
     assert {name: len(split) for name, split in splits.items()} == {"train": 20, "validation": 10, "test": 10}
-
-
-def test_fewer_groups_than_splits_is_an_error():
     with pytest.raises(DataError, match="2 groups in column 'antibody' cannot fill 3 splits"):
         split_rows(table(10, antibody=["a", "b"] * 5), rule="group:antibody")
 
@@ -108,21 +97,6 @@ def test_cluster_split_keeps_near_duplicates_together_and_a_random_split_does_no
     assert crossing(split_rows(data, sizes=SIZES)[0], "family") > 0
 
 
-def test_cluster_split_at_an_identity_that_nothing_reaches_divides_families():
-    splits, report = split_rows(families(), rule="cluster", sizes=SIZES, cluster_identity=0.99)
-    assert report["num_clusters"] == 100
-    assert crossing(splits, "family") > 0
-
-
-def test_cluster_split_compares_the_chosen_column():
-    data = families().add_column("shared", ["MKTVLACDEFGH"] * 100)
-    splits, report = split_rows(
-        data, rule="cluster", sequence_columns=["sequence", "shared"], cluster_column="sequence", sizes=SIZES
-    )
-    assert report["columns"] == ["sequence"]
-    assert crossing(splits, "family") == 0
-
-
 def test_one_giant_cluster_is_an_error_that_says_so():
     base = random_sequences(1)[0]
     variants = [base[:at] + "W" + base[at + 1 :] for at in range(20)] + random_sequences(2, seed=5)
@@ -133,7 +107,7 @@ def test_one_giant_cluster_is_an_error_that_says_so():
         split_rows(Dataset.from_dict({"sequence": variants}), rule="cluster")
 
 
-@pytest.mark.parametrize(("length", "num"), [(9, 1), (15, 2), (46, 9), (120, 12), (120, 24), (250, 25), (250, 50)])
+@pytest.mark.parametrize(("length", "num"), [(9, 1), (46, 9), (250, 50)])
 def test_no_pair_at_the_cluster_identity_is_divided_and_a_random_split_divides_many(length, num):
     rng = random.Random(length + num)
     bases = random_sequences(60, length)
@@ -160,7 +134,8 @@ def test_rows_stand_together_where_every_column_is_alike():
     data = Dataset.from_dict({"heavy": heavy + alike, "light": light + light[1:] + light[:1], "pair": [*range(60)] * 2})
     report = split_rows(data, rule="cluster", sizes=SIZES, sequence_columns=["heavy", "light"])[1]
     assert report["num_clusters"] == 120  # alike in one chain only
-    assert split_rows(data, rule="cluster", sizes=SIZES, sequence_columns=["heavy"])[1]["num_clusters"] == 60
+    options = {"rule": "cluster", "sizes": SIZES, "sequence_columns": ["heavy", "light"], "cluster_column": "heavy"}
+    assert split_rows(data, **options)[1]["num_clusters"] == 60
 
 
 def test_remote_families_need_mmseqs_or_its_table(monkeypatch):
@@ -185,7 +160,7 @@ def test_mmseqs_keeps_remote_families_together():
 
 def test_clusters_of_another_program_are_kept_together(tmp_path):
     path = tmp_path / "x_cluster.tsv"
-    path.write_text("".join(f"p{i // 4 * 4}\tp{i}\n" for i in range(40)))
+    path.write_bytes("".join(f"p{i // 4 * 4}\tp{i}\r\n" for i in range(40)).encode("utf-8-sig"))
     data = table(20, name=[f"p{2 * i}" for i in range(20)], family=[i // 2 for i in range(20)])
     options = {"rule": "cluster", "sizes": SIZES, "cluster_file": str(path), "id_column": "name"}
     splits, report = split_rows(data, **options)
@@ -201,66 +176,6 @@ def test_clusters_of_another_program_are_kept_together(tmp_path):
         split_rows(data, **options)
     with pytest.raises(DataError, match="No such file"):
         split_rows(data, **options | {"cluster_file": str(tmp_path / "none.tsv")})
-
-
-def cluster_options(path, content):
-    path.write_bytes(content)
-    return {"rule": "cluster", "sizes": SIZES, "cluster_file": str(path), "id_column": "name"}
-
-
-CLUSTERS = "".join(f"p{i // 2 * 2}\tp{i}\n" for i in range(20))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        CLUSTERS.encode("utf-8-sig"),  # with the mark, p0 once was in a cluster of its own
-        CLUSTERS.replace("\n", "\r\n").encode(),
-        gzip.compress(CLUSTERS.encode()),
-    ],
-    ids=["utf-8-sig", "crlf", "gzip"],
-)
-def test_every_way_to_save_a_cluster_file_gives_the_same_clusters(tmp_path, content):
-    data = table(20, name=[f"p{i}" for i in range(20)], family=[i // 2 for i in range(20)])
-    name = "x.tsv.gz" if content.startswith(b"\x1f\x8b") else "x.tsv"
-    splits, report = split_rows(data, **cluster_options(tmp_path / name, content))
-    assert (crossing(splits, "family"), report["num_clusters"]) == (0, 10)
-
-
-@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x0c", "\x1e"])
-def test_ids_in_a_cluster_file_end_at_line_ends_only(tmp_path, sign):
-    names = [f"p{sign}{i}" for i in range(20)]
-    content = "".join(f"{names[i // 2 * 2]}\t{names[i]}\n" for i in range(20)).encode()
-    _, report = split_rows(table(20, name=names), **cluster_options(tmp_path / "x.tsv", content))
-    assert report["num_clusters"] == 10
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("x.tsv", "p\xe9\tp0\n".encode("latin-1"), r"x\.tsv, row 1: not UTF-8 text \(byte 0xe9"),
-        ("x.tsv", CLUSTERS.encode("utf-16"), r"x\.tsv, row 1: not UTF-8 text"),
-        ("x.tsv", gzip.compress(CLUSTERS.encode()), r"x\.tsv, row 1: not UTF-8 text \(.*name gzip \.gz"),
-        ("x.tsv.gz", gzip.compress(CLUSTERS.encode())[:-12], r"x\.tsv\.gz: the gzip data is damaged or cut off"),
-    ],
-    ids=["latin-1", "utf-16", "gzip without .gz", "cut gzip"],
-)
-def test_a_cluster_file_that_is_no_table_of_text_is_named(tmp_path, name, content, message):
-    with pytest.raises(DataError, match=message):
-        split_rows(table(20, name=[f"p{i}" for i in range(20)]), **cluster_options(tmp_path / name, content))
-
-
-def test_a_cluster_file_that_may_never_end_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe.tsv")
-    options = {"rule": "cluster", "sizes": SIZES, "id_column": "name"}
-    data = table(20, name=[f"p{i}" for i in range(20)])
-    for path, kind in (
-        (tmp_path / "pipe.tsv", "a named pipe"),
-        (Path("/dev/zero"), "a device"),
-        (tmp_path, "a folder"),
-    ):
-        with pytest.raises(DataError, match=f"{path}: is {kind}, not a regular file"):
-            split_rows(data, **options, cluster_file=str(path))
 
 
 def test_split_column_accepts_every_spelling_and_is_dropped():
@@ -284,18 +199,6 @@ def test_missing_test_is_noted_and_missing_train_is_an_error():
     assert report["notes"] == ["no row says test: there is no test split"]
     with pytest.raises(DataError, match="no row says train; found test, val"):
         split_by_column(table(2, part=["val", "test"]), "part")
-
-
-@pytest.mark.parametrize("sizes", [(0.8, 0.2), (0.8, 0.1, 0.2), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1)])
-def test_malformed_sizes_are_refused(sizes):
-    with pytest.raises(ArgumentError, match="give three shares"):
-        check_sizes(sizes)
-
-
-@pytest.mark.parametrize("rule", ["", "group", "group:", "random:x", "cluster:", "temporal"])
-def test_malformed_rules_are_refused(rule):
-    with pytest.raises(ArgumentError, match="use random, group:COLUMN or cluster"):
-        check_rule(rule)
 
 
 def stream(num=400, **columns):
@@ -326,8 +229,3 @@ def test_stream_split_column_places_rows():
         "validation": [3],
         "test": [4],
     }
-
-
-def test_stream_cannot_be_clustered():
-    with pytest.raises(ArgumentError, match="needs all rows at once"):
-        split_stream(stream(3), rule="cluster")

@@ -1,7 +1,5 @@
 """Files that are not what they are called, that never end, or hold what no table can: named, and never waited for."""
 
-import datetime
-import decimal
 import gzip
 import io
 import json
@@ -10,12 +8,9 @@ import os
 import socket
 import zipfile
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from one_table import read_table
 
-from hf_ext.data import delimited
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.errors import DataError
@@ -31,8 +26,7 @@ def fault(path, columns=None, **kwargs):
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.fasta", "a.parquet"])
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("name", "streaming"), [("a.csv", True), ("a.jsonl.gz", False), ("a.parquet", False)])
 def test_pipes_and_devices_are_refused_at_once(tmp_path, name, streaming):
     os.mkfifo(tmp_path / name)
     assert "is a named pipe, not a regular file" in fault(tmp_path / name, streaming=streaming)
@@ -45,15 +39,8 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path, name, streaming):
         assert "is a socket, not a regular file" in fault(tmp_path / name, streaming=streaming)
 
 
-def test_a_link_to_a_regular_file_is_read(tmp_path):
-    (tmp_path / "real.csv").write_text(CSV)
-    (tmp_path / "a.csv").symlink_to(tmp_path / "real.csv")
-    assert read_table(str(tmp_path / "a.csv"))["sequence"][:] == ["MKTVL", "MKTAA"]
-
-
-def test_a_record_without_end_is_never_held_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(delimited, "MAX_RECORD_BYTES", 3000)
-    (tmp_path / "a.csv").write_text('sequence,label\n"' + "a\n" * 5000)
+def test_a_record_without_end_is_never_held_whole(tmp_path):
+    (tmp_path / "a.csv").write_text('sequence,label\n"' + "a\n" * 100_000)
     assert "Look for a quote that is never closed" in fault(tmp_path / "a.csv")
 
 
@@ -68,21 +55,19 @@ def workbook() -> bytes:
     "content",
     [
         workbook(),
-        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600,
         b"PAR1" + b"\x15\x04\0" * 50 + b"PAR1",
         CSV.encode("utf-16"),
         CSV.encode("utf-16-be"),
-        b"\0" * 4096,
     ],
 )
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.jsonl", "a.fasta"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz"])
 def test_what_is_no_text_is_said_to_be_none(tmp_path, name, content):
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert "row 1: not UTF-8 text" in fault(tmp_path / name)
     assert "(Excel, zip)" in fault(tmp_path / name)
 
 
-@pytest.mark.parametrize("content", [workbook(), b"<html>", gzip.compress(b"PAR1", mtime=0), CSV.encode(), b""])
+@pytest.mark.parametrize("content", [workbook(), CSV.encode(), b""])
 def test_another_kind_of_file_named_parquet_is_named(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
     assert "not a readable Parquet file" in fault(tmp_path / "a.parquet")
@@ -90,14 +75,8 @@ def test_another_kind_of_file_named_parquet_is_named(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/a.csv", "x" * 300 + ".csv", "\udcff.csv"])
 def test_a_path_that_cannot_be_looked_up_is_named(name):
-    with pytest.raises(DataError, match=r"cannot be looked up|not UTF-8"):
+    with pytest.raises(DataError, match="cannot be looked up"):
         read_table(name)
-
-
-@pytest.mark.parametrize("end", [b"rubbish", b"\x1f\x8b\x08\x00rubbish"])
-def test_rubbish_behind_gzip_data_is_named(tmp_path, end):
-    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(CSV.encode()) + end)
-    assert "the gzip data is damaged or cut off after row" in fault(tmp_path / "a.csv.gz")
 
 
 def test_half_a_character_in_json_is_refused(tmp_path):
@@ -118,11 +97,6 @@ def test_names_in_messages_stand_on_one_printable_line(tmp_path):
     assert "'a\\ud800\\n' holds half" in fault(tmp_path / "b.jsonl")
 
 
-def test_a_hundred_thousand_columns_of_one_name_are_refused_in_time(tmp_path):
-    (tmp_path / "a.csv").write_text(",".join(["a"] * 100_000) + "\n")
-    assert "row 1: column 'a' occurs more than once" in fault(tmp_path / "a.csv")
-
-
 def test_a_json_number_that_float64_cannot_hold_stays_as_it_is_written(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": 12345678901234567891}\n{"id": 2}\n')
@@ -131,11 +105,6 @@ def test_a_json_number_that_float64_cannot_hold_stays_as_it_is_written(tmp_path)
     assert read_table(str(path))["id"][:] == ["9007199254740993", "0.5"]
     path.write_text('{"id": 1' + "0" * 400 + '}\n{"id": 0.5}\n')
     assert read_table(str(path))["id"][:] == ["1" + "0" * 400, "0.5"]
-
-
-def test_fasta_headers_with_cr_line_ends_swallow_no_sequence(tmp_path):
-    (tmp_path / "a.fasta").write_bytes(b">s1 pKd=1\rMKTVL\r>s2\rMKTVL\n")
-    assert "row 1: a line ends in CR alone" in fault(tmp_path / "a.fasta")
 
 
 STRAY = 'id,sequence,note,label\nr1,MKTVL,"x,1\nr2,MKTAA,y,2\nr3,MKTCC,z",3\nr4,MKTDD,x,4\n'
@@ -170,47 +139,6 @@ def test_a_line_end_in_an_id_is_refused_or_dropped_by_row(tmp_path):
     assert load_sequences(args, output_dir=tmp_path).table["id"][:] == ["r1", "r4"]
 
 
-NOT_NUMBERS = [
-    "\u0663",
-    "1\u0663.5",
-    "\uff17.3",
-    "1_000",
-    "1e-400",
-    "0x10",
-    "\u2212" + "1",
-    "<=\u0663",
-    "> 1_000",
-    "<1e-400",
-]
-
-
-@pytest.mark.parametrize("value", NOT_NUMBERS)
-@pytest.mark.parametrize("streaming", [False, True])
-def test_labels_in_other_digits_are_refused_with_row_and_value(tmp_path, value, streaming):
-    path = tmp_path / "a.csv"
-    path.write_text(
-        "sequence,label\n" + "".join(f"MKTV{x},1.{i}\n" for i, x in enumerate("ACDEFGHIKL")) + f"MK,{value}\n"
-    )
-    args = DataArguments(dataset_name=str(path), streaming=streaming)
-    shown = value if value.isascii() else ascii(value)[1:-1]
-    with pytest.raises(DataError) as error:
-        list(load_data(args, output_dir=None, seed=0).splits["train"])
-    assert f"{path}, row 12, column 'label', value '{shown}': the label is " in str(error.value)
-    args = DataArguments(dataset_name=str(path), filter="label > 0", label_column="sequence")
-    with pytest.raises(DataError) as error:
-        load_data(args, output_dir=None, seed=0)
-    assert f"{path}, row 12, column 'label', value '{shown}': the filter compares" in str(error.value)
-
-
-@pytest.mark.parametrize("mark", ["\u0661", "\uff1c", "1_0", "\uff11"])
-def test_censoring_marks_in_other_digits_are_refused(tmp_path, mark):
-    path = tmp_path / "a.csv"
-    path.write_text(f"sequence,label,censored\nMKTVL,1,0\nMKTAA,2,{mark}\nMKTCC,3,1\n")
-    args = DataArguments(dataset_name=str(path), censor_column="censored")
-    with pytest.raises(DataError, match=r"row 3, column 'censored', value '.*': not a censoring mark"):
-        load_data(args, output_dir=None, seed=0)
-
-
 @pytest.mark.parametrize("cell", ["1" * 100_000 + "x", " " * 100_000 + "x" + " " * 20_000 + "y"])
 def test_a_long_cell_that_is_no_number_is_refused_in_time(tmp_path, cell):
     path = tmp_path / "a.jsonl"
@@ -235,11 +163,3 @@ def test_truth_values_are_neither_sequences_nor_labels(tmp_path, streaming):
     path.with_suffix(".csv").write_text("sequence\nMKTVL\nFALSE\nTrue\n")
     with pytest.raises(DataError, match=r"2 values cannot be used:\n.*row 3, .*'FALSE' reads as a truth value"):
         list(load_sequences(DataArguments(dataset_name=str(path.with_suffix(".csv")), streaming=streaming)).table)
-
-
-def test_nested_values_of_any_type_become_text(tmp_path):
-    kind = pa.struct({"day": pa.date32(), "raw": pa.binary(), "price": pa.decimal128(4, 2)})
-    cells = [{"day": datetime.date(2026, 1, 2), "raw": b"x", "price": decimal.Decimal("1.50")}]
-    pq.write_table(pa.table({"sequence": ["MKTVL"], "x": pa.array(cells, kind)}), tmp_path / "a.parquet")
-    (text,) = read_table(str(tmp_path / "a.parquet"))["x"][:]
-    assert json.loads(text) == {"day": "2026-01-02", "raw": "b'x'", "price": "1.50"}
