@@ -37,19 +37,15 @@ def make_training(tmp_path, **given) -> FastTrainingArguments:
     return FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **cache, **given)
 
 
-def test_rows_become_token_columns_with_their_lengths():
-    tokens = Inputs().tokenize(ROWS, [7.0 if one is None else one for one in AFFINITIES])
-    assert tokens.column_names == ["input_ids", "labels", "affinity", "length"]
-    # An antigen of 18 with two framing tokens; 9 and 5 residues, a separator and an end; and so on.
-    assert tokens["length"][:] == [20 + 16, 5 + 4, 20 + 9, 9 + 12]
-    assert np.isnan(Inputs().tokenize(ROWS)["affinity"][:]).all()
-
-
-def test_a_token_budget_holds_for_antigens_and_antibodies_together():
+def test_rows_become_token_columns_and_a_budget_holds_for_antigens_and_antibodies_together():
     inputs = Inputs()
-    tokens = inputs.tokenize(ROWS)
+    tokens = inputs.tokenize(ROWS, [7.0 if one is None else one for one in AFFINITIES])
+    assert tokens.column_names == ["input_ids", "labels", "affinity", "length"]
+    assert np.isnan(inputs.tokenize(ROWS)["affinity"][:]).all()
+    # An antigen of 18 with two framing tokens; 9 and 5 residues, a separator and an end; and so on.
     counted = count_tokens(tokens, inputs.collator)
     assert counted.tolist() == [[20, 16], [5, 4], [20, 9], [9, 12]]
+    assert tokens["length"][:] == counted.sum(1).tolist()
     for batch in TokenBudgetBatchSampler(counted, 72, seed=0):
         made = inputs.collator([tokens[i] for i in batch])
         assert made["labels"].numel() + len(batch) * made["input_ids"].shape[1] <= 72

@@ -26,17 +26,13 @@ def load(tmp_path, *, table=None, explicit=(), data=None, name=None, **given):
     return load_pairs(args, data_args, {*explicit}, output_dir=tmp_path, seed=0, table=table)
 
 
-def test_antigens_are_split_and_not_rows(tmp_path):
+def test_antigens_are_split_and_a_split_of_rows_that_the_user_asked_for_is_warned_of(tmp_path):
     data = load(tmp_path)
     antigens = {name: {*rows["antigen"]} for name, rows in data.splits.items()}
-    assert not antigens["train"] & antigens["test"]
-    assert not antigens["train"] & antigens["validation"]
+    assert not antigens["train"] & (antigens["test"] | antigens["validation"])
     assert {name: len(found) for name, found in antigens.items()} == data.report["num_antigens"]
     assert any("split by antigen" in note for note in data.report["notes"])
     assert data.report["warnings"] == []
-
-
-def test_a_split_of_rows_that_the_user_asked_for_is_warned_of(tmp_path):
     data = load(tmp_path, data={"split": "random"})
     assert any("have an antigen that is trained on" in warning for warning in data.report["warnings"])
     assert data.report["leaks"]["columns"]["antigen"]["num_test_sequences_in_train"] > 0
@@ -71,22 +67,17 @@ def test_a_filter_that_leaves_nothing_or_one_affinity_is_refused_and_bounds_are_
     assert any("16 of 80 training labels are bounds (<, >)" in warning for warning in data.report["warnings"])
 
 
-def test_clusters_of_antigens_are_what_intervals_resample(tmp_path):
-    data = load(tmp_path, data={"split": "cluster", "cluster_identity": 0.95}, table=make_table(60, 1))
-    test = data.antibodies("test")
-    assert data.find_units(test.antigens).column == "cluster"
-    plain = load(tmp_path)
-    assert plain.find_units(plain.antibodies("test").antigens).column == "antigen"
+def test_intervals_resample_clusters_or_groups_of_antigens_where_each_has_one(tmp_path):
+    def find_column(**given):
+        data = load(tmp_path, **given)
+        return data.find_units(data.antibodies("test").antigens).column
 
-
-def test_a_group_column_is_what_intervals_resample_where_each_antigen_has_one_group(tmp_path):
-    table = make_table(40, 1)
-    rows = [{**row, "family": str(i % 20), "donor": str(i)} for i, row in enumerate(table)]
-    data = load(tmp_path, table=Dataset.from_list(rows), data={"group_column": "family"})
-    assert data.find_units(data.antibodies("test").antigens).column == "family"
+    assert find_column() == "antigen"
+    assert find_column(data={"split": "cluster", "cluster_identity": 0.95}, table=make_table(60, 1)) == "cluster"
+    rows = [{**row, "family": str(i % 20)} for i, row in enumerate(make_table(40, 1))]
+    assert find_column(table=Dataset.from_list(rows), data={"group_column": "family"}) == "family"
     twice = [{**row, "family": str(i)} for i, row in enumerate([*rows, *rows])]
-    data = load(tmp_path, table=Dataset.from_list(twice), data={"group_column": "family"})
-    assert data.find_units(data.antibodies("test").antigens).column == "antigen"
+    assert find_column(table=Dataset.from_list(twice), data={"group_column": "family"}) == "antigen"
 
 
 def test_pairs_come_from_json_lists_and_fasta_headers_alike(tmp_path):
