@@ -114,7 +114,7 @@ class EpochSamples(TrainerCallback):
         write_text(self._path, "".join([one for one in lines if json.loads(one)["step"] < step] + [line]))
 
 
-def find_judges(args: GeneratorArguments, device: str | None = None) -> Judges:
+def find_judges(args: GeneratorArguments) -> Judges:
     """The libraries that are installed, or were asked for, and the discriminator; before anything is trained.
 
     Raises:
@@ -125,7 +125,7 @@ def find_judges(args: GeneratorArguments, device: str | None = None) -> Judges:
     return Judges(
         numberer=Numberer.of(args.numbering),
         humanness=Humanness() if wants_humanness else None,
-        discriminator=Discriminator.from_pretrained(args.discriminator, device=device) if args.discriminator else None,
+        discriminator=Discriminator.from_pretrained(args.discriminator) if args.discriminator else None,
         threshold=args.affinity_threshold,
     )
 

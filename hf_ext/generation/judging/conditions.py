@@ -104,12 +104,9 @@ def judge_condition(
     ends = (one.improvement, one.low, one.high)
     value, low, high = ("none" if end is None else f"{round(end, 4) + 0.0:.4f}" for end in ends)
     numbers = f"shuffling it costs {value} [{low}, {high}] nats per token"
-    if one.is_better:
-        reading, text = "reads", f"reads the {condition}: {numbers}"
-    elif one.is_trusted:
-        reading, text = "ignores", f"ignores the {condition}: {numbers}"
-    else:
+    reading: Reading = "reads" if one.is_better else "ignores" if one.is_trusted else "undecided"
+    text = f"{reading} the {condition}: {numbers}"
+    if reading == "undecided":
         units = f"{one.num_effective_units:.0f} of like size" if one.num_effective_units else "none"
-        reading = "undecided"
         text = f"not known whether it reads the {condition}: too few units were held out ({units}; {numbers})"
     return ConditionEffect(condition, reading, text, one)

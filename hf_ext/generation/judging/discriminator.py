@@ -144,7 +144,6 @@ def find_doubts(record: Mapping[str, Any] | None, predicted: FloatArray | None =
 def judge_affinities(
     predicted: FloatArray,
     sampling: Sampling,
-    *,
     doubts: Sequence[str] = (),
     asked: Any = None,
     threshold: float = THRESHOLD,
@@ -190,4 +189,4 @@ def _correlate(predicted: FloatArray, asked: Any, sampling: Sampling) -> Score:
         predicted, wanted, threshold=None, num_resamples=num, confidence=CONFIDENCE, seed=sampling.seed, units=units
     )["spearman"]
     # Units of one row each are taken for rows there, which are trusted however few they are.
-    return {**found, **units.facts(), "is_trusted": units.are_enough}  # type: ignore[typeddict-item]
+    return {**found, **units.facts(), "is_trusted": units.are_enough}

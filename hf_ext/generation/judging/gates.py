@@ -99,15 +99,11 @@ def check_gates(
     for one in REQUIREMENTS[stage]:
         value, threshold = numbers.get(one.name), float((thresholds or {}).get(one.name, one.threshold))
         needed = f"{one.rule} {format_cell(threshold)} is needed ({one.meaning})"
-        is_known = value is not None and math.isfinite(value)
-        number = float(value) if is_known else None
-        passed: bool | None = is_known and _RULES[one.rule](number, threshold)
+        number = None if value is None or not math.isfinite(value) else float(value)
+        passed: bool | None = number is not None and _RULES[one.rule](number, threshold)
+        reason = f"{'not measured' if value is None else format_cell(float(value))}; {needed}"
         if why_not := (not_applicable or {}).get(one.name):
             passed, reason = None, f"does not apply: {why_not}"
-        elif is_known:
-            reason = f"{format_cell(number)}; {needed}"
-        else:
-            reason = f"{'not measured' if value is None else f'{value} is no number to pass by'}; {needed}"
         gates.append(Gate(one.name, number, threshold, passed, reason))
     return gates
 

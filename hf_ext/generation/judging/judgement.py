@@ -128,12 +128,13 @@ def judge_generated(
     real = held_out.select([antigen in unit_of for antigen in held_out.antigens])
     units = ResamplingUnits.of(sampling.units.column, [unit_of[antigen] for antigen in real.antigens])
     rows = {MODEL: generated, **make_baselines(generated.antigens, training, sampling.seed), HELD_OUT: real}
-    predicted, doubts, notes = {}, [], [sampling.units.why_not_enough()]
+    notes = [sampling.units.why_not_enough() or f"Intervals resample {sampling.units.describe()}."]
+    predicted: dict[str, np.ndarray] = {}
+    doubts: list[str] = []
     if judges.discriminator is not None:
         predicted = {name: judges.discriminator.predict(one) for name, one in rows.items()}
         doubts = find_doubts(judges.discriminator.record, np.concatenate([*predicted.values()]))
         notes.append(ANTIGENS_UNKNOWN)
-    notes[0] = notes[0] or f"Intervals resample {sampling.units.describe()}."
 
     def score_set(name: str, one: AntibodyRows) -> SetScores:
         drawn = sampling if name != HELD_OUT else replace(sampling, units=units)
@@ -147,8 +148,8 @@ def judge_generated(
             humanness = mean_score(measures["humanness"], drawn)
         if name in predicted:
             measures["affinity"] = predicted[name]
-            options = {"doubts": doubts, "asked": asked if name == MODEL else None, "threshold": judges.threshold}
-            affinities = judge_affinities(predicted[name], drawn, **options)
+            wanted = asked if name == MODEL else None
+            affinities = judge_affinities(predicted[name], drawn, doubts, wanted, judges.threshold)
         scores = {
             "validity": validity,
             "diversity": judge_diversity(one, drawn),
