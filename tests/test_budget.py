@@ -20,7 +20,7 @@ BUDGET = {
     "doctor": (2388, 26),
     "embeddings": (453, 6),
     "evaluation": (2196, 18),
-    "generation": (2018, 21),
+    "generation": (2013, 21),
     "hub": (368, 6),
     "masked_lm": (359, 4),
     "memory": (630, 7),

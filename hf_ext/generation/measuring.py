@@ -53,7 +53,7 @@ def sample_rows(
         affinities: (n,) asked for; None: unknown.
         decoding: settings of `sample_pairs`, whose errors are those here.
     """
-    given = {"affinity": affinities, "encoder_states": inputs.states, "show_progress": False}
+    given: dict[str, Any] = {"affinity": affinities, "encoder_states": inputs.states, "show_progress": False}
     written = sample_pairs(model, inputs.antigen_tokenizer, antigens, seed=seed, **given, **decoding)
     pairs = [one.pair for (one,) in written]
     return AntibodyRows.of(pairs, antigens, ["; ".join(pair.malformed) or None for pair in pairs])

@@ -139,7 +139,7 @@ def sample_pairs(
     for request, (antigen, wanted) in enumerate(zip(antigens, _affinities(affinity, len(antigens)))):
         for _ in range(decoding.num_samples):
             rows[antigen].append(_Row(antigen, request, len(rows[antigen]), wanted))
-    encoder, distinct = PairEncoder(tokenizer), sorted(rows)
+    encoder, distinct = PairEncoder(tokenizer), list(rows)
     ids = encoder.encode_antigens(distinct)
     collator = AntibodyCollator(encoder.antigens.pad_token_id, encoder_states)
     found: list[list[SampledPair]] = [[] for _ in antigens]
@@ -166,10 +166,10 @@ def sample_pairs(
             todo = [(place, row) for place, i in enumerate(group) for row in rows[distinct[i]]]
             size = max(1, decoding.max_tokens_per_batch // (mask.shape[1] + decoding.max_new_tokens))
             for start in range(0, len(todo), size):
-                places, batch_rows = zip(*todo[start : start + size])
-                for row, pair in zip(batch_rows, _write(model, states, mask, places, batch_rows, decoding)):
+                batch_rows = todo[start : start + size]
+                for (_, row), pair in zip(batch_rows, _write(model, states, mask, batch_rows, decoding)):
                     found[row.request].append(pair)
-                bar.update(len(places))
+                bar.update(len(batch_rows))
     return found
 
 
@@ -223,19 +223,14 @@ def _affinities(given: Any, num_antigens: int) -> list[float]:
 
 
 def _write(
-    model: Any,
-    states: EncoderStates,
-    mask: torch.Tensor,
-    places: Sequence[int],
-    rows: Sequence[_Row],
-    decoding: Decoding,
+    model: Any, states: EncoderStates, mask: torch.Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
 ) -> list[SampledPair]:
     """What `generate` writes for each row, whose antigen stands at its place in `states`."""
     output = model.generate(
         encoder_outputs=states,
         attention_mask=mask,
-        antigen_index=torch.tensor(places, device=model.device),
-        affinity=torch.tensor([row.affinity for row in rows], device=model.device),
+        antigen_index=torch.tensor([place for place, _ in rows], device=model.device),
+        affinity=torch.tensor([row.affinity for _, row in rows], device=model.device),
         logits_processor=LogitsProcessorList(_choices(model, rows, decoding)),
         do_sample=False,
         max_new_tokens=decoding.max_new_tokens,
@@ -247,7 +242,7 @@ def _write(
     return [_read(ids, scores) for ids, scores in zip(output.sequences[:, 1:].tolist(), of_tokens.double().tolist())]
 
 
-def _choices(model: AntibodyGenerator, rows: Sequence[_Row], decoding: Decoding) -> list[LogitsProcessor]:
+def _choices(model: Any, rows: Sequence[tuple[int, _Row]], decoding: Decoding) -> list[LogitsProcessor]:
     if decoding.greedy:
         return []
     warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]
@@ -256,7 +251,7 @@ def _choices(model: AntibodyGenerator, rows: Sequence[_Row], decoding: Decoding)
     if decoding.top_p is not None:
         warpers.append(TopPLogitsWarper(decoding.top_p))
     shape = (decoding.max_new_tokens, model.config.vocab_size)
-    noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for row in rows])
+    noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for _, row in rows])
     return [_SeededChoice(warpers, torch.from_numpy(noise).to(model.device))]
 
 
