@@ -23,6 +23,7 @@ proportion for wider ones; for an --antigen_encoder 0.0003 of adapters, 0.00003 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from hf_ext.cli import quick_imports
@@ -36,15 +37,14 @@ with quick_imports():
     from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import exit_on_errors
     from hf_ext.generation.arguments import GeneratorArguments
-    from hf_ext.generation.building import build_inputs, build_model, build_trainer, fill_in_demo, read_settings
-    from hf_ext.generation.epoch_samples import EpochSamples
-    from hf_ext.generation.measuring import Decoded, find_judges
+    from hf_ext.generation.building import build_inputs, build_model, build_trainer, fill_in_demo
+    from hf_ext.generation.measuring import EpochSamples, find_judges
     from hf_ext.generation.preparing import load_pairs, settle_columns
-    from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates, save_results
-    from hf_ext.generation.stages import check_auto, describe_stage, settle_stage, stage_folder
+    from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates
+    from hf_ext.generation.stages import check_auto, describe_stage, settle_stage
     from hf_ext.masked_lm.results import EVALUATION_METRICS
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.running import finish_run, leave_pages, parse_command, summarize_data
+    from hf_ext.running import finish_run, leave_pages, parse_command, save_results, summarize_data
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> dict:
     check_auto(args)
     done: list[dict] = []
     for stage in model_args.stages:
-        folder, is_last = stage_folder(args.output_dir, stage), stage == model_args.stages[-1]
+        folder, is_last = os.path.join(args.output_dir, f"stage-{stage}"), stage == model_args.stages[-1]
         done.append(run_stage(parser.arguments, stage, folder=folder, is_last=is_last))
         save_all_gates(args, done)
         check_passed(done[-1])
@@ -132,19 +132,17 @@ def run(
     tokens = {name: inputs.tokenize(data.antibodies(name), data.affinities(name)) for name in data.splits}
     log.info(summarize_data(data.report))
 
-    samples = EpochSamples(
-        str(args.output_dir), model_args.num_epoch_samples, data, inputs, Decoded.of(model_args), args.seed
-    )
+    samples = EpochSamples(str(args.output_dir), model_args, data, inputs, args.seed)
     trainer: Any = build_trainer(model, args, inputs, tokens["train"], tokens["validation"], [samples])
     log.info("\n%s\n", trainer.plan.table())
     trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_model()
     trainer.save_state()
 
-    outcome = measure(trainer, stage, model_args, data, inputs, judges)
-    results = save_results(trainer, trained, outcome, data, read_settings(model_args, data_args), parser)
-    if outcome is not None:
-        log.info("\nStage %d, on test antigens:\n%s\n", stage, outcome.text())
+    facts, text = measure(trainer, stage, model_args, data, inputs, judges)
+    settings = {**vars(model_args), **vars(data_args)}
+    results = save_results(trainer, trained, "generation", facts, settings, parser)
+    log.info("\nStage %d, on test antigens:\n%s\n", stage, text)
     if is_last or not results["gates_passed"]:
         finish_run(trainer, log)
     else:

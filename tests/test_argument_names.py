@@ -12,7 +12,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.generation.sample_arguments import SampleArguments
+from hf_ext.generation.sample import SampleArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 
 

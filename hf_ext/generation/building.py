@@ -13,7 +13,6 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from ..data.antibodies import AntibodyCollator, PairEncoder, StatesOf
-from ..data.arguments import DataArguments
 from ..data.demo import make_demo_pairs
 from ..data.tokenization import ResidueTokenizer
 from ..embeddings.dataset import StateTable
@@ -72,17 +71,16 @@ class Inputs:
             DataError: see `PairEncoder.encode_rows`.
         """
         columns = self.encoder.encode_rows(rows.antigens, rows.heavy, rows.light, affinities)
-        lengths = [len(a) + len(b) for a, b in zip(columns["input_ids"], columns["labels"])]
-        return Dataset(
-            pa.table(
-                {
-                    "input_ids": _ragged(columns["input_ids"]),
-                    "labels": _ragged(columns["labels"]),
-                    "affinity": pa.array(columns["affinity"], pa.float32(), from_pandas=False),
-                    "length": pa.array(lengths, pa.int64()),
-                }
-            )
-        )
+        antigens, pairs = ([ids.astype(np.int16) for ids in columns[name]] for name in ("input_ids", "labels"))
+        lengths = [len(antigen) + len(pair) for antigen, pair in zip(antigens, pairs)]
+        tokens = pa.list_(pa.int16())
+        table = {
+            "input_ids": pa.array(antigens, tokens),
+            "labels": pa.array(pairs, tokens),
+            "affinity": pa.array(columns["affinity"], pa.float32(), from_pandas=False),
+            "length": pa.array(lengths, pa.int64()),
+        }
+        return Dataset(pa.table(table))
 
 
 def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[str]) -> Dataset:
@@ -112,8 +110,7 @@ def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[f
             "--use_peft: adapters of a generator stand in its antigen encoder. Give --architecture esm "
             "--encoder_training lora; --lora_r and the like say how."
         )
-    names = ("dropout", "attention_dropout", "attend")
-    settings: dict[str, Any] = {**args.shape, **{name: getattr(args, name) for name in names}}
+    settings: dict[str, Any] = {**args.shape, "dropout": args.dropout, "attend": args.attend}
     if affinities is not None:
         values = np.array(affinities, np.float64)
         settings |= {"label_mean": float(values.mean()), "label_std": float(values.std()) or 1.0}
@@ -158,7 +155,20 @@ def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str
         return inputs
     distinct = sorted(set(antigens))
     ids = inputs.encoder.encode_antigens(distinct)
-    store = _fill(model, inputs, training, distinct)
+    residues = inputs.encoder.antigens
+    # The main process encodes, with the device that it trains on; the others wait, and read what it wrote.
+    with training.main_process_first(desc="antigen states"):
+        folder = os.path.expanduser(training.embedding_cache_dir)
+        store = EmbeddingStore(folder, state_key(model.encoder, residues))
+        fill_store(
+            store,
+            distinct,
+            state_encoder(model.encoder, residues, training.device),
+            tokens_per_batch=ENCODING_TOKENS,
+            shard_sequences=SHARD_STATES,
+            description="Encoding antigens",
+            show_progress=not training.disable_tqdm and training.should_log,
+        )
     inputs.states = StateTable(store, distinct, ids)
     model.encoder.release()
     return inputs
@@ -190,35 +200,3 @@ def build_trainer(
             "Launch plain processes, as accelerate_configs/4gpu_ddp.yaml does."
         )
     return trainer
-
-
-def read_settings(args: GeneratorArguments, data_args: DataArguments) -> dict[str, Any]:
-    """Model and data arguments by name, as results record them."""
-    return {**vars(args), **vars(data_args)}
-
-
-def _fill(model: AntibodyGenerator, inputs: Inputs, training: Any, distinct: Sequence[str]) -> EmbeddingStore:
-    """The main process encodes, with the device that it trains on; the others wait, and read what it wrote."""
-    residues = inputs.encoder.antigens
-    encode, exactly = state_encoder(model.encoder, residues, training.device)
-    with training.main_process_first(desc="antigen states"):
-        folder = os.path.expanduser(training.embedding_cache_dir)
-        store = EmbeddingStore(folder, state_key(model.encoder, residues))
-        fill_store(
-            store,
-            distinct,
-            encode,
-            encode_exactly=exactly,
-            tokens_per_batch=ENCODING_TOKENS,
-            shard_sequences=SHARD_STATES,
-            description="Encoding antigens",
-            show_progress=not training.disable_tqdm and training.should_log,
-        )
-    return store
-
-
-def _ragged(rows: Sequence[np.ndarray]) -> pa.ListArray:
-    """Token ids as one column; a list of numbers for each row would take minutes for 100,000 rows."""
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    values = np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int16)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))

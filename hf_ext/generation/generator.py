@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..affinity.predictor import find_device
-from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
+from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.antibodies import ANTIGEN_TOKENIZER
 from ..errors import ArgumentError
 from ..hub.fetch import fetch_folder
@@ -58,29 +58,17 @@ def load_generator(
     Cost: one read of the files to verify them, and of a Hub model one download, which the Hub's cache keeps.
     """
     folder = fetch_folder(name_or_path, revision, _FILES)
-    _check_kind(folder, str(name_or_path))
-    check_model(folder)
-    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
-        model: Any = AntibodyGenerator.from_pretrained(folder, use_safetensors=True)
-    check_finite(folder, model.state_dict())
+    remedy = "Give the output folder of recipes/generate_antibody.py, or the Hub id it was pushed to."
+    if not (folder / "config.json").is_file():
+        raise ArgumentError(f"Model {name_or_path}: no config.json there. {remedy}")
+    with reading(f"{folder / 'config.json'}: damaged, no model_type", folder, "Copy it, or download it, again."):
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    if kind != GeneratorConfig.model_type:
+        raise ArgumentError(f"Model {name_or_path} is of type {kind!r}, not a generator of antibodies. {remedy}")
+    model = open_model(AntibodyGenerator, folder, use_safetensors=True)
     tokenizer = None
     if model.config.architecture == "esm":
         spec = EncoderSpec(**model.config.antigen_encoder)
         own = folder / ANTIGEN_TOKENIZER
         tokenizer = load_tokenizer(str(own)) if own.is_dir() else load_tokenizer(spec.name_or_path, spec.revision)
-    found = torch.device(device) if device is not None else find_device()
-    return LoadedGenerator(model.to(found).eval(), tokenizer)
-
-
-def _check_kind(folder: Path, name: str) -> None:
-    """Refuses what is no generator before anything is read as one."""
-    path = folder / "config.json"
-    remedy = "Give the output folder of recipes/generate_antibody.py, or the Hub id it was pushed to."
-    if not path.is_file():
-        raise ArgumentError(f"Model {name}: no config.json there. {remedy}")
-    try:
-        kind = json.loads(path.read_text(encoding="utf-8"))["model_type"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ArgumentError(f"{path}: damaged, no model_type ({error}). Copy it, or download it, again.") from error
-    if kind != GeneratorConfig.model_type:
-        raise ArgumentError(f"Model {name} is of type {kind!r}, not a generator of antibodies. {remedy}")
+    return LoadedGenerator(model.to(find_device() if device is None else device).eval(), tokenizer)

@@ -1,19 +1,26 @@
-"""What is measured of a trained generator: what it memorised, whether it reads its antigen, what it writes."""
+"""What is measured of a generator: a few samples at each evaluation; of a trained one also what it memorised and reads.
+
+All that is written is judged by `judging`; here is what it is asked for.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from transformers import TrainerCallback
 
 from ..data.splits import draw_rows
 from ..errors import DataError
 from ..evaluation._arrays import FloatArray
+from ..files import write_text
 from ..optional import import_problem
 from .arguments import GeneratorArguments
 from .building import Inputs
@@ -22,66 +29,103 @@ from .judging.discriminator import Discriminator
 from .judging.judgement import Judgement, Judges, judge_generated
 from .judging.numbering import Numberer
 from .judging.rows import AntibodyRows, Sampling
-from .judging.validity import Humanness
-from .preparing import PairData, find_units
+from .judging.validity import Humanness, find_problems
+from .preparing import PairData
 from .sampling import sample_pairs
 
+EPOCH_SAMPLES = "epoch_samples.jsonl"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """How tokens are chosen; see `sample_pairs`."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    greedy: bool = False
-
-    @classmethod
-    def of(cls, args: GeneratorArguments) -> Decoded:
-        """As the arguments say."""
-        return cls(args.temperature, args.top_k, args.top_p)
 
 
 def sample_rows(
     model: Any,
     inputs: Inputs,
     antigens: Sequence[str],
-    decoded: Decoded,
     seed: int,
     affinities: Sequence[float] | None = None,
+    **decoding: Any,
 ) -> AntibodyRows:
-    """One antibody for each of `antigens`, which may repeat: then each is another draw. See `sample_pairs` for errors.
+    """One antibody for each of `antigens`, which may repeat: then each is another draw.
 
     Args:
         affinities: (n,) asked for; None: unknown.
+        decoding: settings of `sample_pairs`, whose errors are those here.
     """
-    written = sample_pairs(
-        model, inputs.antigen_tokenizer, antigens, **vars(decoded), affinity=affinities, seed=seed,
-        encoder_states=inputs.states, show_progress=False,
-    )  # fmt: skip
+    given: dict[str, Any] = {"affinity": affinities, "encoder_states": inputs.states, "show_progress": False}
+    written = sample_pairs(model, inputs.antigen_tokenizer, antigens, seed=seed, **given, **decoding)
     pairs = [one.pair for (one,) in written]
     return AntibodyRows.of(pairs, antigens, ["; ".join(pair.malformed) or None for pair in pairs])
 
 
-def find_judges(args: GeneratorArguments, device: str | None = None) -> Judges:
+class EpochSamples(TrainerCallback):
+    """Writes antibodies for some validation antigens whenever the model is evaluated, always with the same draws.
+
+    What was measured goes to the trainer's log history (`sampled_valid`, `sampled_unique`, `sampled_memorised`, shares
+    of the antibodies), and with the antibodies to `epoch_samples.jsonl`, a line per evaluation. The main process writes
+    while the others wait at the next step.
+
+    Args:
+        folder: of the run.
+        args: how many antibodies, one for each antigen, which repeat where there are fewer; how tokens are chosen.
+        data: of the stage.
+        inputs: how antigens become tokens.
+        seed: of the draws.
+
+    Cost: up to 320 passes of the decoder over one token of each.
+    """
+
+    def __init__(self, folder: str, args: GeneratorArguments, data: PairData, inputs: Inputs, seed: int):
+        self._path = Path(folder) / EPOCH_SAMPLES
+        self._known, self._needs_light = set(data.antibodies("train").pairs), data.needs_light
+        distinct = list(dict.fromkeys(data.antibodies("validation").antigens))
+        self._antigens = [distinct[i % len(distinct)] for i in range(args.num_epoch_samples)]
+        self._inputs, self._decoding, self._seed = inputs, args.decoding, seed
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A continued run drops what was written after the step that it continues from, a new one everything."""
+        if state.is_world_process_zero and self._path.is_file():
+            self._write(state.global_step + 1 if state.global_step else 0)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Called by Trainer after each evaluation."""
+        if not (self._antigens and state.is_world_process_zero):
+            return
+        rows = sample_rows(model, self._inputs, self._antigens, self._seed, **self._decoding)
+        numbers = {
+            "sampled_valid": find_problems(rows, None, self._needs_light).count(None),
+            "sampled_unique": len(set(rows.pairs)),
+            "sampled_memorised": sum(pair in self._known for pair in rows.pairs),
+        }
+        shares = {name: number / len(rows) for name, number in numbers.items()}
+        entry = {"epoch": round(float(state.epoch or 0), 2), "step": state.global_step}
+        state.log_history.append({**shares, **entry})
+        columns = zip(rows.antigens, rows.heavy, rows.light)
+        samples = [dict(zip(("antigen", "heavy", "light"), one)) for one in columns]
+        # An evaluation that a stop gave up is made up for in the run that goes on, at the same step.
+        self._write(state.global_step, json.dumps({**entry, **shares, "samples": samples}) + "\n")
+        shown = ", ".join(f"{name.removeprefix('sampled_')} {value:.0%}" for name, value in shares.items())
+        logger.info("Step %d, %d antibodies: %s; the first: %.60s", state.global_step, len(rows), shown, rows.heavy[0])
+
+    def _write(self, step: int, line: str = "") -> None:
+        """Keeps the lines of steps before `step`, and adds one."""
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.is_file() else []
+        write_text(self._path, "".join([one for one in lines if json.loads(one)["step"] < step] + [line]))
+
+
+def find_judges(args: GeneratorArguments) -> Judges:
     """The libraries that are installed, or were asked for, and the discriminator; before anything is trained.
 
     Raises:
         MissingDependencyError: of what was asked for.
         ArgumentError: see `Discriminator.from_pretrained`.
     """
-    discriminator = None
-    if args.discriminator:
-        discriminator = Discriminator.from_pretrained(args.discriminator, device=device)
     wants_humanness = args.humanness == "on" or (args.humanness == "auto" and import_problem("promb") is None)
     return Judges(
         numberer=Numberer.of(args.numbering),
         humanness=Humanness() if wants_humanness else None,
-        discriminator=discriminator,
+        discriminator=Discriminator.from_pretrained(args.discriminator) if args.discriminator else None,
         threshold=args.affinity_threshold,
     )
 
@@ -96,8 +140,8 @@ def measure_training_loss(trainer: Any, data: PairData, inputs: Inputs) -> float
 
     All processes call it.
     """
-    rows = draw_rows(len(data.splits["train"]), trainer.args.seed, MAX_MEASURED).tolist()
-    sums = score_rows(trainer, _tokenize(data, inputs, "train", rows))
+    rows, affinities = data.take("train", trainer.args.seed, MAX_MEASURED)
+    sums = score_rows(trainer, inputs.tokenize(rows, affinities))
     return float(sums[:, 0].sum() / sums[:, 2].sum())
 
 
@@ -107,22 +151,17 @@ def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, see
     Each antigen is asked for once, with the affinity of one of its rows; `num` antigens at most, a seeded choice.
     Of antigens with several antibodies any of these counts.
     """
-    rows = data.antibodies("train")
-    affinities = data.affinities("train")
-    known: dict[str, set[tuple[str, str | None]]] = {}
-    row_of: dict[str, int] = {}
-    for row, (antigen, pair) in enumerate(zip(rows.antigens, rows.pairs)):
-        known.setdefault(antigen, set()).add(pair)
-        row_of.setdefault(antigen, row)
-    antigens = [list(row_of)[i] for i in draw_rows(len(row_of), seed, num)]
+    rows, affinities = data.antibodies("train"), data.affinities("train")
+    row_of = {antigen: row for row, antigen in reversed([*enumerate(rows.antigens)])}  # the first
+    distinct = list(dict.fromkeys(rows.antigens))
+    antigens = [distinct[i] for i in draw_rows(len(distinct), seed, num)]
     asked = None if affinities is None else [affinities[row_of[antigen]] for antigen in antigens]
-    written = sample_rows(model, inputs, antigens, Decoded(greedy=True), seed, asked)
-    right = sum(
-        not problem and pair in known[antigen]
-        for antigen, pair, problem in zip(antigens, written.pairs, written.malformed)
-    )
-    distinct = len(set(written.pairs))
-    return {"share": right / len(antigens), "num_antigens": len(antigens), "num_distinct_outputs": distinct}
+    written = sample_rows(model, inputs, antigens, seed, asked, greedy=True)
+    known = set(zip(rows.antigens, rows.pairs))
+    columns = zip(antigens, written.pairs, written.malformed)
+    right = sum(not problem and (antigen, pair) in known for antigen, pair, problem in columns)
+    distinct_outputs = len(set(written.pairs))
+    return {"share": right / len(antigens), "num_antigens": len(antigens), "num_distinct_outputs": distinct_outputs}
 
 
 def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[ConditionEffect]:
@@ -131,27 +170,24 @@ def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Condit
     All processes call it. An effect that cannot be measured is left out, and the log says why.
     """
     seed = trainer.args.seed
-    chosen = draw_rows(len(data.splits["test"]), seed, MAX_MEASURED).tolist()
-    rows, affinities = data.antibodies("test").select(chosen), _take(data.affinities("test"), chosen)
+    rows, affinities = data.take("test", seed, MAX_MEASURED)
     true = score_rows(trainer, inputs.tokenize(rows, affinities))
-    sampling = Sampling(find_units(data, rows.antigens), seed=seed)
+    sampling = Sampling(data.find_units(rows.antigens), seed=seed)
     found = []
-    try:
-        groups = data.find_groups()
-        clusters = None if groups is None else [groups[1][antigen] for antigen in rows.antigens]
-        other = shuffle_antigens(rows.antigens, seed, clusters)
-        moved = AntibodyRows(rows.heavy, rows.light, tuple(other), rows.malformed)
-        shuffled = score_rows(trainer, inputs.tokenize(moved, affinities))
-        found.append(judge_condition("antigen", true[:, 2], true[:, 0], shuffled[:, 0], sampling))
-    except DataError as error:
-        logger.warning("Whether the antigen is read was not measured: %s", error)
-    if affinities is not None:
+
+    groups = data.find_groups()
+    clusters = None if groups is None else [groups[1][antigen] for antigen in rows.antigens]
+    for condition in ("antigen", "pKd") if affinities is not None else ("antigen",):
         try:
-            mixed = shuffle_affinities(affinities, seed)
-            shuffled = score_rows(trainer, inputs.tokenize(rows, mixed))
-            found.append(judge_condition("pKd", true[:, 2], true[:, 0], shuffled[:, 0], sampling))
+            if condition == "antigen":
+                other = tuple(shuffle_antigens(rows.antigens, seed, clusters))
+                mixed = inputs.tokenize(replace(rows, antigens=other), affinities)
+            else:
+                mixed = inputs.tokenize(rows, shuffle_affinities(affinities, seed))
+            shuffled = score_rows(trainer, mixed)
+            found.append(judge_condition(condition, true[:, 2], true[:, 0], shuffled[:, 0], sampling))
         except DataError as error:
-            logger.warning("Whether pKd is read was not measured: %s", error)
+            logger.warning("Whether the %s is read was not measured: %s", condition, error)
     return found
 
 
@@ -176,23 +212,15 @@ def judge(
     asked = None
     if (known := data.affinities("train")) is not None:
         asked = np.random.default_rng(seed).choice(known, len(antigens)).tolist()
-    written = sample_rows(model, inputs, antigens, Decoded.of(args), seed, asked)
+    written = sample_rows(model, inputs, antigens, seed, asked, **args.decoding)
     judgement = judge_generated(
         written,
         data.antibodies("train"),
         test,
-        Sampling(find_units(data, antigens), seed=seed),
+        Sampling(data.find_units(antigens), seed=seed),
         judges=judges,
         effects=effects,
         asked=asked,
         needs_light=data.needs_light,
     )
     return judgement, written, asked
-
-
-def _tokenize(data: PairData, inputs: Inputs, split: str, rows: Sequence[int]) -> Dataset:
-    return inputs.tokenize(data.antibodies(split).select(rows), _take(data.affinities(split), rows))
-
-
-def _take(values: Sequence[float] | None, rows: Sequence[int]) -> list[float] | None:
-    return None if values is None else [values[row] for row in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,13 @@ from datasets import Dataset, DatasetDict
 
 from ..affinity.rows import check_splits
 from ..data.arguments import DataArguments
-from ..data.columns import column_names, column_values, factorize
+from ..data.columns import column_names, column_values
 from ..data.loading import check_labels, load_data
 from ..data.reading import local_files, peek_columns
 from ..data.split_report import find_missing, leak_report
 from ..data.splits import SPLIT_CLUSTER, draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
-from ..models.process_settings import replaced
 from ..reporting.units import format_cell
 from .arguments import GeneratorArguments
 from .judging.rows import AntibodyRows
@@ -59,11 +58,18 @@ class PairData:
 
     def antibodies(self, split: str) -> AntibodyRows:
         """The rows of a split as judges take them."""
-        return read_antibodies(self.splits[split], self.antigen, self.heavy, self.light)
+        rows = self.splits[split]
+        lights = column_values(rows, self.light) if self.light else [None] * len(rows)
+        return AntibodyRows.of_columns(column_values(rows, self.heavy), lights, column_values(rows, self.antigen))
 
     def affinities(self, split: str) -> list[float] | None:
         """(n,) pKd of a split; None where there are none."""
         return column_values(self.splits[split], LABEL) if self.has_affinities else None
+
+    def take(self, split: str, seed: int, most: int) -> tuple[AntibodyRows, list[float] | None]:
+        """At most `most` rows of a split, drawn by `seed`, and their pKd."""
+        chosen, values = draw_rows(len(self.splits[split]), seed, most).tolist(), self.affinities(split)
+        return self.antibodies(split).select(chosen), None if values is None else [values[row] for row in chosen]
 
     def find_groups(self) -> tuple[str, dict[str, Any]] | None:
         """What holds test antigens that are alike: its name, and the value of each antigen; None: nothing does.
@@ -80,11 +86,10 @@ class PairData:
                 return ("cluster" if column == SPLIT_CLUSTER else column), dict(pairs)
         return None
 
-
-def read_antibodies(rows: Dataset, antigen: str, heavy: str, light: str | None) -> AntibodyRows:
-    """Columns of a table as `AntibodyRows`."""
-    lights = column_values(rows, light) if light else [None] * len(rows)
-    return AntibodyRows.of_columns(column_values(rows, heavy), lights, column_values(rows, antigen))
+    def find_units(self, antigens: Sequence[str]) -> ResamplingUnits:
+        """What the intervals of rows with these test antigens resample: `find_groups`, or each antigen by itself."""
+        name, group_of = self.find_groups() or ("antigen", {antigen: antigen for antigen in antigens})
+        return ResamplingUnits.of(name, [group_of[antigen] for antigen in antigens])
 
 
 def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:
@@ -132,62 +137,66 @@ def load_pairs(
         ArgumentError, DataError: as `load_data`; a split is missing; or the filter leaves no training row.
     """
     notes: list[str] = []
-    if _splits_rows(data_args, table):
+    # What several files, a column or the Hub say is left alone.
+    is_one_table = table is not None or len(local_files(data_args.dataset_name)) == 1
+    if is_one_table and not (data_args.split or data_args.split_column):
         data_args.split = f"group:{args.antigen_column}"
         notes.append(f"split by antigen (--split group:{args.antigen_column}), so that test antigens are new")
     has_affinities = "label_column" in explicit
     if table is None and args.light_column and not args.may_lack_light:
         _check_light(args, data_args)
-    limit = data_args.max_train_samples
-    with replaced(data_args, max_train_samples=None):  # after the filter
-        loaded = load_data(
-            data_args,
-            output_dir=output_dir,
-            seed=seed,
-            needs_labels=has_affinities,
-            needs_validation=True,
-            looks_for_leaks=False,
-            may_lack_chains=True,
-            table=table,
-        )
+    loaded = load_data(
+        replace(data_args, max_train_samples=None),  # after the filter
+        output_dir=output_dir,
+        seed=seed,
+        needs_labels=has_affinities,
+        needs_validation=True,
+        looks_for_leaks=False,
+        may_lack_chains=True,
+        table=table,
+    )
     splits, report = loaded.splits, loaded.report
     check_splits(splits)
     assert isinstance(splits, DatasetDict)
     report["notes"] = [*notes, *report["notes"], *_filter(splits, args, has_affinities)]
-    report["notes"] += _limit(splits, {"train": limit, "validation": args.max_validation_samples}, seed)
+    for name, limit in (("train", data_args.max_train_samples), ("validation", args.max_validation_samples)):
+        num_rows = len(splits[name])
+        if limit is not None and limit < num_rows:
+            splits[name] = splits[name].select(draw_rows(num_rows, seed, limit))
+            report["notes"].append(
+                f"{name}: a random {limit:,} of {num_rows:,} rows (--max_{name}_samples, seed {seed})"
+            )
+    sizes = {name: len(split) for name, split in splits.items()}
     if has_affinities:
         labels = check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
-        report["warnings"] += _ignored_bounds(labels, len(splits["train"]))
-    report["sizes"] = {name: len(split) for name, split in splits.items()}
-    report["leaks"] = leak_report(splits, data_args.sequence_columns)
-    columns = args.antigen_column, args.heavy_column, args.light_column or None
-    data = PairData(splits, *columns, has_affinities, report, data_args.group_column)
-    report["missing_chains"] = find_missing(data.splits, data_args.missing_chains)
-    data_args.missing_chains = [*report["missing_chains"]]
-    report["num_antigens"] = {name: len(set(column_values(split, data.antigen))) for name, split in splits.items()}
-    report["warnings"] += _warn_of_known_antigens(data)
+        if num := labels.get("num_at_or_below", 0) + labels.get("num_at_or_above", 0):
+            report["warnings"].append(
+                f"{num:,} of {sizes['train']:,} training labels are bounds (<, >), which the generator takes for exact "
+                "values."
+            )
+    missing = find_missing(splits, data_args.missing_chains)
+    data_args.missing_chains = [*missing]
+    data = PairData(
+        splits,
+        *(args.antigen_column, args.heavy_column, args.light_column or None),
+        has_affinities,
+        report,
+        data_args.group_column,
+    )
+    antigens = {name: column_values(split, data.antigen) for name, split in splits.items()}
+    report |= {
+        "sizes": sizes,
+        "leaks": leak_report(splits, data_args.sequence_columns),
+        "missing_chains": missing,
+        "num_antigens": {name: len(set(values)) for name, values in antigens.items()},
+    }
+    known = set(antigens["train"])
+    if num := sum(antigen in known for antigen in antigens["test"]):
+        report["warnings"].append(
+            f"{num:,} of {sizes['test']:,} test rows have an antigen that is trained on: scores then say little about "
+            f"new antigens. Split by antigen: --split group:{data.antigen}, or --split cluster."
+        )
     return data
-
-
-def find_units(data: PairData, antigens: Sequence[str]) -> ResamplingUnits:
-    """What the intervals of rows with these test antigens resample: groups of them (`find_groups`), or the antigens."""
-    found = data.find_groups()
-    if found is None:
-        return find_units_of(antigens)
-    name, group_of = found
-    return ResamplingUnits.of(name, [group_of[antigen] for antigen in antigens])
-
-
-def find_units_of(antigens: Sequence[str]) -> ResamplingUnits:
-    """Each antigen a unit of its own."""
-    return ResamplingUnits("antigen", factorize(antigens)[0])
-
-
-def _splits_rows(data_args: DataArguments, table: Dataset | None) -> bool:
-    """Whether a single file would be split row by row; what several files or the Hub say is left alone."""
-    if data_args.split or data_args.split_column:
-        return False
-    return table is not None or len(local_files(data_args.dataset_name)) == 1
 
 
 def _check_light(args: GeneratorArguments, data_args: DataArguments) -> None:
@@ -216,34 +225,4 @@ def _filter(splits: DatasetDict, args: GeneratorArguments, has_affinities: bool)
     return [
         f"trained on the {len(kept):,} of {len(train):,} training rows above {args.min_affinity:g} (--min_affinity); "
         "validation and test keep all of theirs"
-    ]
-
-
-def _limit(splits: DatasetDict, limits: dict[str, int | None], seed: int) -> list[str]:
-    said = []
-    for name, limit in limits.items():
-        rows = splits[name]
-        if limit is None or limit >= len(rows):
-            continue
-        splits[name] = rows.select(draw_rows(len(rows), seed, limit))
-        said.append(f"{name}: a random {limit:,} of {len(rows):,} rows (--max_{name}_samples, seed {seed})")
-    return said
-
-
-def _ignored_bounds(labels: dict[str, Any], num_rows: int) -> list[str]:
-    num = labels.get("num_at_or_below", 0) + labels.get("num_at_or_above", 0)
-    if not num:
-        return []
-    return [f"{num:,} of {num_rows:,} training labels are bounds (<, >), which the generator takes for exact values."]
-
-
-def _warn_of_known_antigens(data: PairData) -> list[str]:
-    known = set(column_values(data.splits["train"], data.antigen))
-    test = column_values(data.splits["test"], data.antigen)
-    num = sum(antigen in known for antigen in test)
-    if not num:
-        return []
-    return [
-        f"{num:,} of {len(test):,} test rows have an antigen that is trained on: scores then say little about new "
-        f"antigens. Split by antigen: --split group:{data.antigen}, or --split cluster."
     ]

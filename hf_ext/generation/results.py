@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..arguments.parser import FastArgumentParser
 from ..distributed import do_on_main
 from ..errors import RunEnded
-from ..files import replacing, write_cell
-from ..reporting.plots import plot_loss
-from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell
-from ..running import plots_if_possible, with_absolute_path
+from ..running import with_absolute_path
 from .arguments import GeneratorArguments
 from .building import Inputs
 from .judging.gates import GATES_NAME, REQUIREMENTS, Gate, check_gates, have_passed, write_gates
@@ -24,6 +18,7 @@ from .judging.judgement import Judgement, Judges
 from .judging.rows import AntibodyRows
 from .measuring import judge, measure_effects, measure_reproduced, measure_training_loss
 from .preparing import PairData
+from .sample import write_csv
 
 BEST_METRIC = "token_loss"
 GENERATED = "generated.csv"
@@ -33,56 +28,57 @@ class GatesFailed(RunEnded):
     """A stage did not reach what the next one needs; everything was written, `gates.json` says which gate failed."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What was measured of a stage's model.
-
-    Attributes:
-        judgement: of what it wrote; its verdict comes first.
-        gates: of the stage.
-        facts: JSON-able: both of these, and the numbers behind the gates.
-    """
-
-    judgement: Judgement
-    gates: list[Gate]
-    facts: dict[str, Any]
-
-    def text(self) -> str:
-        """For a terminal: verdict, tables, gates."""
-        return f"{self.judgement.text()}\n\n{format_gates(self.gates)}"
-
-
 def measure(
     trainer: Any, stage: int, args: GeneratorArguments, data: PairData, inputs: Inputs, judges: Judges
-) -> Outcome | None:
+) -> tuple[dict[str, Any], str]:
     """Measures everything that is said of the trained model, and holds it against the stage's gates.
 
-    All processes call it; the main one writes and judges, and alone gets the outcome.
+    All processes call it; the main one writes antibodies, judges them, and leaves `generated.csv` and `gates.json`.
+
+    Returns:
+        What `all_results.json` says of it, and the same for a terminal: verdict, tables, gates.
     """
     token_loss = measure_training_loss(trainer, data, inputs)
     effects = measure_effects(trainer, data, inputs)
-    if not trainer.is_world_process_zero():
-        return None
-    seed, model = trainer.args.seed, trainer.model
-    reproduced = measure_reproduced(model, data, inputs, args.num_reproduced, seed)
-    judgement, written, asked = judge(model, data, inputs, args, judges, effects, seed)
-    numbers = {
-        **judgement.numbers(),
-        "num_errors": 0.0,  # a run with one does not come here
-        "token_loss": token_loss,
-        "reproduced": reproduced["share"],
-        "num_validation_falls": count_validation_falls(trainer.state.log_history),
-    }
-    gates = check_gates(stage, numbers, args.gates_of(stage), _not_applicable(stage, data, judges))
-    write_generated(Path(str(trainer.args.output_dir)) / GENERATED, written, asked, judgement)
-    facts = {
-        "stage": stage,
-        "verdict": judgement.verdict.as_dict(),
-        "generation": {**judgement.as_dict(), "train_token_loss": token_loss, "reproduced": reproduced},
-        "gates": [gate.as_dict() for gate in gates],
-        "gates_passed": have_passed(gates),
-    }
-    return Outcome(judgement, gates, facts)
+    seed, model, folder = trainer.args.seed, trainer.model, Path(str(trainer.args.output_dir))
+
+    def judge_outputs() -> tuple[dict[str, Any], str]:
+        reproduced = measure_reproduced(model, data, inputs, args.num_reproduced, seed)
+        judgement, written, asked = judge(model, data, inputs, args, judges, effects, seed)
+        write_generated(folder / GENERATED, written, asked, judgement)
+        numbers = {
+            **judgement.numbers(),
+            "num_errors": 0.0,  # a run with one does not come here
+            "token_loss": token_loss,
+            "reproduced": reproduced["share"],
+            "num_validation_falls": count_validation_falls(trainer.state.log_history),
+        }
+        # Gates that a run without affinities cannot have; a discriminator that is missing is no excuse.
+        has_none = not data.has_affinities and judges.discriminator is None
+        affinity_gates = {"share_above", "correlation"} & {one.name for one in REQUIREMENTS[stage]}
+        excuse = "the data have no affinities (--label_column), and no --discriminator was given"
+        excused = dict.fromkeys(affinity_gates if has_none else (), excuse)
+        gates = check_gates(stage, numbers, args.gates_of(stage), excused)
+        write_gates(folder / GATES_NAME, {stage: gates})
+        encoder = model.config.antigen_encoder or {}
+        facts = {
+            "stage": stage,
+            "verdict": judgement.verdict.as_dict(),
+            "gates": [gate.as_dict() for gate in gates],
+            "gates_passed": have_passed(gates),
+            "model": {
+                "architecture": model.config.architecture,
+                "antigen_encoder": encoder.get("name_or_path"),
+                "encoder_training": encoder.get("training"),
+            },
+            "generation": {**judgement.as_dict(), "train_token_loss": token_loss, "reproduced": reproduced},
+            "data": with_absolute_path(data.report, "source"),
+        }
+        said = {True: "passed", False: "FAILED", None: "-"}
+        rows = [[gate.name, said[gate.passed], format_cell(gate.value), gate.reason] for gate in gates]
+        return facts, f"{judgement.text()}\n\n{format_table(rows, ['gate', '', 'value', 'why'])}"
+
+    return do_on_main(trainer.args, judge_outputs)
 
 
 def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | None:
@@ -94,84 +90,23 @@ def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | 
     return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
 
 
-def _not_applicable(stage: int, data: PairData, judges: Judges) -> dict[str, str]:
-    """Gates that a run without affinities cannot have; a discriminator that is missing is no excuse."""
-    if data.has_affinities or judges.discriminator is not None:
-        return {}
-    names = {one.name for one in REQUIREMENTS[stage]}
-    reason = "the data have no affinities (--label_column), and no --discriminator was given"
-    return {name: reason for name in ("share_above", "correlation") if name in names}
-
-
 def write_generated(path: Path, rows: AntibodyRows, asked: Sequence[float] | None, judgement: Judgement) -> None:
     """One line per antibody that was judged: antigen, chains, what is wrong with it, identity to the nearest of train.
 
-    Text that a spreadsheet would take for a formula has a `'` in front (`csv_cells`).
+    As `write_csv` for text that a spreadsheet would take for a formula.
     """
     model = judgement.sets["model"]
-    header = ["antigen", "heavy", "light", "malformed", "is_valid", "nearest_training_heavy", "is_training_pair"]
-    columns: list[Sequence[Any]] = [
-        *(rows.antigens, rows.heavy, rows.light, rows.malformed),
-        *(model.measures[name].tolist() for name in ("valid", "nearest_heavy", "is_copy")),
-    ]
+    columns: dict[str, Sequence[Any]] = {
+        **{"antigen": rows.antigens, "heavy": rows.heavy, "light": rows.light, "malformed": rows.malformed},
+        "is_valid": model.measures["valid"].tolist(),
+        "nearest_training_heavy": model.measures["nearest_heavy"].tolist(),
+        "is_training_pair": model.measures["is_copy"].tolist(),
+    }
     if asked is not None:
-        header, columns = [*header, "asked_affinity"], [*columns, asked]
+        columns["asked_affinity"] = asked
     if "affinity" in model.measures:
-        header, columns = [*header, "predicted_affinity"], [*columns, model.measures["affinity"].tolist()]
-    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(["" if cell is None else write_cell(cell) for cell in row] for row in zip(*columns))
-
-
-def save_results(
-    trainer: Any,
-    trained: Any,
-    outcome: Outcome | None,
-    data: PairData,
-    settings: dict[str, Any],
-    parser: FastArgumentParser,
-) -> dict[str, Any]:
-    """Writes `all_results.json`, `gates.json` and `loss.png` into the output folder; returns what the first holds.
-
-    All processes call it.
-
-    Args:
-        trainer, trained: after training, and what `train` returned.
-        outcome: from `measure`; None on other processes than the main one.
-        data: of the stage.
-        settings: model and data arguments by name; training arguments come from the trainer.
-        parser: after parsing; it knows the command line and where each argument came from.
-    """
-    folder = Path(str(trainer.args.output_dir))
-    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
-    evaluations = record_evaluations(trainer)
-
-    def write() -> dict[str, Any]:
-        assert outcome is not None
-        results = {
-            **record,
-            "task": "generation",
-            **{name: value for name, value in outcome.facts.items() if name != "generation"},
-            "model": {**record["model"], **_describe_model(trainer.model.config)},
-            **evaluations,
-            "generation": outcome.facts["generation"],
-            "data": with_absolute_path(data.report, "source"),
-        }
-        write_json(folder / "all_results.json", results)
-        write_gates(folder / GATES_NAME, {outcome.facts["stage"]: outcome.gates})
-        with plots_if_possible():
-            plot_loss(trainer.state.log_history, folder / "loss.png")
-        return results
-
-    return do_on_main(trainer.args, write)
-
-
-def format_gates(gates: Sequence[Gate]) -> str:
-    """A row per gate: passed, failed or not asked for, and why."""
-    said = {True: "passed", False: "FAILED", None: "-"}
-    rows = [[gate.name, said[gate.passed], format_cell(gate.value), gate.reason] for gate in gates]
-    return format_table(rows, ["gate", "", "value", "why"])
+        columns["predicted_affinity"] = model.measures["affinity"].tolist()
+    write_csv(path, columns)
 
 
 def save_all_gates(args: Any, stages: Sequence[Mapping[str, Any]]) -> None:
@@ -186,7 +121,7 @@ def save_all_gates(args: Any, stages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_passed(results: Mapping[str, Any]) -> None:
-    """Raises GatesFailed where a stage did not pass; `results` as `save_results` returns them."""
+    """Raises GatesFailed where a stage did not pass; `results` as its `all_results.json` holds them."""
     if results["gates_passed"]:
         return
     failed = [f"{gate['name']}: {gate['reason']}" for gate in results["gates"] if gate["passed"] is False]
@@ -196,12 +131,3 @@ def check_passed(results: Mapping[str, Any]) -> None:
         f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, or "
         "give a threshold of your own (--gate_NAME)."
     )
-
-
-def _describe_model(config: Any) -> dict[str, Any]:
-    encoder = config.antigen_encoder or {}
-    return {
-        "architecture": config.architecture,
-        "antigen_encoder": encoder.get("name_or_path"),
-        "encoder_training": encoder.get("training"),
-    }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..data.antibodies import BOS_ID, EOS_ID, AntibodyCollator, AntibodyPair, Pa
 from ..data.batching import batches_by_tokens
 from ..errors import ArgumentError, DataError
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
-from ..models.generation.states import EncoderStates, as_states
+from ..models.generation.parts import EncoderStates
 from ..models.process_settings import replaced
 from ..speedups.sample import evaluating
 
@@ -35,12 +34,11 @@ MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residu
 # Of the recipes: at 1 every sixth antibody after stage 2 on real pairs was invalid, at 0.5 none of 200.
 TEMPERATURE = 0.5
 TOKENS_PER_BATCH = 32_768  # rows times the tokens of an antigen and of a pair; see `sample_pairs`
-SHARE = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
-_RANGES = {
-    **dict.fromkeys(("num_samples", "top_k", "num_beams", "max_tokens_per_batch"), COUNT),
+RANGES = {
+    **dict.fromkeys(("num_samples", "top_k", "max_tokens_per_batch"), COUNT),
     "max_new_tokens": Range("from 1 to 10,000", lambda value: 1 <= value <= 10_000 and value % 1 == 0),
     "temperature": ABOVE_ZERO,
-    "top_p": SHARE,
+    "top_p": Range("above 0 and at most 1", lambda value: 0 < value <= 1),
     "seed": SEED,
 }
 
@@ -68,8 +66,7 @@ class Decoding:
         temperature: divides the scores; below 1 the likely becomes likelier.
         top_k: only so many of the likeliest tokens; None: all.
         top_p: only the likeliest tokens that together have this probability; None: all.
-        greedy: the likeliest token each time.
-        num_beams: beam search, of which `num_samples` beams are kept; nothing is drawn. 1: none.
+        greedy: the likeliest token each time; nothing is drawn, so it is one antibody per antigen.
         seed: of what is drawn.
         max_new_tokens: a pair that has no end by then is cut off, and malformed.
         max_tokens_per_batch: see `sample_pairs`.
@@ -83,31 +80,17 @@ class Decoding:
     top_k: int | None = None
     top_p: float | None = None
     greedy: bool = False
-    num_beams: int = 1
     seed: int = 0
     max_new_tokens: int = MAX_TOKENS
     max_tokens_per_batch: int = TOKENS_PER_BATCH
 
     def __post_init__(self) -> None:
-        check_ranges(self, _RANGES)
-        if self.greedy and self.num_beams > 1:
-            raise ArgumentError(f"greedy with num_beams={self.num_beams}: choose one of the two.")
-        if self.num_samples > self.num_beams and not self.draws:
-            how = f"beam search with {self.num_beams} beams" if self.num_beams > 1 else "greedy decoding"
+        check_ranges(self, RANGES)
+        if self.greedy and self.num_samples > 1:
             raise ArgumentError(
-                f"num_samples={self.num_samples}: {how} writes at most {self.num_beams} per antigen. Leave it out to "
-                "draw antibodies instead."
+                f"num_samples={self.num_samples}: greedy decoding writes at most 1 per antigen. Leave it out to draw "
+                "antibodies instead."
             )
-
-    @property
-    def draws(self) -> bool:
-        """Whether chance decides."""
-        return not self.greedy and self.num_beams == 1
-
-    @property
-    def rows_per_antigen(self) -> int:
-        """That `generate` is given: beams multiply by themselves."""
-        return self.num_samples if self.draws else 1
 
 
 def sample_pairs(
@@ -115,18 +98,10 @@ def sample_pairs(
     tokenizer: Any,
     antigens: Sequence[str],
     *,
-    num_samples: int = 1,
     affinity: float | Sequence[float | None] | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    greedy: bool = False,
-    num_beams: int = 1,
-    seed: int = 0,
-    max_tokens_per_batch: int = TOKENS_PER_BATCH,
-    max_new_tokens: int = MAX_TOKENS,
     encoder_states: StatesOf | None = None,
     show_progress: bool = True,
+    **settings: Any,
 ) -> list[list[SampledPair]]:
     """Antibodies for each antigen, in the order of `antigens`.
 
@@ -141,11 +116,11 @@ def sample_pairs(
         antigens: upper-case residues.
         affinity: asked for, in the units of `model.config.label_mean`: one number, or one per antigen; None or NaN:
             unknown.
-        max_tokens_per_batch: sequences that are written together, times the tokens that each may have with its antigen:
-            what limits memory. One at least is written whatever it says.
         encoder_states: states of antigens by their ids, in place of the encoder, as of `AntibodyCollator`.
         show_progress: a bar that counts antibodies.
-        num_samples, temperature, top_k, top_p, greedy, num_beams, seed, max_new_tokens: see `Decoding`.
+        settings: num_samples, temperature, top_k, top_p, greedy, seed, max_new_tokens: see `Decoding`; and
+            max_tokens_per_batch: sequences that are written together, times the tokens that each may have with its
+            antigen: what limits memory. One at least is written whatever it says.
 
     Returns:
         For each antigen `num_samples` antibodies, malformed ones included.
@@ -157,40 +132,51 @@ def sample_pairs(
     Cost: each distinct antigen is encoded once. Then up to `max_new_tokens` passes of the decoder per batch, each over
     one token of every sequence.
     """
-    decoding = Decoding(
-        num_samples, temperature, top_k, top_p, greedy, num_beams, seed, max_new_tokens, max_tokens_per_batch
-    )
+    decoding = Decoding(**settings)
     if isinstance(antigens, str):
         raise ArgumentError("antigens is one string: give a list, [antigen].")
-    wanted = _affinities(affinity, len(antigens))
-    requests = _number_requests(antigens, wanted, decoding)
-    encoder = PairEncoder(tokenizer)
-    ids = dict(zip(requests, encoder.encode_antigens(list(requests))))
-    found: dict[int, list[SampledPair]] = defaultdict(list)
-    num_rows = sum(map(len, requests.values()))
+    rows: dict[str, list[_Row]] = defaultdict(list)  # of each distinct antigen
+    for request, (antigen, wanted) in enumerate(zip(antigens, _affinities(affinity, len(antigens)))):
+        for _ in range(decoding.num_samples):
+            rows[antigen].append(_Row(antigen, request, len(rows[antigen]), wanted))
+    encoder, distinct = PairEncoder(tokenizer), list(rows)
+    ids = encoder.encode_antigens(distinct)
+    collator = AntibodyCollator(encoder.antigens.pad_token_id, encoder_states)
+    found: list[list[SampledPair]] = [[] for _ in antigens]
+    # Settings that lie beside a model (generation_config.json) would go over ours without a word.
+    generation = GenerationConfig.from_model_config(model.config)
+    generation.suppress_tokens = NEVER_WRITTEN
     with (
-        _ready(model),
+        replaced(model, generation_config=generation),
+        evaluating(model),
         torch.no_grad(),
-        tqdm(total=num_rows, desc="Sampling", unit=" antibodies", disable=not show_progress, leave=False) as bar,
+        tqdm(
+            total=len(antigens) * decoding.num_samples,
+            desc="Sampling",
+            unit=" antibodies",
+            disable=not show_progress,
+            leave=False,
+        ) as bar,
     ):
-        collator = AntibodyCollator(encoder.antigens.pad_token_id, encoder_states)
-        distinct = sorted(ids)
-        for chosen in batches_by_tokens([len(ids[antigen]) for antigen in distinct], max_tokens_per_batch):
-            group = [distinct[i] for i in chosen]
-            states, mask = _encode(model, collator, [ids[antigen] for antigen in group])
-            rows = [_Row(place, antigen, *one) for place, antigen in enumerate(group) for one in requests[antigen]]
-            for batch in _cut(rows, mask.shape[1], decoding):
-                for row, pairs in zip(batch, _write(model, states, mask, batch, decoding)):
-                    found[row.request] += pairs
-                bar.update(len(batch))
-    return [found[request] for request in range(len(antigens))]
+        for group in batches_by_tokens([len(one) for one in ids], decoding.max_tokens_per_batch):
+            batch = collator([{"input_ids": ids[i]} for i in group])
+            mask, given = batch["attention_mask"].to(model.device), batch.get("encoder_outputs")
+            read = None if given else batch["input_ids"].to(model.device)
+            states = model.encode(read, mask, given and given[0].to(model.device))
+            todo = [(place, row) for place, i in enumerate(group) for row in rows[distinct[i]]]
+            size = max(1, decoding.max_tokens_per_batch // (mask.shape[1] + decoding.max_new_tokens))
+            for start in range(0, len(todo), size):
+                batch_rows = todo[start : start + size]
+                for (_, row), pair in zip(batch_rows, _write(model, states, mask, batch_rows, decoding)):
+                    found[row.request].append(pair)
+                bar.update(len(batch_rows))
+    return found
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A sequence to write: its antigen's place among those encoded together, and which request it answers."""
+    """A sequence to write: its antigen, the request that it answers, its number among the antigen's samples."""
 
-    place: int
     antigen: str
     request: int
     number: int
@@ -225,10 +211,9 @@ def gumbel_noise(seed: int, antigen: str, number: int, num_tokens: int, width: i
     return -np.log(-np.log(uniform)).astype(np.float32).reshape(num_tokens, width)
 
 
-def _affinities(given: float | Sequence[float | None] | None, num_antigens: int) -> list[float]:
-    several: Any = given
-    is_one = given is None or np.ndim(several) == 0  # NumPy's and torch's numbers too
-    listed = [several] * num_antigens if is_one else [*several]
+def _affinities(given: Any, num_antigens: int) -> list[float]:
+    is_one = given is None or np.ndim(given) == 0  # NumPy's and torch's numbers too
+    listed = [given] * num_antigens if is_one else [*given]
     if len(listed) != num_antigens:
         raise ArgumentError(f"{len(listed)} affinities for {num_antigens} antigens: give one, or one for each.")
     numbers = [math.nan if one is None else float(one) for one in listed]
@@ -237,75 +222,36 @@ def _affinities(given: float | Sequence[float | None] | None, num_antigens: int)
     return numbers
 
 
-def _number_requests(
-    antigens: Sequence[str], affinities: Sequence[float], decoding: Decoding
-) -> dict[str, list[tuple[int, int, float]]]:
-    """Distinct antigen -> (request, number of the sample among all of the antigen, affinity) of each row."""
-    rows: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
-    seen: Counter[str] = Counter()
-    for request, (antigen, affinity) in enumerate(zip(antigens, affinities)):
-        for _ in range(decoding.rows_per_antigen):
-            rows[antigen].append((request, seen[antigen], affinity))
-            seen[antigen] += 1
-    return rows
-
-
-def _cut(rows: Sequence[_Row], antigen_tokens: int, decoding: Decoding) -> list[list[_Row]]:
-    """Batches of nearly equal size within the budget."""
-    each = decoding.num_beams * (antigen_tokens + decoding.max_new_tokens)
-    num_batches = math.ceil(len(rows) / max(1, decoding.max_tokens_per_batch // each))
-    return [[rows[i] for i in part] for part in np.array_split(np.arange(len(rows)), num_batches)]
-
-
-def _encode(
-    model: AntibodyGenerator, collator: AntibodyCollator, ids: Sequence[np.ndarray]
-) -> tuple[EncoderStates, torch.Tensor]:
-    """States of antigens, and the mask of their tokens."""
-    batch = collator([{"input_ids": one} for one in ids])
-    mask = batch["attention_mask"].to(model.device)
-    if "encoder_outputs" in batch:
-        return as_states(batch["encoder_outputs"][0].to(model.device)), mask
-    return model.encode(batch["input_ids"].to(model.device), mask), mask
-
-
 def _write(
-    model: AntibodyGenerator, states: EncoderStates, mask: torch.Tensor, rows: Sequence[_Row], decoding: Decoding
-) -> list[list[SampledPair]]:
-    """What `generate` writes for each row."""
-    kept = 1 if decoding.draws else decoding.num_samples
-    settings: dict[str, Any] = {
-        **{"do_sample": False, "num_beams": decoding.num_beams, "num_return_sequences": kept},
-        **{"max_new_tokens": decoding.max_new_tokens, "use_cache": True},
-        **{"output_logits": True, "return_dict_in_generate": True},
-    }
-    writer: Any = model  # typed by transformers as another mixture of classes
-    output = writer.generate(
+    model: Any, states: EncoderStates, mask: torch.Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
+) -> list[SampledPair]:
+    """What `generate` writes for each row, whose antigen stands at its place in `states`."""
+    output = model.generate(
         encoder_outputs=states,
         attention_mask=mask,
-        antigen_index=torch.tensor([row.place for row in rows], device=model.device),
-        affinity=torch.tensor([row.affinity for row in rows], device=model.device),
+        antigen_index=torch.tensor([place for place, _ in rows], device=model.device),
+        affinity=torch.tensor([row.affinity for _, row in rows], device=model.device),
         logits_processor=LogitsProcessorList(_choices(model, rows, decoding)),
-        **settings,
+        do_sample=False,
+        max_new_tokens=decoding.max_new_tokens,
+        use_cache=True,
+        output_logits=True,
+        return_dict_in_generate=True,
     )
-    beams = getattr(output, "beam_indices", None)
-    of_tokens = writer.compute_transition_scores(output.sequences, output.logits, beams, normalize_logits=True)
-    written = output.sequences[:, 1:].tolist()
-    pairs = [_read(ids, scores) for ids, scores in zip(written, of_tokens.double().tolist())]
-    return [pairs[start : start + kept] for start in range(0, len(pairs), kept)]
+    of_tokens = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
+    return [_read(ids, scores) for ids, scores in zip(output.sequences[:, 1:].tolist(), of_tokens.double().tolist())]
 
 
-def _choices(model: AntibodyGenerator, rows: Sequence[_Row], decoding: Decoding) -> list[LogitsProcessor]:
-    if not decoding.draws:
+def _choices(model: Any, rows: Sequence[tuple[int, _Row]], decoding: Decoding) -> list[LogitsProcessor]:
+    if decoding.greedy:
         return []
-    warpers: list[LogitsProcessor] = []
-    if decoding.temperature != 1:
-        warpers.append(TemperatureLogitsWarper(decoding.temperature))
+    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]
     if decoding.top_k is not None:
         warpers.append(TopKLogitsWarper(decoding.top_k))
     if decoding.top_p is not None:
         warpers.append(TopPLogitsWarper(decoding.top_p))
     shape = (decoding.max_new_tokens, model.config.vocab_size)
-    noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for row in rows])
+    noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for _, row in rows])
     return [_SeededChoice(warpers, torch.from_numpy(noise).to(model.device))]
 
 
@@ -317,15 +263,3 @@ def _read(ids: Sequence[int], scores: Sequence[float]) -> SampledPair:
             f"A pair has log-probability {mean}: the model's scores overflow. Sample in float32, or take another model."
         )
     return SampledPair(decode_pair([BOS_ID, *ids]), mean)  # else a <bos> that it wrote itself would pass
-
-
-@contextmanager
-def _ready(model: AntibodyGenerator) -> Iterator[None]:
-    """Evaluation mode, and no generation settings but those asked for here; both as before afterwards.
-
-    Settings that lie beside a model (generation_config.json) would go over ours without a word.
-    """
-    settings = GenerationConfig.from_model_config(model.config)
-    settings.suppress_tokens = NEVER_WRITTEN
-    with replaced(model, generation_config=settings), evaluating(model):
-        yield

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError
@@ -48,9 +47,6 @@ STAGES: dict[int, Stage] = {
 # cut short. Others are not tried.
 LEARNING_RATES = {"lstm": 1e-2, "transformer": 3e-3, "light": 3e-3, "esm": 3e-3}
 ENCODER_LEARNING_RATES = {"frozen": None, "lora": 3e-4, "full": 3e-5}  # usual for pretrained encoders, not measured
-# Whose fields are set: in which of the arguments each stands.
-_DATA = ("max_train_samples",)
-_MODEL = ("size", "max_validation_samples", "min_affinity")
 
 
 def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explicit: Collection[str]) -> dict[str, Any]:
@@ -64,33 +60,23 @@ def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explic
     stage, changed = STAGES[number], {}
     batch = {"per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"}
     sets_batch = bool(batch & {*explicit}) or args.max_tokens_per_batch is not None
-    for name in _names():
-        if name in explicit or (name in batch and sets_batch):
-            continue
-        if name == "num_train_epochs" and "max_steps" in explicit:
-            continue
-        target = data_args if name in _DATA else model_args if name in _MODEL else args
-        setattr(target, name, getattr(stage, name))
-        changed[name] = getattr(stage, name)
-    for name, rate in find_learning_rates(model_args).items():
+    own = {*explicit, *(batch if sets_batch else ()), *(("num_train_epochs",) if "max_steps" in explicit else ())}
+    for name, value in vars(stage).items():
+        if name != "goal" and name not in own:
+            target = next(one for one in (data_args, model_args, args) if hasattr(one, name))
+            setattr(target, name, value)
+            changed[name] = value
+    width_name = "hidden_size" if model_args.architecture == "lstm" else "d_model"
+    width = model_args.shape.get(width_name) or SIZES[model_args.architecture][model_args.size][width_name]
+    rates = {
+        "learning_rate": float(f"{LEARNING_RATES[model_args.architecture] * 128 / width:.2g}"),
+        "encoder_learning_rate": ENCODER_LEARNING_RATES[model_args.encoder_training],
+    }
+    for name, rate in rates.items():
         if name not in explicit and rate is not None:
             setattr(args, name, rate)
             changed[name] = rate
     return changed
-
-
-def find_learning_rates(model_args: Any) -> dict[str, float | None]:
-    """Of new weights and, where one trains, of a pretrained encoder.
-
-    Args:
-        model_args: `GeneratorArguments`, whose size is settled.
-    """
-    name = "hidden_size" if model_args.architecture == "lstm" else "d_model"
-    width = model_args.shape.get(name) or SIZES[model_args.architecture][model_args.size][name]
-    return {
-        "learning_rate": float(f"{LEARNING_RATES[model_args.architecture] * 128 / width:.2g}"),
-        "encoder_learning_rate": ENCODER_LEARNING_RATES[model_args.encoder_training],
-    }
 
 
 def describe_stage(number: int, changed: dict[str, Any], is_alone: bool) -> str:
@@ -112,11 +98,6 @@ def check_auto(args: Any) -> None:
         raise ArgumentError("--stage auto with a checkpoint: a checkpoint is of one stage; give --resume auto or no.")
 
 
-def stage_folder(folder: Any, number: int) -> str:
-    """Where a stage of `--stage auto` writes: `stage-<number>` in `folder`."""
-    return str(Path(str(folder)) / f"stage-{number}")
-
-
 def describe_defaults(name: str) -> str:
     """The default of each stage, for --help."""
     values = [getattr(stage, name) for stage in STAGES.values()]
@@ -129,7 +110,3 @@ def describe_gate(name: str) -> str:
     found = {stage: one for stage, each in REQUIREMENTS.items() for one in each if one.name == name}
     defaults = ", ".join(f"{one.rule} {format_cell(one.threshold)} in stage {stage}" for stage, one in found.items())
     return f"Threshold: {next(iter(found.values())).meaning}. Left out: {defaults}."
-
-
-def _names() -> list[str]:
-    return [spec.name for spec in fields(Stage) if spec.name != "goal"]

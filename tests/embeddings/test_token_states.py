@@ -29,8 +29,8 @@ def test_a_generator_reads_cached_states_as_it_reads_live_ones(generator, demo_e
     esm = EsmTokenizer.from_pretrained(demo_encoders[1])
     tokenizer = ResidueTokenizer(esm)
     store = EmbeddingStore(tmp_path, state_key(generator.encoder, tokenizer))
-    encode, exactly = state_encoder(generator.encoder, tokenizer)
-    fill_store(store, ANTIGENS, encode, encode_exactly=exactly, tokens_per_batch=64, show_progress=False)
+    encode = state_encoder(generator.encoder, tokenizer)
+    fill_store(store, ANTIGENS, encode, tokens_per_batch=64, show_progress=False)
     assert len(store) == 3
     distinct = sorted(set(ANTIGENS))
     table = StateTable(store, distinct, PairEncoder(esm).encode_antigens(distinct))

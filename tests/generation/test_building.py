@@ -37,34 +37,27 @@ def make_training(tmp_path, **given) -> FastTrainingArguments:
     return FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **cache, **given)
 
 
-def test_rows_become_token_columns_with_their_lengths():
-    tokens = Inputs().tokenize(ROWS, [7.0 if one is None else one for one in AFFINITIES])
-    assert tokens.column_names == ["input_ids", "labels", "affinity", "length"]
-    # An antigen of 18 with two framing tokens; 9 and 5 residues, a separator and an end; and so on.
-    assert tokens["length"][:] == [20 + 16, 5 + 4, 20 + 9, 9 + 12]
-    assert np.isnan(Inputs().tokenize(ROWS)["affinity"][:]).all()
-
-
-def test_a_token_budget_holds_for_antigens_and_antibodies_together():
+def test_rows_become_token_columns_and_a_budget_holds_for_antigens_and_antibodies_together():
     inputs = Inputs()
-    tokens = inputs.tokenize(ROWS)
+    tokens = inputs.tokenize(ROWS, [7.0 if one is None else one for one in AFFINITIES])
+    assert tokens.column_names == ["input_ids", "labels", "affinity", "length"]
+    assert np.isnan(inputs.tokenize(ROWS)["affinity"][:]).all()
+    # An antigen of 18 with two framing tokens; 9 and 5 residues, a separator and an end; and so on.
     counted = count_tokens(tokens, inputs.collator)
     assert counted.tolist() == [[20, 16], [5, 4], [20, 9], [9, 12]]
+    assert tokens["length"][:] == counted.sum(1).tolist()
     for batch in TokenBudgetBatchSampler(counted, 72, seed=0):
         made = inputs.collator([tokens[i] for i in batch])
         assert made["labels"].numel() + len(batch) * made["input_ids"].shape[1] <= 72
 
 
-def test_affinities_of_training_set_the_scale_of_the_model(tmp_path):
+def test_affinities_of_training_set_the_scale_of_the_model_and_adapters_are_asked_for_where_they_are(tmp_path):
     args = GeneratorArguments(**TINY)
     config = build_model(args, make_training(tmp_path), make_data(has_affinities=True)).config
     assert (config.label_mean, config.label_std, config.unknown_affinity_dropout) == (7.0, 1.0, 0.1)
     assert build_model(args, make_training(tmp_path), make_data()).config.unknown_affinity_dropout == 0.0
-
-
-def test_adapters_are_asked_for_where_they_are(tmp_path):
     with pytest.raises(ArgumentError, match="--encoder_training lora"):
-        build_model(GeneratorArguments(**TINY), make_training(tmp_path, use_peft=True), make_data())
+        build_model(args, make_training(tmp_path, use_peft=True), make_data())
 
 
 def test_the_demo_keeps_what_the_user_gave(tmp_path):

@@ -1,14 +1,12 @@
 """What a stage sets, what the user's own flags keep, and what is refused before anything is read."""
 
-from pathlib import Path
-
 import pytest
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.judging.gates import REQUIREMENTS
-from hf_ext.generation.stages import STAGES, check_auto, describe_defaults, describe_stage, settle_stage, stage_folder
+from hf_ext.generation.stages import STAGES, check_auto, describe_defaults, describe_stage, settle_stage
 from hf_ext.training_args import FastTrainingArguments
 
 
@@ -39,13 +37,10 @@ def test_a_stage_sets_what_the_user_did_not(tmp_path):
     ("stage", "given", "rates"),
     [
         (1, {}, (0.01, None)),  # an LSTM of 128
-        (2, {}, (0.005, None)),
         (3, {}, (0.0025, None)),
-        (1, {"hidden_size": 512}, (0.0025, None)),
         (1, {"architecture": "transformer"}, (0.003, None)),
         (3, {"architecture": "light"}, (0.00075, None)),
         (2, {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "lora"}, (0.0015, 0.0003)),
-        (2, {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "full"}, (0.0015, 0.00003)),
     ],
 )
 def test_the_learning_rate_goes_by_architecture_and_width(tmp_path, stage, given, rates):
@@ -59,31 +54,19 @@ def test_the_learning_rate_goes_by_architecture_and_width(tmp_path, stage, given
     assert args.learning_rate == 0.7
 
 
-@pytest.mark.parametrize("flag", ["per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"])
-def test_a_batch_of_the_users_is_kept_whole(tmp_path, flag):
-    changed, *_ = settle(tmp_path, 3, flag)
-    assert not {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(changed)
+def test_a_batch_of_the_users_is_kept_whole(tmp_path):
+    for flag in ("per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"):
+        changed, *_, args = settle(tmp_path, 3, flag, "max_steps")
+        assert not {"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"} & set(changed)
+    *_, args = settle(tmp_path, 1)  # which is to memorise, and so keeps its last model
+    assert (args.load_best_model_at_end, args.early_stopping_patience) == (False, None)
 
 
-def test_stage_1_keeps_its_last_model_because_it_is_to_memorise(tmp_path):
-    *_, args = settle(tmp_path, 1)
-    assert not args.load_best_model_at_end
-    assert args.early_stopping_patience is None
-
-
-def test_nothing_is_carried_over_without_a_word():
+def test_what_auto_does_is_said_and_what_one_stage_alone_can_have_is_refused(tmp_path):
     assert "nothing of stage 1 is carried over" in describe_stage(2, {"size": "small"}, is_alone=False)
     assert "not looked at" in describe_stage(2, {"size": "small"}, is_alone=True)
-
-
-def test_every_stage_of_auto_has_a_folder_of_its_own():
-    assert stage_folder("out", 2) == str(Path("out") / "stage-2")
-
-
-@pytest.mark.parametrize(("given", "says"), [({"resume": "out/checkpoint-5"}, "of one stage")])
-def test_auto_refuses_what_one_stage_alone_can_have(tmp_path, given, says):
-    with pytest.raises(ArgumentError, match=says):
-        check_auto(settle(tmp_path, 1, **given)[-1])
+    with pytest.raises(ArgumentError, match="of one stage"):
+        check_auto(settle(tmp_path, 1, resume="out/checkpoint-5")[-1])
 
 
 def test_help_names_the_default_of_each_stage():
@@ -102,7 +85,7 @@ def test_every_requirement_but_that_of_errors_has_a_flag():
         ({"architecture": "esm"}, "needs one, such as facebook"),
         ({"antigen_encoder": "x"}, "belongs to --architecture esm"),
         ({"encoder_training": "lora"}, "only acts with --architecture esm"),
-        ({"architecture": "transformer", "attend": True}, "attends in any case"),
+        ({"architecture": "transformer", "attend": True}, "only acts with --architecture lstm"),
         ({"heavy_column": "antigen"}, "name different columns"),
         ({"top_p": 0.0}, "above 0 and at most 1"),
         ({"num_judged": 0}, "at least 1"),

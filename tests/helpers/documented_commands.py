@@ -24,7 +24,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.sample_arguments import SampleArguments
+from hf_ext.generation.sample import SampleArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.training_args import FastTrainingArguments
@@ -159,5 +159,5 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
     "evaluate": _dataclasses(EvaluateArguments, DataArguments, FastTrainingArguments),
     "predict": _predict,
     "report": _report,
-    "sample": _dataclasses(SampleArguments),
+    "sample": _dataclasses(SampleArguments, DataArguments),
 }

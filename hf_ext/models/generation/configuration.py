@@ -10,14 +10,11 @@ from ...arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDT
 from ...data.antibodies import BOS_ID, EOS_ID, PAD_ID, SEP_ID, VOCABULARY
 from ...errors import ArgumentError
 
-ARCHITECTURES = ("lstm", "transformer", "light", "esm")
-ENCODER_DTYPES = ("float32", "bfloat16", "float16")
 SHARE = Range("from 0 to 1", lambda value: 0 <= value <= 1)
 RANGES = {
     **dict.fromkeys(("d_model", "d_ff", "hidden_size"), WIDTH),
     **dict.fromkeys(("num_heads", "num_encoder_layers", "num_decoder_layers", "vocab_size"), COUNT),
     "dropout": SHARE_BELOW_ONE,
-    "attention_dropout": SHARE_BELOW_ONE,
     "unknown_affinity_dropout": SHARE,
     "label_mean": FINITE,
     "label_std": ABOVE_ZERO,
@@ -55,14 +52,12 @@ class GeneratorConfig(PretrainedConfig):
         num_encoder_layers, num_decoder_layers: of "light", how many times its one layer is applied.
         hidden_size: of the LSTM's states, in each direction.
         attend: whether the LSTM's decoder attends to the encoder's states; else it sees its final states alone.
-        dropout: probability, wherever the architecture has dropout but in attention.
-        attention_dropout: probability in the weights of the Transformer's attention. 0, as in ESM-2: above that
-            it is drawn for every pair of tokens, and all weights are kept in memory.
+        dropout: probability, wherever the architecture has dropout; none in attention weights, as in ESM-2: it would be
+            drawn for every pair of tokens, and all weights kept in memory.
         label_mean, label_std: of the affinity, in its units (pKd), by which it is standardised.
         unknown_affinity_dropout: probability in training that a row's affinity is taken as unknown, so that the model
             can also write without one (classifier-free guidance).
         antigen_encoder: `EncoderSpec` as a dict, of "esm".
-        encoder_dtype: of that encoder's weights where it is frozen: "float32", "bfloat16" or "float16".
         save_full: save a frozen encoder's weights too, instead of its id, revision and fingerprint.
 
     Raises:
@@ -83,12 +78,10 @@ class GeneratorConfig(PretrainedConfig):
     hidden_size: int = 128
     attend: bool = False
     dropout: float = 0.1
-    attention_dropout: float = 0.0
     label_mean: float = 0.0
     label_std: float = 1.0
     unknown_affinity_dropout: float = 0.0
     antigen_encoder: None | dict = None  # noqa: RUF036
-    encoder_dtype: str = "float32"
     save_full: bool = False
     is_encoder_decoder: bool = True
     use_cache: bool = True
@@ -100,10 +93,8 @@ class GeneratorConfig(PretrainedConfig):
     tie_word_embeddings: bool = False  # what is tied here is one weight, not two
 
     def __post_init__(self, **kwargs: Any):
-        if self.architecture not in ARCHITECTURES:
-            raise ArgumentError(f"architecture={self.architecture!r}: allowed are {', '.join(ARCHITECTURES)}.")
-        if self.encoder_dtype not in ENCODER_DTYPES:
-            raise ArgumentError(f"encoder_dtype={self.encoder_dtype!r}: allowed are {', '.join(ENCODER_DTYPES)}.")
+        if self.architecture not in SIZES:
+            raise ArgumentError(f"architecture={self.architecture!r}: allowed are {', '.join(SIZES)}.")
         check_ranges(self, RANGES)
         if self.architecture != "lstm" and self.d_model % self.num_heads:
             raise ArgumentError(f"d_model={self.d_model} with num_heads={self.num_heads}: must be a multiple of it.")
@@ -131,8 +122,7 @@ class GeneratorConfig(PretrainedConfig):
         Raises:
             ArgumentError: as the class; or no such size.
         """
-        if architecture not in SIZES:
-            raise ArgumentError(f"architecture={architecture!r}: allowed are {', '.join(ARCHITECTURES)}.")
-        if size not in SIZES[architecture]:
-            raise ArgumentError(f"size={size!r}: allowed are {', '.join(SIZES[architecture])}.")
-        return cls(architecture=architecture, **{**SIZES[architecture][size], **settings})
+        named = SIZES.get(architecture, {size: {}})  # of an unknown architecture the class says so
+        if size not in named:
+            raise ArgumentError(f"size={size!r}: allowed are {', '.join(named)}.")
+        return cls(architecture=architecture, **{**named[size], **settings})

@@ -13,13 +13,10 @@ from ...data.tokenization import ResidueTokenizer
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..encoders import build_encoder, identify_encoder, load_encoder, set_trainable
-from ..frozen_weights import computing_in_float32
-from ..lora import merge_layers
 from .configuration import GeneratorConfig
-from .states import EncoderStates
+from .parts import EncoderStates
 
 ALLOWED = ("esm", "esmc")
-EncodeStates = Callable[[Sequence[str]], list[torch.Tensor]]
 
 
 class PretrainedEncoder(nn.Module):
@@ -27,7 +24,7 @@ class PretrainedEncoder(nn.Module):
 
     With adapters or trained in full it is an ordinary module, saved whole. Frozen it is referenced, not owned: it has
     no entry in the state dict and no gradients, is loaded from its id when it is first needed, and stays in evaluation
-    mode, in its own precision. Where its states are given (`encoder_outputs`), it is never loaded.
+    mode, in float32. Where its states are given (`encoder_outputs`), it is never loaded.
 
     Attributes:
         spec: which encoder, and how it trains.
@@ -43,7 +40,6 @@ class PretrainedEncoder(nn.Module):
                 f"Antigen encoder {self.spec.name_or_path!r} is of type {self.family!r}; allowed are "
                 f"{' and '.join(ALLOWED)}, such as facebook/esm2_t12_35M_UR50D."
             )
-        self.dtype = getattr(torch, config.encoder_dtype)
         is_owned = config.save_full or self.spec.training != "frozen"
         self.model = build_encoder(self.spec) if is_owned else None
         self._referenced: list[Any] = []  # a list, so that torch does not count it among the model's modules
@@ -68,11 +64,8 @@ class PretrainedEncoder(nn.Module):
         if self.model is not None:
             return self.model
         if not self._referenced:
-            self._referenced = [load_encoder(self.spec, self.dtype).eval()]
-        (encoder,) = self._referenced
-        if encoder.device != device:
-            encoder.to(device)
-        return encoder
+            self._referenced = [load_encoder(self.spec, torch.float32).eval()]
+        return self._referenced[0].to(device)
 
     def release(self) -> None:
         """Lets a referenced encoder go, once its states are cached; it comes back when it is needed."""
@@ -86,54 +79,36 @@ class PretrainedEncoder(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
     ) -> EncoderStates:
         """States of k antigens: (k, tokens, width). Frozen, it ignores autocast, so that live and cached ones agree."""
+        given = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if layout is not None:
+            given["layout"] = layout
         encoder = self.attach(input_ids.device)
-        given = {} if layout is None else {"layout": layout}
         if self.spec.training != "frozen":
-            output = encoder(input_ids=input_ids, attention_mask=attention_mask, **given)
-        else:
-            with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
-                output = encoder(input_ids=input_ids, attention_mask=attention_mask, **given)
-        return EncoderStates(last_hidden_state=output.last_hidden_state)
+            return EncoderStates(last_hidden_state=encoder(**given).last_hidden_state)
+        with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
+            return EncoderStates(last_hidden_state=encoder(**given).last_hidden_state)
 
     def set_trainable(self) -> None:
         """Lets those weights train that `spec.training` says; transformers lets all of them after loading."""
         if self.model is not None:
             set_trainable(self.model, self.spec.training)
 
-    def merge_adapters(self) -> int:
-        """Adds adapters into the weights beside them, in place, which train in full from then on; returns how many.
-
-        Raises:
-            ArgumentError: there are none.
-        """
-        if self.model is None or self.spec.training != "lora":
-            raise ArgumentError("The antigen encoder has no adapters to merge; it was not trained with LoRA.")
-        num_layers = merge_layers(self.model)
-        self.spec.training, self.spec.lora = "full", {}
-        self.set_trainable()
-        return num_layers
-
 
 def state_encoder(
     encoder: PretrainedEncoder, tokenizer: ResidueTokenizer, device: torch.device | str = "cpu"
-) -> tuple[EncodeStates, EncodeStates | None]:
-    """What makes the states that `fill_store` stores, and the same in float32; None where the first is.
+) -> Callable[[Sequence[str]], list[torch.Tensor]]:
+    """What makes the states that `fill_store` stores, in float32, on `device`.
 
-    Each maps n antigens to n tensors, (tokens, width), special tokens included, on the CPU, in the encoder's dtype.
+    It maps n antigens to n tensors, (tokens, width), special tokens included, on the CPU.
     """
-    device = torch.device(device)
 
     def encode(sequences: Sequence[str]) -> list[torch.Tensor]:
         batch = tokenizer(sequences)
-        ids, mask = batch["input_ids"].to(device), batch["attention_mask"]
-        states: Any = encoder(ids, mask.to(device)).last_hidden_state
+        mask = batch["attention_mask"]
+        states: Any = encoder(batch["input_ids"].to(device), mask.to(device)).last_hidden_state
         return [row[:length] for row, length in zip(states.cpu(), mask.sum(1).tolist())]
 
-    def encode_exactly(sequences: Sequence[str]) -> list[torch.Tensor]:
-        with computing_in_float32(encoder.attach(device)):
-            return encode(sequences)
-
-    return encode, (None if encoder.dtype == torch.float32 else encode_exactly)
+    return encode
 
 
 def state_key(encoder: PretrainedEncoder, tokenizer: ResidueTokenizer) -> dict[str, Any]:
@@ -143,6 +118,6 @@ def state_key(encoder: PretrainedEncoder, tokenizer: ResidueTokenizer) -> dict[s
         "encoder": identify_encoder(encoder.spec),
         "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been mended
         "tokenizer": tokenizer.fingerprint(),
-        "dtype": str(encoder.dtype),
+        "dtype": "torch.float32",
         "states": "of every token",
     }

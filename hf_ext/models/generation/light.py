@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from .configuration import GeneratorConfig
-from .embeddings import sinusoids
-from .states import DecoderState, EncoderStates
+from .parts import DecoderState, EncoderStates, sinusoids
 
 CHUNK = 32  # tokens that attend to each other directly; earlier ones are seen through their sum
 SMALLEST = 1e-6  # of a weights' sum, so that rows without a token give 0 and not NaN
@@ -197,15 +196,12 @@ class LightDecoder(nn.Module):
         positions = state.num_tokens + torch.arange(embedded.shape[1], device=embedded.device)
         x = self.dropout(embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype))
         for number in range(self.num_applications):
-            x = x + self.dropout(self._see_tokens(self.norm(x), state, number))
+            layer, normed = self.attention, self.norm(x)
+            q, k, v = (layer.split(linear, normed) for linear in (layer.q, layer.k, layer.v))
+            seen, state.sums[number] = attend_causally(q, k, v, state.sums[number])
+            x = x + self.dropout(layer.join(seen))
             queries = self.cross_attention.split(self.cross_attention.q, self.cross_norm(x))
             x = x + self.dropout(self.cross_attention.join(attend(queries, state.antigen)))
             x = self.feed_forward(x)
         state.num_tokens += embedded.shape[1]
         return self.dropout(self.final_norm(x)), state if use_cache else None
-
-    def _see_tokens(self, normed: torch.Tensor, state: LightState, number: int) -> torch.Tensor:
-        layer = self.attention
-        q, k, v = (layer.split(linear, normed) for linear in (layer.q, layer.k, layer.v))
-        seen, state.sums[number] = attend_causally(q, k, v, state.sums[number])
-        return layer.join(seen)

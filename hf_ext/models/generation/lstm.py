@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ...errors import ArgumentError
 from .configuration import GeneratorConfig
-from .states import DecoderState, EncoderStates
+from .parts import DecoderState, EncoderStates
 
 Memory = tuple[torch.Tensor, torch.Tensor]  # hidden states and cells, (layers * 2, k, hidden) each
 
@@ -47,9 +47,10 @@ class LstmEncoder(nn.Module):
         lengths = is_token.ne(0).sum(1).cpu()
         states, last = (self._run_packed if embedded.is_cuda else self._run_in_stretches)(embedded, lengths)
         states = torch.zeros_like(states).scatter(1, there.expand_as(states), states)
-        memory = torch.stack([self._by_row(part) for part in last], dim=-1)
+        # (layers * 2, k, hidden) to (k, layers, 2 * hidden), of hidden states and of cells.
+        by_row = [part.unflatten(0, (-1, 2)).permute(2, 0, 1, 3).flatten(2) for part in last]
         mean = states.sum(1) / lengths.to(states.device, states.dtype)[:, None]
-        return EncoderStates(last_hidden_state=states, memory=memory, mean=mean)
+        return EncoderStates(last_hidden_state=states, memory=torch.stack(by_row, dim=-1), mean=mean)
 
     def _run_packed(self, embedded: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, Memory]:
         packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
@@ -99,11 +100,6 @@ class LstmEncoder(nn.Module):
         ended.append((hidden, cell))
         states = functional.pad(torch.cat(outputs, dim=1), (0, 0, 0, x.shape[1] - stretches[-1][1]))
         return states, (torch.cat([h for h, _ in ended[::-1]], dim=1), torch.cat([c for _, c in ended[::-1]], dim=1))
-
-    def _by_row(self, part: torch.Tensor) -> torch.Tensor:
-        """(layers * 2, k, hidden) to (k, layers, 2 * hidden)."""
-        both = part.unflatten(0, (-1, 2))
-        return both.permute(2, 0, 1, 3).flatten(2)
 
 
 class LstmState(DecoderState):
@@ -159,7 +155,10 @@ class LstmDecoder(nn.Module):
         start = (state.hidden.contiguous(), state.cell.contiguous())
         output, (hidden, cell) = self.lstm(self.dropout(embedded), start)
         if self.combine is not None:
-            output = self._attend(output, state.keys, attention_mask)
+            keys: Any = state.keys
+            allowed = None if attention_mask is None else attention_mask.bool()[:, None, :]
+            context = functional.scaled_dot_product_attention(output, keys, keys, attn_mask=allowed)
+            output = torch.tanh(self.combine(torch.cat([output, context], dim=-1)))
         if not use_cache:
             return self.dropout(output), None
         state.hidden, state.cell = hidden, cell
@@ -168,18 +167,11 @@ class LstmDecoder(nn.Module):
 
     def _begin(self, encoded: EncoderStates) -> LstmState:
         """The state before the first token."""
-        memory, mean, states = encoded.memory, encoded.mean, encoded.last_hidden_state
+        memory, mean = encoded.memory, encoded.mean
         if memory is None or mean is None:
             raise ArgumentError("encoder_outputs without memory and mean: give an LSTM's decoder what encode returned.")
         hidden, cell = memory.unbind(-1)
         hiddens = [linear(torch.cat([hidden[:, i], mean], dim=1)) for i, linear in enumerate(self.hidden_bridge)]
         cells = [linear(cell[:, i]) for i, linear in enumerate(self.cell_bridge)]
-        return LstmState(
-            hidden=torch.stack(hiddens), cell=torch.stack(cells), keys=None if self.keys is None else self.keys(states)
-        )
-
-    def _attend(self, output: torch.Tensor, keys: Any, mask: torch.Tensor | None) -> torch.Tensor:
-        allowed = None if mask is None else mask.bool()[:, None, :]
-        context = functional.scaled_dot_product_attention(output, keys, keys, attn_mask=allowed)
-        assert self.combine is not None
-        return torch.tanh(self.combine(torch.cat([output, context], dim=-1)))
+        keys = None if self.keys is None else self.keys(encoded.last_hidden_state)
+        return LstmState(torch.stack(hiddens), torch.stack(cells), keys)

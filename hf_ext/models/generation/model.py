@@ -16,12 +16,12 @@ from ...data.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..exact_loss import IGNORED, exact_loss
+from ..lora import merge_layers
 from .configuration import GeneratorConfig
-from .embeddings import AffinityEmbedding
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
 from .lstm import LstmDecoder, LstmEncoder
-from .states import EncoderStates, as_states
+from .parts import AffinityEmbedding, EncoderStates, as_states
 from .transformer import TransformerDecoder, TransformerEncoder
 
 # No antibody can be made of them; after few steps they would be drawn all the same.
@@ -121,15 +121,20 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         super().save_pretrained(save_directory, **kwargs)
 
     def merge_adapters(self) -> int:
-        """Adds the adapters of a pretrained encoder into its weights, in place; returns how many there were.
+        """Adds the adapters of a pretrained encoder into its weights, in place, which train in full from then on.
+
+        Returns:
+            How many there were.
 
         Raises:
             ArgumentError: there are none.
         """
-        if self.config.architecture != "esm":
-            raise ArgumentError(f"A generator of architecture {self.config.architecture!r} has no adapters to merge.")
-        num_layers = self.encoder.merge_adapters()
-        self.config.antigen_encoder = asdict(self.encoder.spec)
+        if self.config.architecture != "esm" or self.encoder.spec.training != "lora":
+            raise ArgumentError("This generator has no adapters to merge: its antigen encoder did not train with LoRA.")
+        num_layers, spec = merge_layers(self.encoder.model), self.encoder.spec
+        spec.training, spec.lora = "full", {}
+        self.encoder.set_trainable()
+        self.config.antigen_encoder = asdict(spec)
         return num_layers
 
     @torch.no_grad()
@@ -226,21 +231,18 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
                 f"affinity has shape {tuple(affinity.shape)}, there are {len(decoder_input_ids)} rows: give one number "
                 "for each, NaN where it is unknown."
             )
-        embedded = self.shared(decoder_input_ids)
-        embedded = embedded + self.affinity(affinity, len(embedded))[:, None]
+        embedded = self.shared(decoder_input_ids) + self.affinity(affinity, len(decoder_input_ids))[:, None]
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None and not self.training
         hidden, cache = self.decoder(embedded, of_rows, mask, cache, use_cache)
-        logits = self._score(hidden)
+        if self.output is not None:
+            logits = self.output(hidden)
+        else:
+            logits = functional.linear(hidden * self.config.d_model**-0.5, self.shared.weight)
         loss = None if labels is None else exact_loss("tokens", self.config, logits, labels, num_items_in_batch)
         states = encoded.last_hidden_state
         output = Seq2SeqLMOutput(loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=states)
         return output.to_tuple() if return_dict is False else output
-
-    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.output is not None:
-            return self.output(hidden)
-        return functional.linear(hidden * self.config.d_model**-0.5, self.shared.weight)
 
     @torch.no_grad()
     def generate(
@@ -263,10 +265,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
             ArgumentError: as `forward`.
         """
         kwargs.pop("labels", None)
-        ids = inputs if input_ids is None else input_ids
-        if ids is not None and attention_mask is None:
-            attention_mask = torch.ones_like(ids)
-        encoded = self.encode(ids, attention_mask, encoder_outputs, layout)
+        encoded = self.encode(inputs if input_ids is None else input_ids, attention_mask, encoder_outputs, layout)
         states: Any = encoded.last_hidden_state
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)

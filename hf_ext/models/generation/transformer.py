@@ -16,12 +16,11 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 from .configuration import GeneratorConfig
-from .embeddings import sinusoids
-from .states import EncoderStates
+from .parts import EncoderStates, sinusoids
 
 
-def t5_config(config: GeneratorConfig, is_decoder: bool) -> T5Config:
-    """T5's configuration of one stack."""
+def make_stack(config: GeneratorConfig, is_decoder: bool) -> T5Stack:
+    """T5's encoder or decoder, without dropout in attention."""
     inner = T5Config(
         vocab_size=config.vocab_size,
         d_model=config.d_model,
@@ -37,15 +36,10 @@ def t5_config(config: GeneratorConfig, is_decoder: bool) -> T5Config:
         use_cache=is_decoder,
     )
     inner._attn_implementation = config._attn_implementation  # what was chosen for the whole model
-    return inner
-
-
-def make_stack(config: GeneratorConfig, is_decoder: bool) -> T5Stack:
-    """T5's encoder or decoder, in which attention has a dropout of its own."""
-    stack = T5Stack(t5_config(config, is_decoder))
+    stack = T5Stack(inner)
     for module in stack.modules():
         if isinstance(module, T5Attention):
-            module.dropout = config.attention_dropout
+            module.dropout = 0.0
     return stack
 
 

@@ -7,10 +7,10 @@ import torch
 from tiny_generators import NAMES, make_batch, make_generator, make_named, make_rows
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_ext.errors import ArgumentError
 from hf_ext.models.generation.configuration import SIZES, GeneratorConfig
-from hf_ext.models.generation.embeddings import AffinityEmbedding
 from hf_ext.models.generation.model import AntibodyGenerator
 
 BOUND = 2e-5  # float32, logits of about 1
@@ -35,32 +35,15 @@ def count_parameters(architecture, size, part=("encoder.", "decoder.")):
 # Of an encoder layer 4 d^2 + 2 d f, of a decoder layer 8 d^2 + 2 d f: tiny 917,504, small 5,505,024, full 44,040,192.
 # The rest are norms, d each (2 and 3 a layer and one at the end), and relative positions, 32 a head in each stack.
 @pytest.mark.parametrize(
-    ("size", "number", "specified"),
-    [("tiny", 917_504 + 1_536 + 256, 0.93e6), ("small", 5_505_024 + 4_352 + 256, 5.5e6), ("full", 44_057_088, 44.1e6)],
-)
-def test_the_transformers_sizes_are_those_of_the_specification(size, number, specified):
-    assert count_parameters("transformer", size) == number
-    assert number == pytest.approx(specified, rel=0.013)
-
-
-def test_the_layers_of_the_full_transformer_are_six_and_six():
-    assert 44_057_088 == 44_040_192 + (6 * 2 + 1 + 6 * 3 + 1) * 512 + 2 * 32 * 8
-
-
-@pytest.mark.parametrize(
     ("architecture", "numbers"),
-    [("lstm", (1_022_464, 4_076_544, 16_279_552)), ("light", (459_648, 1_836_800, 7_343_616))],
+    [
+        ("transformer", (917_504 + 1_536 + 256, 5_505_024 + 4_352 + 256, 44_040_192 + 16_384 + 512)),
+        ("lstm", (1_022_464, 4_076_544, 16_279_552)),
+        ("light", (459_648, 1_836_800, 7_343_616)),
+    ],
 )
-def test_the_other_architectures_have_as_many_parameters_as_measured(architecture, numbers):
+def test_architectures_have_the_sizes_of_the_specification(architecture, numbers):
     assert tuple(count_parameters(architecture, size) for size in SIZES[architecture]) == numbers
-
-
-def test_the_full_lstm_is_256_into_512_twice_in_both_parts():
-    with torch.device("meta"):
-        model = AntibodyGenerator(GeneratorConfig.of_size("lstm", "full"))
-    for lstm, both in ((model.encoder.lstm, True), (model.decoder.lstm, False)):
-        assert (lstm.input_size, lstm.hidden_size, lstm.num_layers, lstm.bidirectional) == (256, 512, 2, both)
-    assert model.decoder.combine is None  # attention is off unless asked for
 
 
 def test_the_light_transformer_shares_one_layer():
@@ -124,12 +107,6 @@ def test_the_lstm_runs_antigens_side_by_side_as_torch_runs_packed_ones():
     assert (padded[1, :3] - states[1, :3]).abs().max() > 100 * BOUND  # a twin that runs over the padding
 
 
-def test_what_is_padding_in_the_labels_has_no_gradient_and_no_effect(model):
-    batch = make_batch()
-    wider = {**batch, "labels": functional.pad(batch["labels"], (0, 5), value=-100)}
-    assert model(**wider).loss.item() == pytest.approx(model(**batch).loss.item(), abs=1e-6)
-
-
 def test_no_token_sees_later_ones(model):
     batch = make_batch()
     ids = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
@@ -157,13 +134,6 @@ def test_each_antigen_is_encoded_once_and_rows_see_their_own(model):
     assert seen == [3, 4]
     other = {**batch, "antigen_index": index.roll(1)}
     assert (model(**other).logits - shared.logits).abs().max() > 10 * BOUND  # the antigen is read
-
-
-def test_states_may_be_given_in_place_of_the_antigen(model):
-    batch = make_batch()
-    whole = model(**batch).logits
-    encoded = model.encode(batch.pop("input_ids"), batch["attention_mask"])
-    assert torch.equal(model(**batch, encoder_outputs=encoded).logits, whole)
 
 
 @pytest.mark.parametrize(
@@ -235,13 +205,6 @@ def test_unknown_dropout_hides_the_affinity_in_training_only():
     assert torch.equal(model(**batch).logits, model(**unknown).logits)
 
 
-def test_unknown_dropout_takes_as_many_rows_as_it_says():
-    torch.manual_seed(0)
-    embedding = AffinityEmbedding(4, mean=0.0, std=1.0, unknown_dropout=0.25).train()
-    hidden = (embedding(torch.ones(4000), 4000) == embedding.unknown.weight).all(1)
-    assert 0.22 < hidden.float().mean() < 0.28  # four standard deviations
-
-
 # --- loss -------------------------------------------------------------------------------------------------------------
 
 
@@ -262,15 +225,6 @@ def test_every_weight_gets_a_gradient_with_and_without_affinities(name):
         model = make_named(name).train()
         model(**{**make_batch(), "affinity": affinity}).loss.backward()
         assert [key for key, p in model.named_parameters() if p.grad is None] == []
-
-
-def test_gradient_checkpointing_changes_no_gradient():
-    plain, frugal = make_generator().train(), make_generator().train()
-    frugal.activation_checkpointing_enable()
-    for model in (plain, frugal):
-        model(**make_batch()).loss.backward()
-    pairs = list(zip(plain.parameters(), frugal.parameters()))
-    assert all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -313,41 +267,14 @@ def test_configurations_of_which_nothing_can_be_built_are_refused(settings, word
         GeneratorConfig(**settings)
 
 
-@pytest.mark.parametrize("given", [("rnn", "tiny"), ("lstm", "huge")])
-def test_a_size_that_has_no_name_is_refused(given):
-    with pytest.raises(ArgumentError, match="allowed are"):
-        GeneratorConfig.of_size(*given)
+def test_a_size_that_has_no_name_is_refused():
+    with pytest.raises(ArgumentError, match="size='huge': allowed are tiny, small, full"):
+        GeneratorConfig.of_size("lstm", "huge")
 
 
-@pytest.mark.parametrize("change", ["as it is", "padded left", "eager", "an antigen of no row"])
-def test_a_decoder_scores_shared_antigens_as_those_of_each_row(change):
-    model, batch = make_generator("transformer"), make_batch()
-    if change == "padded left":
-        names = ("input_ids", "attention_mask")
-        batch |= {name: torch.nn.functional.pad(batch[name], (2, 0)) for name in names}
-    if change == "an antigen of no row":
-        batch |= {name: torch.cat([batch[name], batch[name][:1]]) for name in ("input_ids", "attention_mask")}
-    if change == "eager":
-        model.set_attn_implementation("eager")
-        assert model.decoder.stack.config._attn_implementation == "eager"
-    index = batch["antigen_index"]
-    alone = {**batch, **{name: batch[name][index] for name in ("input_ids", "attention_mask")}, "antigen_index": None}
-    results = []
-    for given in (batch, alone):
-        model.zero_grad()
-        loss = model(**given).loss
-        loss.backward()
-        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-    for ours, theirs in zip(*results):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-def test_attention_has_a_dropout_of_its_own():
-    batch = make_batch()
-    model = make_generator("transformer").train()
+def test_attention_has_no_dropout_and_layers_have():
+    batch, model = make_batch(), make_generator("transformer").train()
     assert torch.equal(model(**batch).loss, model(**batch).loss)
-    other = make_generator("transformer", attention_dropout=0.5).train()
+    other = make_generator("transformer", dropout=0.5).train()
     assert not torch.equal(other(**batch).loss, other(**batch).loss)
-    assert torch.equal(other.eval()(**batch).loss, model.eval()(**batch).loss)
-    with pytest.raises(ArgumentError, match="attention_dropout"):
-        make_generator("transformer", attention_dropout=1.0)
+    assert {module.dropout for module in other.modules() if isinstance(module, T5Attention)} == {0.0}

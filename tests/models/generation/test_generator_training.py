@@ -40,7 +40,7 @@ def frozen_esm(demo_encoders, tmp_path):
         torch.manual_seed(0)
         model = AntibodyGenerator.from_encoder(spec, "tiny", **{**TINY, "dropout": dropout})
         store = EmbeddingStore(tmp_path / "cache", state_key(model.encoder, ResidueTokenizer(esm)))
-        encode, _ = state_encoder(model.encoder, ResidueTokenizer(esm))
+        encode = state_encoder(model.encoder, ResidueTokenizer(esm))
         fill_store(store, ANTIGENS, encode, tokens_per_batch=64, show_progress=False)
         distinct = sorted(set(ANTIGENS))
         table = StateTable(store, distinct, PairEncoder(esm).encode_antigens(distinct))

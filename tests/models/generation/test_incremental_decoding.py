@@ -90,22 +90,3 @@ def test_generate_writes_the_same_with_and_without_cache(model, how):
     assert torch.equal(*written)
     assert written[0].shape[0] == 4
     assert written[0][:, 0].tolist() == [1] * 4
-
-
-def test_samples_of_a_row_see_its_antigen_and_its_affinity(model):
-    batch = make_batch()
-    many = model.generate(**batch, num_return_sequences=3, do_sample=True, top_k=1, max_new_tokens=12)
-    one = model.generate(**batch, max_new_tokens=12)
-    assert torch.equal(many, one.repeat_interleave(3, dim=0))
-
-
-def test_generate_encodes_each_antigen_once(model):
-    seen = []
-    model.encoder.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[0]))
-    model.generate(**make_batch(), num_beams=2, num_return_sequences=2, max_new_tokens=3)
-    assert seen == [3]
-
-
-def test_generate_takes_plain_antigens(model):
-    ids = make_batch()["input_ids"][:1]
-    assert torch.equal(model.generate(ids, max_new_tokens=5), model.generate(input_ids=ids, max_new_tokens=5))
