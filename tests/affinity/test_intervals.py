@@ -132,7 +132,7 @@ def test_coverage_of_test_rows_is_measured_and_told():
     assert "half_widths" not in facts
     bounded = {"test": splits["test"].add_column("bound", [-1] * 4 + [0] * 36)}
     held = score_intervals(STORED, np.full(40, 7.0), 7 + errors, bounded, None)["levels"][0]["coverage"]
-    assert (held["value"], held["num_rows"]) == (1.0, 36)
+    assert (held["value"], held["n"]) == (1.0, 36)
 
 
 def test_validation_rows_that_are_not_as_new_as_test_rows_are_a_warning():
