@@ -30,7 +30,7 @@ FIRST = {
     "predict": 19,
     "evaluate_recipe": 20,
     "doctor": 28,
-    "compare": 20,
+    "compare": 13,
     "text_classifier": 19,
 }
 
@@ -76,7 +76,7 @@ def default_of(lines: str, flag: str) -> str:
         ("predict", ["options", "prediction", *SHARED]),
         ("evaluate_recipe", ["options", "scoring", *SHARED]),
         ("doctor", ["options", "doctor", *SHARED]),
-        ("compare", ["options", "sides", "measurement", "launching", "criteria"]),
+        ("compare", ["options", "sides", "measurement", "criteria"]),
         ("resume_check", ["positional arguments", "options", "converting"]),
     ],
 )

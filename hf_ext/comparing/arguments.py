@@ -27,7 +27,10 @@ class CompareArguments:
         "measurement": ("output_dir", "rounds", "max_rounds", "seed", "metric", "greater_is_better"),
         "criteria": CRITERIA,
     }
-    _first_flags = tuple(name for group in _argument_groups.values() for name in group)
+    _first_flags = (
+        *("recipe", "config", "baseline", "optimized", "ablate", "output_dir", "rounds", "metric"),
+        *("greater_is_better", *CRITERIA),
+    )
 
     output_dir: str = option("outputs/comparison", "Where runs and the report go.")
     recipe: str = option("recipes/max_speed.py", "The recipe that all sides run.")

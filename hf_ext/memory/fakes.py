@@ -144,7 +144,7 @@ def fake_batch(mode: FakeTensorMode, value: Any) -> Any:
     if isinstance(value, dict):
         return {name: fake_batch(mode, part) for name, part in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: fake_batch(mode, getattr(value, field.name)) for field in fields(value)}
+        parts = {field.name: fake_batch(mode, getattr(value, field.name)) for field in fields(value) if field.init}
         return replace(value, **parts)
     return value
 

@@ -129,13 +129,6 @@ def test_a_weight_that_is_not_finite_is_named(folder, value):
         load_model(find_model(folder))
 
 
-@pytest.mark.parametrize("name", ["label_mean", "label_std"])
-def test_a_scale_that_is_not_finite_is_named(folder, name):
-    set_config(folder, **{name: float("nan")})
-    with pytest.raises(ArgumentError, match=f"{name}=nan: must be"):
-        load_model(folder)
-
-
 def test_predictions_that_are_not_finite_are_named_by_row(folder, demo_rows):
     assert check_predictions(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
     with pytest.raises(DataError, match=r"Predictions of 2 rows .* are NaN or infinite: 2, 3\. "):
