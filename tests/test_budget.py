@@ -15,7 +15,7 @@ BUDGET = {
     "affinity": (2820, 27),
     "arguments": (571, 8),
     "checkpoints": (1806, 12),
-    "comparing": (815, 7),
+    "comparing": (818, 7),
     "data": (3254, 26),
     "doctor": (2382, 26),
     "embeddings": (424, 5),
