@@ -84,7 +84,7 @@ def write_rows(path: Path, num_rows: int) -> None:
 
     def mutate(parent: str) -> str:
         letters = [*parent]
-        for place in draw.sample(range(len(letters)), draw.randint(4, 30)):
+        for place in draw.sample(range(len(letters)), draw.randint(1, 12)):
             letters[place] = draw.choice(AMINO_ACIDS)
         return "".join(letters)
 
