@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import scaling
 import yaml
 
-from hf_ext.doctor import scaling
 from hf_ext.reporting.tables import format_markdown_table
 
 FOLDER = Path(__file__).resolve().parent.parent / "accelerate_configs"

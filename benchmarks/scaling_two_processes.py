@@ -1,4 +1,4 @@
-r"""Steps of one and of two processes on this CPU (DDP, gloo) beside what hf_ext/doctor/scaling.py says of them.
+r"""Steps of one and of two processes on this CPU (DDP, gloo) beside what benchmarks/scaling.py says of them.
 
     python benchmarks/scaling_two_processes.py --output_json benchmarks/results/scaling_two_processes_cpu.json
     python benchmarks/scaling_two_processes.py --rounds 10 --rows 1 --length 16 \
@@ -23,13 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import scaling
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from transformers import EsmConfig, EsmForMaskedLM
-
-from hf_ext.doctor import scaling
 
 WIDTH, LAYERS, HEADS = 320, 6, 20  # ESM-2 8M
 STRATEGY = "DDP"

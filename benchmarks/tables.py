@@ -295,14 +295,8 @@ def evaluation() -> str:
 
 
 def scaling() -> str:
-    """Two processes as measured, and ESM-2 3B on more GPUs as the doctor's formulas have it."""
+    """Two processes as measured."""
     rows = [_measured_scaling(f"scaling_two_processes_cpu{which}") for which in ("", "_small_batch")]
-    plan = json.loads((RESULTS / "scaling_on_paper.json").read_text())["sizes"]["esm2_3B"]["rows"]
-    for row in plan:
-        if row["strategy"] in ("DDP", "FSDP2"):
-            sizes = f"{row['device_bytes'] / 2**30:.0f} GiB each, {row['sent_bytes'] / 1e9:.0f} GB sent per step"
-            what = f"ESM-2 3B on {row['num_gpus']} A100-80GB, {row['strategy']}, {sizes}"
-            rows.append(["formula, nothing run", what, "not measured", "-"])
     rows.append(["not measured", "any number of GPUs", "-", "-"])
     return format_markdown_table(rows, ["known by", "what", "efficiency", "step time: measured / model"])
 

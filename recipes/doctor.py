@@ -3,7 +3,6 @@
     hf-ext doctor --config gb1.yaml
     hf-ext doctor --config igt5_esm2_t4.yaml --device t4 --dollars_per_hour 0.35
     hf-ext doctor --model_size esm2_650M --dataset_name proteins.fasta --device h100
-    hf-ext doctor --config gb1.yaml --device a100 --plan_scale --gpus 1 2 4 8 16
     hf-ext doctor --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
     hf-ext doctor --resolution 64 --hidden_size 384 --device a100
 
@@ -12,7 +11,7 @@ recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a
 run would say of rows and labels, an estimate of time, memory and money, and what is off. Of a generator each stage has
 a row, with its time on some cards; --json has all cards that are known. Trains, downloads and writes nothing (but
 --json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something
-would stop it. --plan_scale adds several GPUs on paper.
+would stop it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ with quick_imports():
     from hf_ext.doctor.gathering import gather
     from hf_ext.doctor.operator_gathering import gather_operator
     from hf_ext.doctor.page import format_page, page_values
-    from hf_ext.doctor.scale_page import format_scale
-    from hf_ext.doctor.scale_plan import plan_scale
     from hf_ext.doctor.stage_gathering import gather_generator
     from hf_ext.errors import ArgumentError, exit_on_errors, show_text
     from hf_ext.files import CONFIGS, find_shipped
@@ -105,12 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         facts = gather(task, model_args, given[0], args, doctor_args)
     findings = find_problems(facts)
     print(show_text(format_page(facts, findings)))
-    written = page_values(facts, findings)
-    if doctor_args.plan_scale:
-        scale = plan_scale(facts, doctor_args)
-        print(show_text(f"\n{format_scale(scale)}"))
-        written["scale"] = dataclasses.asdict(scale)
     if doctor_args.json:
+        written = page_values(facts, findings)
         try:
             Path(doctor_args.json).write_text(json.dumps(written, indent=2, default=str) + "\n")
         except OSError as error:

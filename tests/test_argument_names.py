@@ -65,7 +65,7 @@ def test_a_flag_of_another_command_names_that_command():
     parser = make(AffinityArguments)
     evaluate = importlib.import_module("hf_ext.recipes.evaluate")
     owners = {
-        "doctor": (DoctorArguments, ["device", "plan_scale", "gpus", "json"]),
+        "doctor": (DoctorArguments, ["device", "json"]),
         "evaluate": (evaluate.EvaluateArguments, ["test_of"]),
         "sample": (SampleArguments, ["antigen", "num_samples"]),
     }

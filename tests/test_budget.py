@@ -17,7 +17,7 @@ BUDGET = {
     "checkpoints": (1806, 12),
     "comparing": (818, 7),
     "data": (3254, 26),
-    "doctor": (2382, 26),
+    "doctor": (2040, 22),
     "embeddings": (424, 5),
     "evaluation": (1692, 13),
     "generation": (2013, 21),

@@ -29,7 +29,7 @@ FIRST = {
     "sample": 21,
     "predict": 19,
     "evaluate_recipe": 20,
-    "doctor": 28,
+    "doctor": 26,
     "compare": 13,
     "text_classifier": 19,
 }

@@ -22,7 +22,7 @@ _OTHER_NAMES = {
     "output_dir": "out output outdir",
 }
 # Subcommand -> arguments of it alone, which people give to others.
-_OF_COMMAND = {"doctor": "device plan_scale gpus json", "evaluate": "test_of", "sample": "antigen num_samples"}
+_OF_COMMAND = {"doctor": "device json", "evaluate": "test_of", "sample": "antigen num_samples"}
 
 
 def is_secret(name: str) -> bool:

@@ -47,7 +47,7 @@ def predict_memory(
     if cached and all(encoder.training == "frozen" for encoder in work.encoders):
         return "no encoder runs while training"
     if args.world_size > 1 and (args.fsdp or args.deepspeed):
-        return "weights are split over processes: --plan_scale has them by formula"
+        return "weights are split over processes"
     try:
         return _report(args, plan, work, rows, capacity, cached)
     except Exception as error:  # a model of any class, on tensors without values: it may do what they cannot

@@ -14,7 +14,7 @@ from datasets import Dataset
 from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.reading import is_on_hub
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ..generation.arguments import GeneratorArguments
 from ..generation.building import build_config
 from ..generation.preparing import load_pairs, settle_columns
@@ -83,13 +83,11 @@ def gather_generator(
         doctor: see `DoctorArguments`.
 
     Raises:
-        ArgumentError: an unknown `doctor.device`, or `--plan_scale`. All else that is wrong is a `Finding`.
+        ArgumentError: an unknown `doctor.device`. All else that is wrong is a `Finding`.
 
     Cost: reading the data as the run would, once; about twice `doctor.measure_seconds` for each stage, or a training
     step of 8 tokens a sequence where that takes longer.
     """
-    if doctor.plan_scale:
-        raise ArgumentError("--plan_scale: of a generator it is not known; it is for recipes/max_speed.py and mlm.py.")
     machine, packages = read_machine(args, doctor.device), read_packages()
     reader = _Reader(model_args, data_args, args, machine, doctor.measure_seconds)
     rows, stages = reader.read_rows() or {}, {}

@@ -16,7 +16,7 @@ model (`save_full`): processes would encode unequal shares of what is new, and e
 With `offload_optimizer`, accelerate hands DeepSpeed a DeepSpeedCPUAdam in place of the optimizer, whatever that was (a
 CPU Adagrad for Adagrad), and says nothing: from AdamW it takes over rate, betas, epsilon and decay, and makes the same
 steps up to rounding; anything else would be trained by another optimizer than asked for, and is refused.
-Cost: FSDP2 gathers each layer's weights in forward and backward; see `recipes/doctor.py --plan_scale`.
+Cost: FSDP2 gathers each layer's weights in forward and backward.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import scaling
 
 import hf_ext
-from hf_ext.doctor import scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "scaling_two_processes.py"

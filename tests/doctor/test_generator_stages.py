@@ -24,7 +24,6 @@ from hf_ext.doctor.pair_lengths import PairLengths, count_pair_flops
 from hf_ext.doctor.stage_gathering import gather_generator
 from hf_ext.doctor.stage_page import describe_times, format_stages
 from hf_ext.doctor.stage_trial import measure_training
-from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.building import Inputs, build_model
 from hf_ext.generation.preparing import load_pairs, settle_columns
@@ -239,16 +238,6 @@ def test_what_the_run_would_refuse_stops_it_here(pairs, tmp_path):
     assert [finding.level for finding in found] == ["stops"] * 5
     for finding, words in zip(found, [*said, "--encoder_training lora"], strict=True):
         assert words in finding.text
-
-
-def test_several_gpus_are_refused_with_the_reason():
-    with pytest.raises(ArgumentError, match="--plan_scale: of a generator it is not known"):
-        gather_generator(
-            GeneratorArguments(),
-            DataArguments(),
-            FastTrainingArguments(output_dir="x"),
-            DoctorArguments(plan_scale=True),
-        )
 
 
 def test_the_table_has_a_price_where_one_was_given():

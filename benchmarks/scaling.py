@@ -1,7 +1,7 @@
 """Several devices on paper: what each holds, and what each sends in a step.
 
-Used by the doctor's `--plan_scale`, by the table of accelerate_configs/README.md and by
-benchmarks/scaling_two_processes.py. Nothing here is measured; GB are 10^9 bytes.
+Used by the table of accelerate_configs/README.md and by scaling_two_processes.py. Nothing here is measured; GB are
+10^9 bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..memory.stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
+from hf_ext.memory.stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
 
 TRAINED_BYTES = GRADIENT_BYTES + OPTIMIZER_BYTES  # of a parameter that trains, beside its weight
 # DDP's buckets hold every gradient again, because Trainer leaves gradient_as_bucket_view off (torch's

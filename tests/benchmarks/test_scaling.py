@@ -3,10 +3,7 @@
 import dataclasses
 
 import pytest
-
-from hf_ext.doctor import scaling
-from hf_ext.doctor.links import LINKS, ring_bandwidth, usual_link
-from hf_ext.hardware import describe_hardware, known_hardware
+import scaling
 
 MILLION = scaling.Shape(num_parameters=10**6, num_trainable=10**6, num_layers=10)
 ADAPTED = scaling.Shape(num_parameters=10**6, num_trainable=10**4, num_layers=10)
@@ -62,23 +59,3 @@ def test_a_broken_ring_factor_would_be_seen():
     (right,) = scaling.transfers(layout("DDP", 4), MILLION)
     assert right.sent_bytes == 6e6
     assert Tree(**dataclasses.asdict(right)).sent_bytes == 8e6
-
-
-def test_pcie_is_its_transfers_times_lanes_and_nvlink_half_of_both_directions():
-    assert LINKS["pcie4"].gb_per_second == pytest.approx(16 * 16 * 128 / 130 / 8, abs=0.01)
-    assert LINKS["nvlink3"].gb_per_second == 600 / 2
-    assert LINKS["infiniband-hdr"].gb_per_second == 200 / 8
-
-
-def test_a_ring_over_machines_is_as_fast_as_their_border():
-    link, shared, own = LINKS["nvlink3"], LINKS["ethernet-100g"], LINKS["infiniband-hdr"]
-    assert ring_bandwidth(link, shared, 8, 8) == 300e9
-    assert ring_bandwidth(link, shared, 16, 8) == 12.5e9
-    assert ring_bandwidth(link, own, 16, 8) == 200e9  # eight cards of 25 GB/s
-    assert ring_bandwidth(LINKS["pcie4"], own, 16, 8) == 31.5e9  # PCIe is slower
-
-
-def test_every_card_has_a_link():
-    links = {name: usual_link(describe_hardware(name)) for name in known_hardware()}
-    assert (links["A100-80GB"], links["T4"], links["H100-PCIe"], links["L4"]) == ("nvlink3", "pcie3", "pcie5", "pcie4")
-    assert set(links.values()) <= set(LINKS)
