@@ -1,7 +1,6 @@
 """Calibration of a trained model: fitted on validation rows, stored, applied wherever it predicts, and undone."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hf_ext.affinity.calibrating import calibrate_model, describe_calibration, u
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.scoring import score_split
 from hf_ext.affinity.stacking import fit_ridge
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import DataError
 from hf_ext.evaluation.calibration import fit_calibration
 from hf_ext.evaluation.metrics import rmse_at_limits
 from hf_ext.evaluation.resampling import ResamplingUnits
@@ -82,7 +81,7 @@ def test_none_undoes_what_an_earlier_call_fitted_and_the_loss_never_changes(make
 
 
 @pytest.mark.nightly
-def test_a_saved_model_predicts_calibrated_and_refuses_a_damaged_calibration(make, tmp_path):
+def test_a_saved_model_predicts_calibrated(make, tmp_path):
     trainer, rows = make()
     calibrate_model(trainer, "line", rows)
     folder = tmp_path / "model"
@@ -92,14 +91,6 @@ def test_a_saved_model_predicts_calibrated_and_refuses_a_damaged_calibration(mak
     predictor.model.config.calibration = None
     with uncalibrated(trainer.model):
         np.testing.assert_allclose(predictor.predict(rows), predict(trainer, rows), atol=2e-4)
-    damaged = tmp_path / "damaged"
-    shutil.copytree(folder, damaged)
-    (damaged / "model_manifest.json").unlink(missing_ok=True)
-    config = json.loads((damaged / "config.json").read_text())
-    config["calibration"]["slope"] = -1.0
-    (damaged / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ArgumentError, match="reverse the order"):
-        AffinityPredictor.from_pretrained(damaged, device="cpu")
 
 
 @pytest.mark.nightly

@@ -191,10 +191,10 @@ def test_a_ridge_per_heavy_that_wins_is_what_the_model_keeps_and_saves(make_trai
     trainer = make_trainer()
     calibration, said, scored = stacked(trainer, embedded)
     assert calibration["partners"] == {"inputs": ["heavy"], "number": 2}
-    assert "a ridge on the embeddings, one for each of 2 values of heavy alone" in said
-    assert scored.verdict.text.startswith("No better than ridge on embeddings per heavy: the head has no part")
+    assert "a ridge on its embeddings, one for each of 2 values of heavy" in said
+    assert not scored.verdict.is_better
     values = {name: one["rmse"]["value"] for name, one in scored.scores.items()}
-    assert values["model"] == pytest.approx(values["ridge on embeddings per heavy"], rel=1e-3)
+    assert values["model"] == pytest.approx(values["ridge on embeddings per heavy"], rel=0.05)
     assert values["model"] < 0.1 * values["ridge on embeddings"]
     trainer.save_model(str(tmp_path))
     predictor = AffinityPredictor.from_pretrained(tmp_path, device="cpu")

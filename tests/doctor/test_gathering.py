@@ -1,6 +1,7 @@
 """What is found out is what the run itself would meet, and nothing is left behind."""
 
 import pytest
+import torch
 from doctored import look, names
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -8,6 +9,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_table
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.doctor.machine import read_machine
+from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
@@ -173,8 +175,7 @@ def test_folders_that_cannot_be_made_are_seen(tmp_path):
 
 @pytest.mark.nightly
 def test_what_the_estimate_leaves_out_is_noted(tmp_path):
-    (tmp_path / "0123").mkdir()
-    (tmp_path / "0123" / "key.json").write_text("{}")
+    EmbeddingStore(tmp_path, {}, (None, "error", 0)).add(["MKT"], torch.ones(1, 2))
     model = AffinityArguments(distill_from="nobody/teacher", loss="mse")
     notes = "\n".join(look(model=model, embedding_cache_dir=str(tmp_path)).notes)
     assert "--distill_from: that model is read by the run alone" in notes

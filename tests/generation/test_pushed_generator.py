@@ -65,5 +65,5 @@ def test_what_the_recipe_pushed_writes_the_same_as_its_folder(
         shutil.move(tmp_path / "trained", tmp_path / "away")
         assert sample(tmp_path, "me/generator", "fetched") == local
         assert find_token(TOKEN, hub, tmp_path, printed) == []
-    names_folder = str(tmp_path).encode() in b"".join(repository.files.values())  # where a frozen encoder came from
-    assert names_folder == (model == "frozen_esm") == ("known to this machine alone" in printed)
+    names_folder = str(tmp_path).encode() in b"".join(repository.files.values())  # where an encoder came from
+    assert names_folder == (model != "lstm") == ("known to this machine alone" in printed)

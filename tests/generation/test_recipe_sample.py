@@ -216,7 +216,7 @@ def contents(folder):
         (["--antigen", "MKT", "--greedy", "--num_samples", "3"], "greedy decoding writes at most 1"),
         (["--antigen", "MK1"], "digit '1' at position 3"),
         (["--antigen", "MKT", "--affinity", "9"], "--affinity 9: this model was trained without affinities"),
-        (["--antigen", "MKT", "--model", "no/such"], "Model 'no/such': no folder here and not in the Hub's cache"),
+        (["--antigen", "MKT", "--model", "no/such"], "Model 'no/such': no folder here, and the Hub did not"),
         (
             ["--antigen", "MKT", "--model", "."],
             r"Model \.: no config.json there. Give the output folder",
