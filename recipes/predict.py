@@ -99,6 +99,11 @@ def main(argv: list[str] | None = None) -> Path:
         (PredictArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
     log = start_run_log(None, args.process_index == 0)
+    if data_args.streaming and (data_args.filter or data_args.bad_rows == "drop"):
+        raise ArgumentError(
+            "--streaming with --filter or --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
+            "tell which rows were left out. Read the table at once, or leave these out."
+        )
     output = find_output(predict_args.output, data_args.dataset_name)
     rejected = find_rejected(output, data_args.bad_rows)
     if predict_args.keep_columns and not data_args.streaming:

@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (571, 8),
     "checkpoints": (1806, 12),
     "comparing": (818, 7),
-    "data": (3254, 26),
+    "data": (3259, 26),
     "doctor": (2040, 22),
     "embeddings": (424, 5),
     "evaluation": (1692, 13),

@@ -29,8 +29,11 @@ MAX_LISTED = 10
 
 
 def is_of_predictions(header: Sequence[str]) -> bool:
-    """Whether predict.py wrote a CSV of this header; those that a run leaves have the label before the prediction."""
-    added = header[header.index(SOURCE_ROW) + 1 :] if SOURCE_ROW in header else header  # of a stream, nothing else
+    """Whether predict.py wrote a CSV of this header; those that a run leaves have the label before the prediction.
+
+    Not that of a stream, which nothing tells from another program's column `prediction`.
+    """
+    added = header[header.index(SOURCE_ROW) + 1 :] if SOURCE_ROW in header else []
     return bool(added) and {*added} <= {PREDICTION, LOW, HIGH, SPREAD}
 
 

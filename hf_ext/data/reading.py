@@ -22,7 +22,7 @@ from .splits import SPLITS, canonical_split
 SOURCE_ROW = "source_row"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?").fullmatch
-_SHARD = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?").fullmatch  # as `datasets` and the Hub name them
+_SHARD = re.compile(r"(.+?)-(\d+)-of-(\d+)(?:-[0-9a-f]+)?").fullmatch  # as `datasets` and the Hub name them
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves
 
 Files = dict[str | None, list[Path]]  # split, None where nothing says which -> its files
@@ -137,6 +137,8 @@ def _find_files(name: str) -> Files:
         return {None: [path]}
     matches = sorted(map(Path, glob.glob(str(path))))
     files = _by_split(matches)
+    if None in files and (held := [files[split][0].name for split in SPLITS[1:] if split in files]):
+        raise DataError(f"{path}: {held[0]} among files that are no split would be trained on. Name them apart.")
     if "train" in files and None not in files:
         return {split: files[split] for split in SPLITS if split in files}
     return {None: matches} if matches else {}
@@ -155,8 +157,11 @@ def _check_shards(paths: list[Path]) -> list[Path]:
     shards = [_SHARD(path.name.split(".")[0]) for path in paths]
     if len(paths) > 1 and not all(shards):
         raise DataError(f"{paths[0].parent}: {' and '.join(p.name for p in paths)} are the same split; keep one.")
-    if shards[0] and int(shards[0][2]) != len(paths):
-        raise DataError(f"{paths[0].parent}: {len(paths)} of {int(shards[0][2])} shards {shards[0][1]} are there.")
+    if shards[0]:
+        there, num = sorted(int(shard[2]) for shard in shards if shard), int(shards[0][3])
+        if there != [*range(num)]:
+            named = ", ".join(map(str, there))
+            raise DataError(f"{paths[0].parent}: of {num} shards {shards[0][1]}, 0 to {num - 1}, there are {named}.")
     return paths
 
 

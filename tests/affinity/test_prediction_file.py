@@ -40,12 +40,12 @@ def test_the_rows_that_are_read_are_not_replaced_under_any_name(folder):
 
 def test_only_what_predict_wrote_is_replaced(folder):
     output = folder / "out.csv"
-    for header in ("a,b", "a,source_row,label,prediction", "prediction,b", '"open', "\0"):
+    for header in ("a,b", "a,source_row,label,prediction", "prediction,b", "prediction", '"open', "\0"):
         output.write_text(f"{header}\n1,2\n")
         with pytest.raises(ArgumentError, match=r"'out\.csv' is there and was not written by predict"):
             predict("out.csv")
         assert output.read_text() == f"{header}\n1,2\n"
-    for header in ("label,source_row,prediction,prediction_low,prediction_high,prediction_std\n", "prediction\n", ""):
+    for header in ("label,source_row,prediction,prediction_low,prediction_high,prediction_std\n", ""):
         output.write_text(header)
         with pytest.raises(ArgumentError, match=NO_MODEL):
             predict("out.csv")

@@ -243,7 +243,13 @@ def test_shards_clones_patterns_and_saved_folders_are_read_with_their_splits(tmp
     write(tmp_path / "a2.csv", CSV)
     assert [row["source_row"] for row in read_table(str(tmp_path / "a?.csv"), streaming=streaming)] == [2, 3, 5, 6]
     (shards / "train-00000-of-00002.parquet").unlink()
-    assert "1 of 2 shards train are there" in fault(str(shards))
+    assert "of 2 shards train, 0 to 1, there are 1." in fault(str(shards))
+    write(shards / "train-00001-of-00002.csv", CSV)  # the second one twice, in place of the first
+    assert "of 2 shards train, 0 to 1, there are 1, 1." in fault(str(shards))
+    (tmp_path / "a_test").mkdir()
+    write(tmp_path / "a_test" / "a1.csv", CSV)
+    write(tmp_path / "a_test" / "test.csv", CSV)
+    assert "test.csv among files that are no split would be trained on" in fault(str(tmp_path / "a_test" / "*.csv"))
 
 
 @pytest.mark.parametrize(
