@@ -261,7 +261,7 @@ def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> N
             wrong = sorted(set(sequence) - _LETTERS)[0]
             raise DataError(
                 f"Row {i}, {what}: {shorten(sequence)!r} has {wrong!r}; allowed are {STANDARD}, {UNKNOWN} and {RARE}, "
-                "in upper case. Clean the column first (hf_ext.data.proteins.clean_sequences)."
+                "in upper case. Clean the column first."
             )
 
 

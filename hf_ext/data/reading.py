@@ -70,8 +70,8 @@ def read_parts(
     Raises:
         DataError: not found (nearest names given), not a regular file, unknown format or another than the name says,
             empty, header only, missing or duplicated column, ragged row, a second header, rows that stray quotes join,
-            wrong separator, a cell above 131,072 characters, damaged gzip or Parquet, not UTF-8, invalid JSON, a shard
-            too few. A stream raises what lies behind its first rows while iterating.
+            wrong separator, a cell above 131,072 characters, damaged gzip or Parquet, not UTF-8, invalid JSON, a folder
+            with a shard too few or twice. A stream raises what lies behind its first rows while iterating.
 
     Cost: 1 s for 131,072 rows of 430 residues.
     """
