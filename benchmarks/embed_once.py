@@ -26,6 +26,7 @@ from transformers import set_seed
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.arguments.presets import PRESETS
 from hf_ext.data.arguments import DataArguments
@@ -35,7 +36,6 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
-from max_speed import DEFAULTS
 
 logger = logging.getLogger("hf_ext")
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser = FastArgumentParser(
         (BenchmarkArguments, AffinityArguments, DataArguments, FastTrainingArguments),
         presets=PRESETS,
-        defaults=DEFAULTS,
+        defaults=TASK.defaults,
         description=__doc__,
     )
     bench, model_args, data_args, args = parser.parse_args_into_dataclasses()

@@ -39,11 +39,11 @@ from hf_ext.generation.building import Inputs, build_inputs, build_model, build_
 from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
 from hf_ext.generation.sampling import sample_pairs
 from hf_ext.generation.stages import STAGES, settle_stage
+from hf_ext.generation.task import TASK
 from hf_ext.hardware import detect_hardware
 from hf_ext.running import parse_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
-from generate_antibody import DEFAULTS, TYPES
 
 PARTS = ("training", "encoder", "sampling")
 LEARNING_RATE = 1e-3
@@ -102,7 +102,9 @@ class Bench:
 
     def _parse(self, seed: int, *words: str) -> Any:
         own = ["--seed", str(seed), "--embedding_cache_dir", str(self.folder / "cache")]
-        parser, (model_args, data_args, args) = parse_command(TYPES, DEFAULTS, __doc__, [*self.words, *own, *words])
+        parser, (model_args, data_args, args) = parse_command(
+            TASK.all_arguments, TASK.defaults, __doc__, [*self.words, *own, *words]
+        )
         settle_stage(1, model_args, data_args, args, parser.explicit)
         return parser, (model_args, data_args, args)
 
@@ -141,7 +143,7 @@ class Bench:
             output_dir=str(self.folder / "stock"),
             per_device_train_batch_size=STAGES[1].per_device_train_batch_size,
             learning_rate=LEARNING_RATE,
-            weight_decay=DEFAULTS["weight_decay"],
+            weight_decay=TASK.defaults["weight_decay"],
             lr_scheduler_type="constant",
             num_train_epochs=1,
             max_steps=max_steps,

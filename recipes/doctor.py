@@ -22,19 +22,13 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from hf_ext.cli import quick_imports
 
 with quick_imports():
-    import hf_ext.recipes.generate_antibody as generate_antibody
-    import hf_ext.recipes.max_speed as max_speed
-    import hf_ext.recipes.mlm as mlm
-    import hf_ext.recipes.pde_operator as pde_operator
     import yaml
     from transformers.utils.logging import disable_progress_bar
 
-    from hf_ext.affinity.arguments import AffinityArguments
     from hf_ext.affinity.measure import settle_measure
     from hf_ext.data.arguments import DataArguments
     from hf_ext.doctor.arguments import DoctorArguments
@@ -45,22 +39,11 @@ with quick_imports():
     from hf_ext.doctor.stage_gathering import gather_generator
     from hf_ext.errors import ArgumentError, exit_on_errors, show_text
     from hf_ext.files import CONFIGS, find_shipped
-    from hf_ext.generation.arguments import GeneratorArguments
-    from hf_ext.masked_lm.arguments import MaskedLMArguments
-    from hf_ext.pde.arguments import OperatorArguments
     from hf_ext.running import parse_command
-    from hf_ext.training_args import FastTrainingArguments
-
-TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "affinity": (AffinityArguments, max_speed.DEFAULTS),
-    "masked_lm": (MaskedLMArguments, mlm.DEFAULTS),
-    "generation": (GeneratorArguments, generate_antibody.DEFAULTS),
-    "pde_operator": (OperatorArguments, pde_operator.DEFAULTS),
-}
-SHARED = (DataArguments, FastTrainingArguments, DoctorArguments)
+    from hf_ext.tasks import TASKS, Task, find_task
 
 
-def find_task(argv: list[str]) -> str:
+def guess_task(argv: list[str]) -> str:
     """The task that a flag, or a key of the YAML file, belongs to alone; "affinity" where all of them are common."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--config")
@@ -72,22 +55,27 @@ def find_task(argv: list[str]) -> str:
             names |= set(values) if isinstance(values, dict) else set()
     names = {str(name).replace("-", "_") for name in names}
     shared = {spec.name for spec in dataclasses.fields(DataArguments)}  # PDEBench's files are given as others' data
-    own = {task: {spec.name for spec in dataclasses.fields(each)} - shared for task, (each, _) in TASKS.items()}
+    own = {task: _field_names(find_task(task)) - shared for task in TASKS}
     for task in ("generation", "pde_operator"):
         if names & (own[task] - own["masked_lm"] - own["affinity"]):
             return task
     return "masked_lm" if names & (own["masked_lm"] - own["affinity"]) else "affinity"
 
 
+def _field_names(task: Task) -> set[str]:
+    return {spec.name for arguments in task.arguments for spec in dataclasses.fields(arguments)}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Prints the page; returns the exit status."""
     disable_progress_bar()  # of the demo encoders that are written to a temporary folder
     argv = sys.argv[1:] if argv is None else argv
-    task = find_task(argv)
-    arguments, defaults = TASKS[task]
-    shared = SHARED if task != "pde_operator" else SHARED[1:]  # its data are generated
+    task = guess_task(argv)
+    run = find_task(task)
     try:
-        _, (model_args, *given, args, doctor_args) = parse_command((arguments, *shared), defaults, __doc__, argv)
+        _, (model_args, *given, args, doctor_args) = parse_command(
+            (*run.all_arguments, DoctorArguments), run.defaults, __doc__, argv
+        )
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     if args.process_index > 0:

@@ -40,32 +40,13 @@ with quick_imports():
     from hf_ext.generation.building import build_inputs, build_model, build_trainer, fill_in_demo
     from hf_ext.generation.measuring import EpochSamples, find_judges
     from hf_ext.generation.preparing import load_pairs, settle_columns
-    from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates
+    from hf_ext.generation.results import check_passed, measure, save_all_gates
     from hf_ext.generation.stages import check_auto, describe_stage, settle_stage
+    from hf_ext.generation.task import TASK
     from hf_ext.masked_lm.results import EVALUATION_METRICS
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.running import finish_run, leave_pages, parse_command, save_results, summarize_data
     from hf_ext.training_args import FastTrainingArguments
-
-DEFAULTS = {
-    "preset": "max_speed",
-    "output_dir": "outputs/generator",
-    "weight_decay": 0.01,
-    "warmup_steps": 0.05,
-    "per_device_eval_batch_size": 64,
-    "eval_strategy": "epoch",
-    "save_strategy": "epoch",
-    "save_total_limit": 2,
-    "resume": "auto",
-    "metric_for_best_model": BEST_METRIC,
-    "greater_is_better": False,
-    "remove_unused_columns": False,  # the lengths of rows, by which batches are made, are no input of the model
-    "logging_steps": 0.05,
-    "logging_nan_inf_filter": False,
-    "report_to": "none",
-    "hub_strategy": "end",
-}
-TYPES = (GeneratorArguments, DataArguments, FastTrainingArguments)
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -74,7 +55,7 @@ def main(argv: list[str] | None = None) -> dict:
     Raises:
         GatesFailed: a stage did not reach what it must; everything was written before.
     """
-    parser, (model_args, _, args) = parse_command(TYPES, DEFAULTS, __doc__, argv)
+    parser, (model_args, _, args) = parse_command(TASK.all_arguments, TASK.defaults, __doc__, argv)
     if model_args.stage != "auto":
         results = run_stage(parser.arguments, int(model_args.stage))
         check_passed(results)
@@ -99,7 +80,7 @@ def run_stage(words: list[str], stage: int, *, folder: str | None = None, is_las
         is_last: no other stage follows, whatever the gates say.
     """
     own = [] if folder is None else ["--output_dir", folder]
-    parser, (model_args, data_args, args) = parse_command(TYPES, DEFAULTS, __doc__, [*words, *own])
+    parser, (model_args, data_args, args) = parse_command(TASK.all_arguments, TASK.defaults, __doc__, [*words, *own])
     parser.arguments = words  # the command that repeats the run: of --stage auto, all its stages
     check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
     changed = settle_stage(stage, model_args, data_args, args, parser.explicit)

@@ -38,6 +38,7 @@ with quick_imports():
     from hf_ext.affinity.rows import describe_rows, find_lone_value, find_units, held_out_values, load_rows
     from hf_ext.affinity.scoring import read_requirements, score_split
     from hf_ext.affinity.stacking import fit_ridge
+    from hf_ext.affinity.task import TASK
     from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.data.arguments import DataArguments
@@ -54,33 +55,10 @@ with quick_imports():
     from hf_ext.trainer import FastTrainer
     from hf_ext.training_args import FastTrainingArguments
 
-DEFAULTS = {
-    "preset": "max_speed",
-    "output_dir": "outputs/affinity",
-    "learning_rate": 1e-3,
-    "weight_decay": 0.01,
-    "warmup_steps": 0.05,
-    "num_train_epochs": 30,
-    "per_device_train_batch_size": 32,
-    "per_device_eval_batch_size": 256,
-    "eval_strategy": "epoch",
-    "save_strategy": "epoch",
-    "save_total_limit": 2,
-    "resume": "auto",
-    "load_best_model_at_end": True,
-    "metric_for_best_model": "rmse",  # by loss, see `settle_measure`
-    "logging_strategy": "epoch",
-    "logging_nan_inf_filter": False,
-    "report_to": "none",
-    "hub_strategy": "end",
-}
-
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
-    parser, (model_args, data_args, args) = parse_command(
-        (AffinityArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
-    )
+    parser, (model_args, data_args, args) = parse_command(TASK.all_arguments, TASK.defaults, __doc__, argv)
     settle_measure(args, model_args.loss)
     check_measure(args, model_args.loss, evaluated(model_args, data_args))
     read_requirements(model_args, data_args)

@@ -50,6 +50,7 @@ with quick_imports():
         format_scores,
         score_splits,
     )
+    from hf_ext.masked_lm.task import TASK
     from hf_ext.models.lora import require_base
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.running import (
@@ -62,40 +63,12 @@ with quick_imports():
     )
     from hf_ext.training_args import FastTrainingArguments
 
-DEFAULTS = {
-    "preset": "max_speed",
-    "output_dir": "outputs/mlm",
-    "too_long": "truncate",
-    # ESM-2's own (Lin et al. 2023, supplement): Adam with these, 4e-4 after a warm-up, then linear decay.
-    "learning_rate": 4e-4,
-    "adam_beta2": 0.98,
-    "weight_decay": 0.01,
-    "warmup_steps": 0.05,
-    "num_train_epochs": 10,
-    "per_device_train_batch_size": 16,
-    "per_device_eval_batch_size": 64,
-    # By share of the run, because a stream has no epochs.
-    "eval_strategy": "steps",
-    "eval_steps": 0.1,
-    "save_strategy": "steps",
-    "save_steps": 0.1,
-    "save_total_limit": 2,
-    "resume": "auto",
-    "logging_steps": 0.05,
-    "metric_for_best_model": "token_loss",
-    "greater_is_better": False,
-    "logging_nan_inf_filter": False,
-    "report_to": "none",
-    "hub_strategy": "end",
-}
 DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
 
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
-    parser, (model_args, data_args, args) = parse_command(
-        (MaskedLMArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
-    )
+    parser, (model_args, data_args, args) = parse_command(TASK.all_arguments, TASK.defaults, __doc__, argv)
     check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
     requirements = parse_requirements(model_args.require, SCORES)
     if args.use_peft:

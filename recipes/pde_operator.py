@@ -33,40 +33,15 @@ with quick_imports():
     from hf_ext.pde.arguments import OperatorArguments, check_training
     from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
     from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, score_names, score_splits
+    from hf_ext.pde.task import TASK
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.running import finish_run, parse_command, save_results
     from hf_ext.training_args import FastTrainingArguments
 
-DEFAULTS = {
-    "preset": "max_speed",
-    "output_dir": "outputs/pde_operator",
-    "optim_ext": ["muon"],  # --without muon for AdamW alone
-    "learning_rate": 6e-3,
-    "weight_decay": 0.01,
-    "warmup_steps": 0.1,
-    "lr_scheduler_type": "cosine",
-    "num_train_epochs": 3,
-    "per_device_train_batch_size": 16,
-    "per_device_eval_batch_size": 64,
-    "eval_strategy": "steps",
-    "eval_steps": 0.5,
-    "save_strategy": "steps",
-    "save_steps": 0.5,
-    "save_total_limit": 2,
-    "resume": "auto",
-    "logging_steps": 0.05,
-    "metric_for_best_model": "nrmse",
-    "greater_is_better": False,
-    "remove_unused_columns": False,  # the collator reads them
-    "logging_nan_inf_filter": False,
-    "report_to": "none",
-    "hub_strategy": "end",
-}
-
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
-    parser, (model_args, args) = parse_command((OperatorArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
+    parser, (model_args, args) = parse_command(TASK.all_arguments, TASK.defaults, __doc__, argv)
     check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).row_metrics)
     check_training(model_args, args)
     requirements = parse_requirements(model_args.require, score_names(model_args.tasks))

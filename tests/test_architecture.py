@@ -30,7 +30,7 @@ FLOORS = (
     {"checkpoints"},
     {"speedups", "hub"},
     {"plan", "training_args"},
-    {"running"},
+    {"running", "tasks"},
     {"training"},
     {"trainer"},
     {"affinity", "comparing", "masked_lm", "pde"},

@@ -11,8 +11,8 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1761, 15),
-    "affinity": (2820, 27),
+    ".": (1786, 16),
+    "affinity": (2849, 28),
     "arguments": (571, 8),
     "checkpoints": (1806, 12),
     "comparing": (818, 7),
@@ -20,12 +20,12 @@ BUDGET = {
     "doctor": (2040, 22),
     "embeddings": (424, 5),
     "evaluation": (1692, 13),
-    "generation": (2013, 21),
+    "generation": (2041, 22),
     "hub": (368, 6),
-    "masked_lm": (328, 4),
+    "masked_lm": (361, 5),
     "memory": (670, 7),
     "models": (2840, 31),
-    "pde": (910, 12),
+    "pde": (943, 13),
     "recipes": (2, 1),
     "reporting": (3926, 63),
     "speedups": (1877, 20),

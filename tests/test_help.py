@@ -15,8 +15,6 @@ from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.pde.arguments import OperatorArguments
 
 STOCK = "training arguments of transformers"
 SHARED = ["data", "model", "speed-ups", "training", "checkpoints", "evaluation", "logs and reports", STOCK]
@@ -93,10 +91,11 @@ def test_help_has_groups_in_the_order_in_which_people_look(print_help, recipe, g
 def values_of_a_run(recipe: str) -> dict[str, Any]:
     """Flag -> the value that parsing nothing but what is required gives."""
     module = importlib.import_module(recipe)
-    task = {"max_speed": AffinityArguments, "mlm": MaskedLMArguments, "pde_operator": OperatorArguments}.get(recipe)
-    shared = (FastTrainingArguments,) if recipe == "pde_operator" else (DataArguments, FastTrainingArguments)
-    types = (task, *shared) if task else getattr(module, "TYPES", (getattr(module, "PredictArguments", None), *shared))
-    parser = FastArgumentParser(types, presets=PRESETS, defaults=module.DEFAULTS)
+    if recipe == "predict":
+        types, defaults = (module.PredictArguments, DataArguments, FastTrainingArguments), module.DEFAULTS
+    else:
+        types, defaults = module.TASK.all_arguments, module.TASK.defaults
+    parser = FastArgumentParser(types, presets=PRESETS, defaults=defaults)
     parsed = parser.parse_args_into_dataclasses(["--model", "m"] if recipe == "predict" else [])
     return {field.name: getattr(one, field.name) for one in parsed for field in dataclasses.fields(one)}
 
@@ -133,7 +132,7 @@ def test_the_first_page_has_the_flags_of_its_table_as_all_has_them_and_says_how_
     # A name in the table that no parser has would be left out without a word.
     module = importlib.import_module(recipe)
     tables = [{*one._first_flags} for one in vars(module).values() if hasattr(one, "_first_flags")]
-    assert sum(table <= {*flags_of(every)} for table in tables) == (2 if recipe == "doctor" else 1)
+    assert sum(table <= {*flags_of(every)} for table in tables) == 1
 
 
 def test_help_takes_one_word_and_leaves_no_trace():

@@ -52,7 +52,7 @@ def train(recipe, here, tmp_path):
 def plan_of(recipe, config: Path, card: str, here: list[str], rows):
     types = (AffinityArguments, DataArguments, FastTrainingArguments)
     words = ["--config", str(config), *here, "--output_dir", "o", "--dataloader_num_workers", "7"]
-    _, (model_args, data_args, args) = parse_command(types, recipe.DEFAULTS, None, words)
+    _, (model_args, data_args, args) = parse_command(types, recipe.TASK.defaults, None, words)
     model = build_model(model_args, data_args.sequence_columns)
     collator = build_collator(model, data_args, model_args.max_length)
     plan = make_plan(args, model, rows, collator, describe_hardware(card))

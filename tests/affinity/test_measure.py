@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -11,6 +9,7 @@ from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.measure import BEST_BY_LOSS, check_measure, describe_measure, settle_measure, verdict_metric
+from hf_ext.affinity.task import TASK
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.running import parse_command
@@ -18,10 +17,9 @@ from hf_ext.training_args import FastTrainingArguments
 
 
 @pytest.fixture
-def parse(monkeypatch):
+def parse():
     """Training arguments of a command line of the recipe, after `settle_measure`, and the line that says so."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "recipes"))
-    defaults = importlib.import_module("max_speed").DEFAULTS
+    defaults = TASK.defaults
 
     def parsed(words: str) -> tuple[FastTrainingArguments, str]:
         _, (model_args, args) = parse_command((AffinityArguments, FastTrainingArguments), defaults, "", words.split())

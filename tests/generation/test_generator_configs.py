@@ -1,6 +1,5 @@
 """recipes/configs/generate_*.yaml: every key is one that is known, and the plan is right on the card in their names."""
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from transformers import EsmConfig
 
 from hf_ext.generation.preparing import settle_columns
 from hf_ext.generation.stages import settle_stage
+from hf_ext.generation.task import TASK
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
@@ -23,11 +23,10 @@ CARDS = {"generate_a100": ("a100-80gb", "bf16"), "generate_t4": ("t4", "fp16")} 
 @pytest.mark.parametrize("name", CARDS)
 def test_it_is_the_full_decoder_of_stage_3_on_a_frozen_encoder_as_its_card_can_train_it(name, tmp_path):
     assert {path.stem for path in CONFIGS.glob("generate_*.yaml")} == {*CARDS}
-    recipe = runpy.run_path(str(ROOT / "recipes" / "generate_antibody.py"))
     words = ["--config", str(CONFIGS / f"{name}.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
 
     def resolve(*given):
-        parser, parsed = parse_command(recipe["TYPES"], recipe["DEFAULTS"], None, [*words, *given])
+        parser, parsed = parse_command(TASK.all_arguments, TASK.defaults, None, [*words, *given])
         changed = settle_stage(int(parsed[0].stage), *parsed, parser.explicit)
         settle_columns(parsed[0], parsed[1], parser.explicit)
         return changed, *parsed

@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 import pytest
 
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, settle_training
 from hf_ext.affinity.rows import describe_rows, load_rows
-from hf_ext.data.arguments import DataArguments
+from hf_ext.affinity.task import TASK
 from hf_ext.errors import HfExtError
 from hf_ext.running import check_inputs, parse_command
-from hf_ext.training_args import FastTrainingArguments
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NUM_ROWS = 60
@@ -113,9 +111,9 @@ def parametrized(mistakes: Sequence[Mistake]) -> pytest.MarkDecorator:
 
 def look_at(case: Case, folder: Path, encoder: str) -> str:
     """What the log says of data and options, up to where training would begin."""
-    defaults = importlib.import_module("max_speed").DEFAULTS
-    types = (AffinityArguments, DataArguments, FastTrainingArguments)
-    parser, (model_args, data_args, args) = parse_command(types, defaults, None, case.command(folder, encoder))
+    parser, (model_args, data_args, args) = parse_command(
+        TASK.all_arguments, TASK.defaults, None, case.command(folder, encoder)
+    )
     data = load_rows(model_args, data_args, parser.explicit, output_dir=folder / "out", seed=args.seed)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     model = build_model(model_args, data_args.sequence_columns)

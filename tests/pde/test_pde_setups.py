@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 from dataclasses import replace
 
 import pytest
@@ -11,13 +10,12 @@ import torch
 from launcher_files import FOLDER, launcher_environment
 
 from hf_ext.hardware import describe_hardware
-from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.pde.configuration import OperatorConfig
 from hf_ext.pde.model import OperatorTransformer
+from hf_ext.pde.task import TASK
 from hf_ext.plan import make_plan
 from hf_ext.running import parse_command
 from hf_ext.speedups import REGISTRY
-from hf_ext.training_args import FastTrainingArguments
 
 CONFIGS = FOLDER.parent / "recipes" / "configs"
 COMMON = {"muon", "data_loading", "precision"}
@@ -40,14 +38,13 @@ def launcher_of(name: str) -> str:
 @pytest.fixture
 def resolve(monkeypatch, tmp_path):
     """The arguments of a configuration, and its plan on as many A100s as its launcher file starts processes for."""
-    defaults = runpy.run_path(str(FOLDER.parent / "recipes" / "pde_operator.py"))["DEFAULTS"]
 
     def make(name: str, processes: int, *given: str):
         for variable, value in launcher_environment(FOLDER / f"{launcher_of(name)}.yaml").items():
             if variable.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")):  # not those that start processes
                 monkeypatch.setenv(variable, value)
         words = ["--config", str(CONFIGS / f"{name}.yaml"), "--output_dir", str(tmp_path), *given]
-        _, (model_args, args) = parse_command((OperatorArguments, FastTrainingArguments), defaults, None, words)
+        _, (model_args, args) = parse_command(TASK.all_arguments, TASK.defaults, None, words)
         with torch.device("meta"):
             model = OperatorTransformer(OperatorConfig(**model_args.shape))
         alone = make_plan(args, model, None, None, describe_hardware("a100-80gb"))

@@ -1,0 +1,55 @@
+"""The tasks that hf_ext trains models for, each behind one interface.
+
+Whoever has to do with a run of any task (the command line, the doctor, report and card) asks the task; what is special
+to one stands in its own folder. A new task is a folder with a `task.py` and a line in `TASKS`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+from .errors import ArgumentError
+from .training_args import FastTrainingArguments
+
+# Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
+TASKS = {
+    "affinity": "hf_ext.affinity.task",
+    "masked_lm": "hf_ext.masked_lm.task",
+    "generation": "hf_ext.generation.task",
+    "pde_operator": "hf_ext.pde.task",
+}
+
+
+class Task(ABC):
+    """What one kind of model asks for and sets.
+
+    Attributes:
+        name: in `all_results.json` and `TASKS`.
+        recipe: the file in `recipes/` that trains it, without `.py`.
+        arguments: dataclasses of its own arguments, in the order in which they are parsed; see `all_arguments`.
+        defaults: training arguments that it sets where the user does not.
+    """
+
+    name: ClassVar[str]
+    recipe: ClassVar[str]
+    arguments: ClassVar[tuple[type, ...]]
+    defaults: ClassVar[Mapping[str, Any]]
+
+    @property
+    def all_arguments(self) -> tuple[type, ...]:
+        """`arguments`, then those of training."""
+        return (*self.arguments, FastTrainingArguments)
+
+
+def find_task(name: str) -> Task:
+    """The task of this name.
+
+    Raises:
+        ArgumentError: there is none, with the names of those that there are.
+    """
+    if name not in TASKS:
+        raise ArgumentError(f"task={name!r}: tasks of this hf_ext are {', '.join(TASKS)}.")
+    return import_module(TASKS[name]).TASK
