@@ -34,6 +34,7 @@ from transformers import (
     set_seed,
 )
 
+from hf_ext.arguments.parser import parse_command
 from hf_ext.data.antibodies import decode_pairs
 from hf_ext.generation.building import Inputs, build_inputs, build_model, build_trainer
 from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
@@ -41,7 +42,6 @@ from hf_ext.generation.sampling import sample_pairs
 from hf_ext.generation.stages import STAGES, settle_stage
 from hf_ext.generation.task import TASK
 from hf_ext.hardware import detect_hardware
-from hf_ext.running import parse_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 

@@ -23,6 +23,7 @@ from transformers import Trainer, TrainingArguments, set_seed
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
 from hf_ext.affinity.rows import load_rows
+from hf_ext.arguments.parser import parse_command
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.demo import make_demo_encoders
@@ -30,7 +31,7 @@ from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.models.affinity import AffinityModel, AffinityOutput
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.reporting.throughput import WARMUP_STEPS, ThroughputCallback
-from hf_ext.running import parse_command, stock_arguments
+from hf_ext.running import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
 # What the loop is without, whatever the recipe is asked for.

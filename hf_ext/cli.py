@@ -21,9 +21,9 @@ from .files import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
 PROGRAM = "hf-ext"
 # Name -> the module whose `main(words)` runs it, and its line in `hf-ext --help`; in that order.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("hf_ext.recipes.max_speed", "train an affinity or property model on labelled sequences"),
-    "mlm": ("hf_ext.recipes.mlm", "train a masked protein language model, a new one or further"),
-    "generate": ("hf_ext.recipes.generate_antibody", "train a generator of antibodies for antigens, in stages"),
+    "train": ("hf_ext.affinity.task", "train an affinity or property model on labelled sequences"),
+    "mlm": ("hf_ext.masked_lm.task", "train a masked protein language model, a new one or further"),
+    "generate": ("hf_ext.generation.task", "train a generator of antibodies for antigens, in stages"),
     "sample": ("hf_ext.recipes.sample", "draw antibodies from a trained generator, and rank them"),
     "predict": ("hf_ext.recipes.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
     "evaluate": ("hf_ext.recipes.evaluate", "score trained models on labelled rows, and compare them"),

@@ -1,32 +1,33 @@
-"""What every task does alike, whatever it trains: reads its command, checks and tells its data, leaves its pages.
-
-Affinity, masked language modelling, prediction and the doctor use it; it knows none of them.
-"""
+"""What every run does alike, whatever it trains: holds its folder, checks and tells its data, leaves its pages."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments, set_seed
 
 from .arguments.parser import FastArgumentParser
-from .arguments.presets import PRESETS
-from .data.columns import read_columns
+from .checkpoints.run_lock import run_folder
+from .data.columns import read_columns, reads_text
+from .data.masking import MaskingEpochCallback
 from .errors import ArgumentError, DataError, NotFiniteError
-from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
+from .evaluation.requirements import describe_failed, format_checked, raise_failed
 from .reporting.card import write_card
 from .reporting.near_copies import describe_near_copies
 from .reporting.plots import plot_loss
 from .reporting.report import write_report
+from .reporting.run_log import start_run_log
 from .reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
-from .training_args import OWN_FIELDS, FastTrainingArguments
+from .reporting.throughput import ThroughputCallback
+from .trainer import FastTrainer
+from .training_args import OWN_FIELDS
 
 STREAM_CHECK_ROWS = 1000
 MAX_LISTED = 10  # rows in a message
@@ -34,26 +35,137 @@ MAX_LISTED = 10  # rows in a message
 logger = logging.getLogger(__name__)
 
 
-def parse_command(
-    arguments: Sequence[type], defaults: Mapping[str, Any], description: str | None, words: Sequence[str] | None
-) -> tuple[FastArgumentParser, tuple[Any, ...]]:
-    """The parser of a recipe after parsing, and an instance of each of `arguments`.
+class Run:
+    """One run of a task: its arguments, and what is done alike whatever it trains.
+
+    Entered with `with`, it holds the output folder against other runs, writes `run.log` there, and sets the seed.
 
     Args:
-        arguments: dataclasses; the `FastTrainingArguments` among them learns which of its fields the user set.
-        defaults: the recipe's own, {field name: value}.
-        description: for `--help`.
-        words: the command line; None takes the process's own.
+        task: see `hf_ext.tasks`.
+        parser: after parsing; it knows the command line and where each argument came from.
+        parsed: an instance of each of `task.all_arguments`.
+
+    Attributes:
+        model_args: those of the task's first dataclass, of the model.
+        data_args: `DataArguments`; None of a task that has none.
+        args: `FastTrainingArguments`.
+        explicit: names of the arguments that the user set.
+        stage: which run this is, of a command that makes several.
+        is_last: False where another run of the command follows, so that its processes stay connected.
+        log: prints, and appends to `run.log`; only of the main process.
+    """
+
+    def __init__(self, task: Any, parser: FastArgumentParser, parsed: Sequence[Any]) -> None:
+        self.task, self.parser, self.explicit = task, parser, parser.explicit
+        self.model_args, *rest, self.args = parsed
+        self.data_args: Any = rest[0] if rest else None
+        self.stage, self.is_last, self.log = 1, True, logger
+        self._held = ExitStack()
+
+    def __enter__(self) -> Run:
+        """Begins the run.
+
+        Raises:
+            FolderError: another run is in the folder, or what is in it is not a run's.
+            DiskFailure: the disk is full or broken.
+        """
+        with ExitStack() as held:
+            held.enter_context(run_folder(self.args))
+            self.log = start_run_log(self.args.output_dir, self.args.process_index == 0)
+            set_seed(self.args.seed)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._held.__exit__(*error)
+
+    @property
+    def folder(self) -> Path:
+        """The output folder."""
+        return Path(str(self.args.output_dir))
+
+    def build_trainer(self, trainer_class: type[FastTrainer] = FastTrainer, **parts: Any) -> Any:
+        """The trainer, with its plan in the log; or `transformers.Trainer` itself, of a task with `--stock_trainer`.
+
+        Args:
+            trainer_class: of yours, derived from `FastTrainer`.
+            parts: what Trainer takes besides `args`, by name.
+
+        Raises:
+            ArgumentError: `--stock_trainer` beside an argument that stock Trainer does not have.
+            PlanRefused: a request would do something else than asked.
+        """
+        if getattr(self.model_args, "stock_trainer", False):
+            self.log.info("\nStock Trainer, no plan.\n")
+            return build_stock_trainer(self.args, self.explicit, **parts)
+        trainer = trainer_class(args=self.args, **parts)
+        self.log.info("\n%s\n", trainer.plan.table())
+        return trainer
+
+    def finish(self, trainer: Any, trained: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes results, report and card into the output folder, pushes where that was asked for, ends the trainer.
+
+        Args:
+            trainer, trained: after training, and what `train` returned; stock Trainer's too.
+            facts: JSON-able, what the task adds: its scores, their verdict, data. `model` is joined with what every
+                model has; `requirements` are what the scores had to be, from `check_requirements`.
+
+        Returns:
+            What `all_results.json` holds.
+
+        Raises:
+            RequirementsFailed: a score is not as required; after everything else.
+        """
+        results, required = self._save_results(trainer, trained, facts), facts.get("requirements") or ()
+        if required:
+            self.log.info("\nRequired:\n%s\n", format_checked(required))
+        if trainer.is_world_process_zero():
+            write_report(self.folder)
+            if self.task.has_card:
+                write_card(self.folder, repo_id=trainer.hub_model_id)
+        self.log.info("Everything is in %s; report.html is the place to begin.", self.args.output_dir)
+        if trainer.args.push_to_hub:
+            trainer.push_to_hub()
+        if self.is_last:
+            trainer.end()
+        else:
+            trainer.close()
+        raise_failed(describe_failed(required), f"Model and report are whole, in {self.args.output_dir}.")
+        return results
+
+    def _save_results(self, trainer: Any, trained: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes `all_results.json` and `loss.png`; returns what the JSON holds."""
+        settings = {**vars(self.model_args), **(vars(self.data_args) if self.data_args else {})}
+        record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments)
+        evaluations = record_evaluations(trainer) if hasattr(trainer, "evaluation_facts") else {}
+        model = {**record["model"], **facts.get("model", {})}
+        results = {**record, **evaluations, "task": self.task.name, **facts, "model": model}
+        if trainer.is_world_process_zero():
+            write_json(self.folder / "all_results.json", results)
+            with plots_if_possible():
+                plot_loss(trainer.state.log_history, self.folder / "loss.png")
+        return results
+
+
+def build_stock_trainer(args: Any, explicit: frozenset[str], **parts: Any) -> Trainer:
+    """`transformers.Trainer` itself on the same data, masks and seed, with its throughput measured.
+
+    Args:
+        args: `FastTrainingArguments`.
+        explicit: the fields that the user set.
+        parts: what Trainer takes besides `args`, by name.
 
     Raises:
-        ArgumentError: as `FastArgumentParser.parse_args_into_dataclasses`.
+        ArgumentError: as `stock_arguments`.
     """
-    parser = FastArgumentParser(arguments, presets=PRESETS, defaults=defaults, description=description)
-    parsed = parser.parse_args_into_dataclasses(None if words is None else [*words])
-    for values in parsed:
-        if isinstance(values, FastTrainingArguments):
-            values.mark_explicit(parser.explicit)
-    return parser, parsed
+    collator = parts.get("data_collator")
+    tokenizer = parts.get("processing_class", getattr(collator, "tokenizer", None))
+    own = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
+    callbacks = [*parts.pop("callbacks", ()), *own, ThroughputCallback(parts["model"], tokenizer)]
+    # Trainer removes columns that the model does not name, also those that a collator of text reads.
+    removes = args.remove_unused_columns and not reads_text(collator)
+    plain = stock_arguments(args, explicit, remove_unused_columns=removes)
+    return Trainer(args=plain, callbacks=callbacks, **parts)
 
 
 def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> TrainingArguments:
@@ -189,62 +301,3 @@ def plots_if_possible() -> Iterator[None]:
         yield
     except DataError as error:
         logger.warning("Not plotted: %s", error)
-
-
-def save_results(
-    trainer: Any,
-    trained: Any,
-    task: str,
-    facts: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    parser: FastArgumentParser,
-) -> dict[str, Any]:
-    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
-
-    Args:
-        trainer, trained: after training, and what `train` returned; stock Trainer's too.
-        task: its name in the JSON, by which report and card find their pages.
-        facts: JSON-able, what the task adds: its scores, their verdict, data. `model` is joined with what every
-            model has.
-        settings: arguments of model and data by name; training arguments come from the trainer.
-        parser: after parsing; it knows the command line and where each argument came from.
-    """
-    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
-    evaluations = record_evaluations(trainer) if hasattr(trainer, "evaluation_facts") else {}
-    model = {**record["model"], **facts.get("model", {})}
-    results = {**record, **evaluations, "task": task, **facts, "model": model}
-    if trainer.is_world_process_zero():
-        folder = Path(str(trainer.args.output_dir))
-        write_json(folder / "all_results.json", results)
-        with plots_if_possible():
-            plot_loss(trainer.state.log_history, folder / "loss.png")
-    return results
-
-
-def finish_run(trainer: Any, log: logging.Logger, required: Sequence[Checked] = ()) -> None:
-    """Writes report and card beside the results, pushes where that was asked for, and ends the trainer.
-
-    Args:
-        trainer: after `save_results`; stock Trainer's too.
-        log: where the last line goes.
-        required: what the final scores had to be.
-
-    Raises:
-        RequirementsFailed: a score is not as required; after everything else.
-    """
-    if required:
-        log.info("\nRequired:\n%s\n", format_checked(required))
-    leave_pages(trainer)
-    log.info("Everything is in %s; report.html is the place to begin.", trainer.args.output_dir)
-    if trainer.args.push_to_hub:
-        trainer.push_to_hub()
-    trainer.end()
-    raise_failed(describe_failed(required), f"Model and report are whole, in {trainer.args.output_dir}.")
-
-
-def leave_pages(trainer: Any) -> None:
-    """Writes report and card beside the results of `trainer`, which trains no more but has not ended."""
-    folder = str(trainer.args.output_dir)
-    if trainer.is_world_process_zero():
-        write_report(folder)
-        write_card(folder, repo_id=trainer.hub_model_id)

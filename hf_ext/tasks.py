@@ -1,18 +1,24 @@
 """The tasks that hf_ext trains models for, each behind one interface.
 
-Whoever has to do with a run of any task (the command line, the doctor, report and card) asks the task; what is special
-to one stands in its own folder. A new task is a folder with a `task.py` and a line in `TASKS`.
+Whoever has to do with a run of any task (the command line, recipes, the doctor, report and card) asks the task; what is
+special to one stands in its own folder. A new task is a folder with a `task.py` and a line in `TASKS`; one of a script
+is a class there (`recipes/examples/causal_lm.py`).
 """
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from .arguments.parser import parse_command
+from .cli import quick_imports
 from .errors import ArgumentError
 from .training_args import FastTrainingArguments
+
+if TYPE_CHECKING:
+    from .running import Run
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
 TASKS = {
@@ -23,25 +29,105 @@ TASKS = {
 }
 
 
-class Task(ABC):
-    """What one kind of model asks for and sets.
+class Task:
+    """What one kind of model asks for and sets, and the steps of its runs; `main` is all of them.
+
+        with task.parse() as run:                     # the command line; a folder of its own, a log, the seed
+            data = task.load(run)                     # rows, cleaned and split
+            parts = task.build(run, data)             # model, collator, metrics: what Trainer takes by name
+            trainer = run.build_trainer(**parts)      # FastTrainer, with its plan
+            trained = task.train(run, trainer, data)
+            task.save(run, trainer)
+            facts = task.score(run, trainer, trained, data)
+            results = run.finish(trainer, trained, facts)     # all_results.json, report, card, push
+
+    The docstring of the class is what `--help` says. Steps import what they need when they are called, so that `--help`
+    waits for no model code.
 
     Attributes:
         name: in `all_results.json` and `TASKS`.
         recipe: the file in `recipes/` that trains it, without `.py`.
         arguments: dataclasses of its own arguments, in the order in which they are parsed; see `all_arguments`.
         defaults: training arguments that it sets where the user does not.
+        has_card: whether a run leaves a model card beside its report.
     """
 
     name: ClassVar[str]
     recipe: ClassVar[str]
     arguments: ClassVar[tuple[type, ...]]
     defaults: ClassVar[Mapping[str, Any]]
+    has_card: ClassVar[bool] = True
 
     @property
     def all_arguments(self) -> tuple[type, ...]:
         """`arguments`, then those of training."""
         return (*self.arguments, FastTrainingArguments)
+
+    def parse(self, argv: Sequence[str] | None = None) -> Run:
+        """A run with the arguments of a command line, which is entered with `with`.
+
+        Args:
+            argv: the words of the command line; None takes the process's own.
+
+        Raises:
+            ArgumentError: a flag or value that is not allowed, or what `check` refuses.
+        """
+        parser, parsed = parse_command(self.all_arguments, self.defaults, inspect.getdoc(type(self)), argv)
+        with quick_imports():
+            from .running import Run
+
+        run = Run(self, parser, parsed)
+        self.check(run)
+        return run
+
+    def check(self, run: Run) -> None:
+        """Refuses arguments that contradict each other, before a folder is touched.
+
+        Raises:
+            ArgumentError: with the argument and what to change.
+        """
+
+    def load(self, run: Run) -> Any:
+        """The data of a run; only the steps below know what it is."""
+        raise NotImplementedError
+
+    def build(self, run: Run, data: Any) -> dict[str, Any]:
+        """What Trainer takes, by name: `model`, `data_collator`, `train_dataset`, `eval_dataset` and so on."""
+        raise NotImplementedError
+
+    def train(self, run: Run, trainer: Any, data: Any) -> Any:
+        """Trains, from a checkpoint where there is one; returns what `trainer.train` does, with its `metrics`."""
+        return trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
+
+    def save(self, run: Run, trainer: Any) -> None:
+        """Saves the model and the Trainer's state into the output folder."""
+        trainer.save_model()
+        trainer.save_state()
+
+    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
+        """Scores the trained model on held-out rows, beside baselines, and says so in the log.
+
+        Returns:
+            What `all_results.json` says of it, JSON-able; see `Run.finish`.
+        """
+        raise NotImplementedError
+
+    def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+        """All steps of a run, as `hf-ext` does them; returns what `all_results.json` holds.
+
+        Raises:
+            RequirementsFailed: a score is not as `--require` asks; everything was written before.
+        """
+        with self.parse(argv) as run:
+            return self.take_steps(run)
+
+    def take_steps(self, run: Run) -> dict[str, Any]:
+        """The steps of a run that was entered, one after the other."""
+        data = self.load(run)
+        trainer = run.build_trainer(**self.build(run, data))
+        trained = self.train(run, trainer, data)
+        self.save(run, trainer)
+        return run.finish(trainer, trained, self.score(run, trainer, trained, data))
 
 
 def find_task(name: str) -> Task:

@@ -30,6 +30,7 @@ with quick_imports():
     from transformers.utils.logging import disable_progress_bar
 
     from hf_ext.affinity.measure import settle_measure
+    from hf_ext.arguments.parser import parse_command
     from hf_ext.data.arguments import DataArguments
     from hf_ext.doctor.arguments import DoctorArguments
     from hf_ext.doctor.findings import find_problems, would_run
@@ -39,7 +40,6 @@ with quick_imports():
     from hf_ext.doctor.stage_gathering import gather_generator
     from hf_ext.errors import ArgumentError, exit_on_errors, show_text
     from hf_ext.files import CONFIGS, find_shipped
-    from hf_ext.running import parse_command
     from hf_ext.tasks import TASKS, Task, find_task
 
 

@@ -36,7 +36,7 @@ with quick_imports():
     from hf_ext.affinity.predictor import SPEEDUPS
     from hf_ext.affinity.scored_models import ScoredModel, check_reads, find_models, read_all_columns
     from hf_ext.arguments.checks import FINITE, check_ranges
-    from hf_ext.arguments.parser import FastArgumentParser
+    from hf_ext.arguments.parser import FastArgumentParser, parse_command
     from hf_ext.checkpoints.run_lock import make_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import ArgumentError, exit_on_errors
@@ -46,7 +46,6 @@ with quick_imports():
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.reporting.run_record import write_json
-    from hf_ext.running import parse_command
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {"speedups": SPEEDUPS, "per_device_eval_batch_size": 256, "report_to": "none"}

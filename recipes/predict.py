@@ -39,6 +39,7 @@ with quick_imports():
         predicting,
     )
     from hf_ext.affinity.results import write_predictions
+    from hf_ext.arguments.parser import parse_command
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.collators import SequenceCollator
     from hf_ext.data.loading import load_sequences
@@ -47,7 +48,7 @@ with quick_imports():
     from hf_ext.models.affinity import AffinityModel
     from hf_ext.models.postprocess import describe_basis
     from hf_ext.reporting.run_log import LOGGER, start_run_log
-    from hf_ext.running import check_inputs, parse_command
+    from hf_ext.running import check_inputs
     from hf_ext.trainer import FastTrainer
     from hf_ext.training_args import FastTrainingArguments
 

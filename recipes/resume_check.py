@@ -27,6 +27,7 @@ from hf_ext.cli import quick_imports
 with quick_imports():
     from hf_ext.affinity.arguments import AffinityArguments
     from hf_ext.affinity.building import build_collator, model_settings, read_towers, settle_training
+    from hf_ext.arguments.parser import parse_command
     from hf_ext.checkpoints.convert import convert
     from hf_ext.checkpoints.manifest import CHECKPOINT_NAME, is_folder, is_ours, verify
     from hf_ext.data.arguments import DataArguments
@@ -36,7 +37,6 @@ with quick_imports():
     from hf_ext.models.configuration import build_config
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.tables import format_table
-    from hf_ext.running import parse_command
     from hf_ext.speedups.lora import lora_settings
     from hf_ext.training_args import FastTrainingArguments
 

@@ -27,6 +27,7 @@ with quick_imports():
     from datasets import Dataset
 
     from hf_ext.affinity.prediction_file import find_rejected, refuse_added
+    from hf_ext.arguments.parser import parse_command
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.collators import SequenceCollator
     from hf_ext.data.loading import load_sequences
@@ -54,7 +55,7 @@ with quick_imports():
     from hf_ext.models.families import limit_of_positions
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.running import check_inputs, parse_command
+    from hf_ext.running import check_inputs
 
 
 def main(argv: list[str] | None = None) -> tuple[Path, Path]:

@@ -30,9 +30,10 @@ FLOORS = (
     {"checkpoints"},
     {"speedups", "hub"},
     {"plan", "training_args"},
-    {"running", "tasks"},
     {"training"},
     {"trainer"},
+    {"running"},
+    {"tasks"},
     {"affinity", "comparing", "masked_lm", "pde"},
     {"generation"},  # judges what it generates with a trained affinity model
     {"doctor"},

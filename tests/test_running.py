@@ -8,9 +8,10 @@ import logging
 import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import DataError
 from hf_ext.models.families import limit_of_positions
-from hf_ext.running import parse_command, plots_if_possible
+from hf_ext.running import plots_if_possible
 from hf_ext.training_args import FastTrainingArguments
 
 

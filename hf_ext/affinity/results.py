@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import running
-from ..arguments.parser import FastArgumentParser
 from ..data.columns import column_names
+from ..data.loading import LoadedData
 from ..data.reading import SOURCE_ROW
 from ..evaluation.verdict import CONSTANT
 from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_scatter
-from ..running import plots_if_possible, with_absolute_path
+from ..running import Run, plots_if_possible, with_absolute_path
 from .ensemble import SeedScores
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .rows import audit_labels
@@ -63,42 +62,35 @@ def make_advice(
     return [HINTS[name].format_map(facts) for name in found]
 
 
-def save_results(
+def collect_results(
+    run: Run,
     trainer: Any,
-    trained: Any,
     test: SplitScores,
-    splits: Mapping[str, Any],
-    data_report: dict[str, Any],
-    settings: dict[str, Any],
-    parser: FastArgumentParser,
-    records: Mapping[str, Any] | None = None,
+    data: LoadedData,
+    records: Mapping[str, Any],
     seeds: SeedScores | None = None,
     distillation: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes `all_results.json`, `predictions.csv`, `loss.png` and `scatter.png` into the output folder.
+    """What `all_results.json` says of the task; writes `predictions.csv` and `scatter.png` into the output folder.
 
     Args:
-        trainer, trained, settings, parser: as in `running.save_results`.
+        trainer: after training.
         test: scores of the test split.
-        splits: the rows of train and test.
-        data_report: what loading reported.
+        data: the rows, and what loading reported.
         records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
         seeds: of several heads, from `score_seeds`.
         distillation: of a student, from `compare_with_teacher`.
-
-    Returns:
-        What `all_results.json` holds.
     """
-    folder = Path(trainer.args.output_dir)
-    scores = test.to_dict()
+    scores, splits, settings = test.to_dict(), data.splits, {**vars(run.model_args), **vars(run.data_args)}
+    head_folder = run.folder / f"seed-{run.args.seed}" if seeds else run.folder
     facts = {
         "verdict": scores["verdict"],
         "model": _describe_model(trainer.model.config),
-        **{name: record for name, record in (records or {}).items() if record is not None},
+        **{name: record for name, record in records.items() if record is not None},
         "test": scores,
-        "data": with_absolute_path(data_report, "source"),
+        "data": with_absolute_path(data.report, "source"),
         "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
-        "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder, test),
+        "advice": make_advice(data.report, settings, head_folder, test),
     }
     if seeds:
         first = seeds.facts["runs"][0]  # as the log: the trainer of all heads evaluated nothing
@@ -107,13 +99,13 @@ def save_results(
         facts["distillation"] = with_absolute_path(distillation, "teacher")
     if trainer.is_world_process_zero():
         spread = seeds.std if seeds else None
-        write_predictions(folder / PREDICTIONS, splits["test"], test.predictions, test.labels, spread)
+        write_predictions(run.folder / PREDICTIONS, splits["test"], test.predictions, test.labels, spread)
         rho = test.scores["model"]["spearman"]["value"]
         text = "Spearman undefined" if rho is None else f"Spearman {rho:.3f}"
         with plots_if_possible():
             label = settings["label_column"]
-            plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
-    return running.save_results(trainer, trained, "affinity", facts, settings, parser)
+            plot_scatter(test.predictions, test.labels, run.folder / "scatter.png", "Test set", text, axis_label=label)
+    return facts
 
 
 def _describe_model(config: AffinityConfig) -> dict[str, Any]:

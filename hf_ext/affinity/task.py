@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ..data.arguments import DataArguments
 from ..tasks import Task
 from .arguments import AffinityArguments
 
+if TYPE_CHECKING:
+    from ..running import Run
+
 
 class AffinityTask(Task):
-    """Predict a number for each row from its sequences: affinity, stability, any property."""
+    """Train an affinity or property model: encoders, a head, scores with intervals, a folder to share.
+
+        hf-ext train --config gb1.yaml
+
+    Without data of yours it trains on a generated table, about a minute. Frozen encoders are run once per distinct
+    sequence; the head trains from the cache. `--use_peft` turns the same command into fine-tuning with LoRA,
+    `--tower_training full` into full fine-tuning; `--init_head_from` starts either from the head of a frozen run.
+    `--preset baseline` does what stock Trainer does. Killed, or stopped with Ctrl-C, the same command goes on where it
+    was (`--resume auto`, the default).
+    """
 
     name = "affinity"
     recipe = "max_speed"
@@ -34,5 +48,42 @@ class AffinityTask(Task):
         "hub_strategy": "end",
     }
 
+    def check(self, run: Run) -> None:
+        """See `Task.check`."""
+        from .steps import check
+
+        check(run)
+
+    def load(self, run: Run) -> Any:
+        """Rows, cleaned and split, and how far they repeat each other; without a `dataset_name` generated ones."""
+        from .steps import load
+
+        return load(run)
+
+    def build(self, run: Run, data: Any) -> dict[str, Any]:
+        """Encoders, a head, the collator of their inputs, and what evaluations compute."""
+        from .steps import build
+
+        return build(run, data)
+
+    def train(self, run: Run, trainer: Any, data: Any) -> Any:
+        """Trains a head or several, chosen by a search, and fits what is fitted on validation rows."""
+        from .steps import train
+
+        return train(run, trainer, data)
+
+    def save(self, run: Run, trainer: Any) -> None:
+        """Saves the model, and with `--merge_lora` a second one without adapters in the folder `merged`."""
+        super().save(run, trainer)
+        if run.model_args.merge_lora:
+            trainer.save_merged(run.folder / "merged")
+
+    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
+        """Test scores beside baselines, with intervals and a verdict; writes `predictions.csv`."""
+        from .steps import score
+
+        return score(run, trainer, trained, data)
+
 
 TASK = AffinityTask()
+main = TASK.main

@@ -12,7 +12,7 @@ import argparse
 import copy
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType
@@ -23,7 +23,7 @@ from .checks import describe_type, field_types, members
 from .config_file import Given, read_config
 from .help import GroupedArgumentParser
 from .names import is_secret, name_nearest
-from .presets import NO_PRESET, preset_names
+from .presets import NO_PRESET, PRESETS, preset_names
 
 OF_YAML = {"on": "true", "off": "false", ".inf": "inf", "-.inf": "-inf", ".nan": "nan"}  # -> as the command line has it
 
@@ -180,6 +180,28 @@ class FastArgumentParser(GroupedArgumentParser):
         if preset is not None:
             built.preset = preset
         return built
+
+
+def parse_command(
+    arguments: Sequence[type], defaults: Mapping[str, Any], description: str | None, words: Sequence[str] | None
+) -> tuple[FastArgumentParser, tuple[Any, ...]]:
+    """The parser of a command after parsing, and an instance of each of `arguments`.
+
+    Args:
+        arguments: dataclasses; the `FastTrainingArguments` among them learns which of its fields the user set.
+        defaults: the command's own, {field name: value}.
+        description: for `--help`.
+        words: the command line; None takes the process's own.
+
+    Raises:
+        ArgumentError: as `FastArgumentParser.parse_args_into_dataclasses`.
+    """
+    parser = FastArgumentParser(arguments, presets=PRESETS, defaults=defaults, description=description)
+    parsed = parser.parse_args_into_dataclasses(None if words is None else [*words])
+    for values in parsed:
+        if hasattr(values, "mark_explicit"):
+            values.mark_explicit(parser.explicit)
+    return parser, parsed
 
 
 def _word(value: Any, kinds: tuple[Any, ...]) -> str:

@@ -19,14 +19,12 @@ from ..embeddings.dataset import StateTable
 from ..embeddings.encode import SHARD_STATES, fill_store
 from ..embeddings.store import EmbeddingStore
 from ..errors import ArgumentError
-from ..masked_lm.results import compute_metrics, sum_rows
 from ..models.encoders import load_tokenizer, read_encoder
 from ..models.families import limit_of_positions
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.esm import state_encoder, state_key
 from ..models.generation.model import AntibodyGenerator
 from ..speedups.lora import lora_settings
-from ..trainer import FastTrainer
 from .arguments import GeneratorArguments
 from .judging.rows import AntibodyRows
 from .preparing import PairData
@@ -172,31 +170,3 @@ def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str
     inputs.states = StateTable(store, distinct, ids)
     model.encoder.release()
     return inputs
-
-
-def build_trainer(
-    model: AntibodyGenerator, args: Any, inputs: Inputs, train: Dataset, validation: Dataset, callbacks: Sequence[Any]
-) -> FastTrainer:
-    """`FastTrainer` of tokenised rows; evaluations keep three sums per row, not scores of every token.
-
-    Raises:
-        ArgumentError: weights would be spread over processes, while one process writes antibodies.
-    """
-    trainer = FastTrainer(
-        model,
-        args,
-        data_collator=inputs.collator,
-        train_dataset=train,
-        eval_dataset=validation,
-        processing_class=inputs.tokenizer,
-        compute_metrics=compute_metrics,
-        preprocess_logits_for_metrics=sum_rows,
-        callbacks=list(callbacks),
-    )
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        trainer.end()
-        raise ArgumentError(
-            "FSDP or DeepSpeed: one process writes the antibodies that are judged, so each needs the whole model. "
-            "Launch plain processes, as accelerate_configs/4gpu_ddp.yaml does."
-        )
-    return trainer

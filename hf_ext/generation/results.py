@@ -109,15 +109,16 @@ def write_generated(path: Path, rows: AntibodyRows, asked: Sequence[float] | Non
     write_csv(path, columns)
 
 
-def save_all_gates(args: Any, stages: Sequence[Mapping[str, Any]]) -> None:
+def save_all_gates(args: Any, folder: Path, stages: Sequence[Mapping[str, Any]]) -> None:
     """Writes `gates.json` of `--stage auto` into its folder: the gates of all stages so far. All processes call it.
 
     Args:
-        args: of `--stage auto`, whose folder it goes to.
+        args: of the last stage.
+        folder: of `--stage auto`.
         stages: what the `all_results.json` of each holds.
     """
     gates = {results["stage"]: [Gate(**gate) for gate in results["gates"]] for results in stages}
-    do_on_main(args, lambda: write_gates(Path(str(args.output_dir)) / GATES_NAME, gates))
+    do_on_main(args, lambda: write_gates(folder / GATES_NAME, gates))
 
 
 def check_passed(results: Mapping[str, Any]) -> None:

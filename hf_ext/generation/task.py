@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 from ..data.arguments import DataArguments
 from ..tasks import Task
 from .arguments import GeneratorArguments
-from .results import BEST_METRIC
+from .stages import check_auto
+
+if TYPE_CHECKING:
+    from ..running import Run
 
 
 class GenerationTask(Task):
-    """Write antibodies for an antigen, trained in stages."""
+    """Train a generator of antibodies for antigens, in stages with gates, and say whether it reads the antigen at all.
+
+        hf-ext generate --dataset_name pairs.csv --antigen_column antigen --stage auto
+
+    Each row is an antibody and the antigen that it binds; joining tables is yours. Without data of yours it trains on
+    generated pairs, about a minute. With `--label_column pKd` the generator can be asked for an affinity. Rows are
+    split by antigen, unless you say how. A stage ends with `gates.json`; where a gate fails, the exit status is 1, and
+    `--stage auto` goes no further. Killed, or stopped with Ctrl-C, the same command goes on where it was
+    (`--resume auto`, the default).
+
+    Stages set what you do not; a flag of yours goes over its stage.
+        1, proof: size tiny, 1,000 training rows above pKd 7, 100 for validation, 10 epochs of 32 rows a step; it is to
+           memorise them, so the last model is kept and nothing stops early
+        2, quality: small, 10,000 rows above pKd 7, 1,000 for validation, 20 epochs of 64; best model, patience 5
+        3, full: full, all rows, 50 epochs of 64 x 2 accumulated; best model, patience 5
+    The learning rate follows the architecture and its width: 0.01 for an LSTM and 0.003 for a Transformer 128 wide,
+    less in proportion for wider ones; for an --antigen_encoder 0.0003 of adapters, 0.00003 of all its weights.
+    """
 
     name = "generation"
     recipe = "generate_antibody"
@@ -24,7 +47,7 @@ class GenerationTask(Task):
         "save_strategy": "epoch",
         "save_total_limit": 2,
         "resume": "auto",
-        "metric_for_best_model": BEST_METRIC,
+        "metric_for_best_model": "token_loss",
         "greater_is_better": False,
         "remove_unused_columns": False,  # the lengths of rows, by which batches are made, are no input of the model
         "logging_steps": 0.05,
@@ -33,5 +56,85 @@ class GenerationTask(Task):
         "hub_strategy": "end",
     }
 
+    def check(self, run: Run) -> None:
+        """See `Task.check`."""
+        from .steps import check
+
+        check(run)
+
+    def load(self, run: Run) -> Any:
+        """The rows of the stage, the model, and how antigens become its inputs; generated ones without data."""
+        from .steps import load
+
+        return load(run)
+
+    def build(self, run: Run, data: Any) -> dict[str, Any]:
+        """The model, its tokens, and what is written and computed at each evaluation."""
+        from .steps import build
+
+        return build(run, data)
+
+    def train(self, run: Run, trainer: Any, data: Any) -> Any:
+        """Trains the model, which each process must hold whole."""
+        from .steps import check_whole
+
+        check_whole(trainer)
+        return super().train(run, trainer, data)
+
+    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
+        """Antibodies for test antigens, judged; and whether the stage passed its gates (`gates.json`)."""
+        from .steps import score
+
+        return score(run, trainer, trained, data)
+
+    def parse_stages(self, argv: Sequence[str] | None = None) -> list[Run]:
+        """A run for each stage that a command line asks for: one; of `--stage auto` all, each in a folder of its own.
+
+        Raises:
+            ArgumentError: as `parse`; `--stage auto` with what only one stage can have.
+        """
+        whole = self.parse(argv)
+        if whole.model_args.stage != "auto":
+            whole.stage = int(whole.model_args.stage)
+            return [whole]
+        check_auto(whole.args)
+        words, runs = whole.parser.arguments, []
+        for stage in whole.model_args.stages:
+            run = self.parse([*words, "--output_dir", str(whole.folder / f"stage-{stage}")])
+            run.parser.arguments = words  # the command that repeats the run: all its stages
+            run.stage, run.is_last = stage, stage == whole.model_args.stages[-1]
+            runs.append(run)
+        return runs
+
+    def check_gates(self, run: Run, stages: Sequence[Mapping[str, Any]]) -> None:
+        """Ends the command where the last stage did not pass; of `--stage auto`, writes `gates.json` of all so far.
+
+        Args:
+            run: of the last stage.
+            stages: what `all_results.json` of each stage holds, in order.
+
+        Raises:
+            GatesFailed: everything was written before.
+        """
+        from .results import check_passed, save_all_gates
+
+        if run.model_args.stage == "auto":
+            save_all_gates(run.args, run.folder.parent, stages)
+        check_passed(stages[-1])
+
+    def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+        """One stage, or several in turn while gates pass; returns what the last one's `all_results.json` holds.
+
+        Raises:
+            GatesFailed: a stage did not reach what it must; everything was written before.
+        """
+        done: list[dict[str, Any]] = []
+        for run in self.parse_stages(argv):
+            with run:
+                done.append(self.take_steps(run))
+            self.check_gates(run, done)
+        return done[-1]
+
 
 TASK = GenerationTask()
+main = TASK.main

@@ -18,7 +18,6 @@ from transformers import (
     EsmForMaskedLM,
     EsmTokenizer,
     PreTrainedModel,
-    Trainer,
 )
 from transformers.utils import logging
 
@@ -26,18 +25,14 @@ from ..checkpoints.finished_model import check_finite, check_model
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
-from ..data.masking import MaskedLMCollator, MaskingEpochCallback, mark_evaluation
+from ..data.masking import MaskedLMCollator, mark_evaluation
 from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..models.encoders import load_tokenizer
 from ..models.families import check_family, limit_of_positions
 from ..pretrained import reading
-from ..reporting.throughput import ThroughputCallback
-from ..running import stock_arguments
-from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
-from .results import compute_metrics, sum_rows
 
 DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
@@ -209,32 +204,3 @@ def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock:
         for name, split in ready.items():  # the stock Trainer groups evaluation too
             ready[name] = split.add_column(args.length_column_name, row_lengths(split, columns))
     return ready
-
-
-def build_trainer(
-    model: PreTrainedModel,
-    args: Any,
-    collator: MaskedLMCollator,
-    splits: dict[str, Any],
-    explicit: frozenset[str] | None,
-) -> Trainer:
-    """`FastTrainer`, or `transformers.Trainer` itself with the same data, masks and seed.
-
-    Args:
-        model, args, collator: from above; `args` are `FastTrainingArguments`.
-        splits: from `prepare_splits`.
-        explicit: None for `FastTrainer`; for the stock Trainer, the fields that the user set.
-    """
-    shared: dict[str, Any] = {
-        "data_collator": collator,
-        "train_dataset": splits["train"],
-        "eval_dataset": splits.get("validation"),
-        "compute_metrics": compute_metrics,
-        "preprocess_logits_for_metrics": sum_rows,
-    }
-    if explicit is None:
-        return FastTrainer(model, args, **shared)
-    # Its `_remove_unused_columns` would take the text away before the collator can read it.
-    plain = stock_arguments(args, explicit, remove_unused_columns=False)
-    throughput = ThroughputCallback(model, collator.tokenizer)
-    return Trainer(model, plain, callbacks=[MaskingEpochCallback(collator), throughput], **shared)

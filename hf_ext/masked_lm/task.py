@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ..data.arguments import DataArguments
 from ..tasks import Task
 from .arguments import MaskedLMArguments
 
+if TYPE_CHECKING:
+    from ..running import Run
+
 
 class MaskedLMTask(Task):
-    """Fill in masked residues: pretrain or adapt a protein language model."""
+    """Train a masked protein language model: ESM-2 or ESM C from scratch, or a published one further.
+
+        hf-ext mlm --config mlm_esm2_8M.yaml
+
+    Without data of yours it trains on generated chains, under a minute. Killed, or stopped with Ctrl-C, the same
+    command goes on where it was (`--resume auto`, the default): masks are a function of seed, epoch and sequence, and
+    streams are read on from their position. Sequences above --max_residues are cropped at random, anew in every epoch
+    (--too_long error refuses them instead). A stream (--streaming true --max_steps N) is repeated until N steps are
+    done. `--stock_trainer true` trains with transformers.Trainer itself, on the same data and masks.
+    """
 
     name = "masked_lm"
     recipe = "mlm"
@@ -40,5 +54,30 @@ class MaskedLMTask(Task):
         "hub_strategy": "end",
     }
 
+    def check(self, run: Run) -> None:
+        """See `Task.check`."""
+        from .steps import check
+
+        check(run)
+
+    def load(self, run: Run) -> Any:
+        """The model and its collator, and the rows that they read; without a `dataset_name` generated ones."""
+        from .steps import load
+
+        return load(run)
+
+    def build(self, run: Run, data: Any) -> dict[str, Any]:
+        """The model, its collator, the splits, and what evaluations compute."""
+        from .steps import build
+
+        return build(run, data)
+
+    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
+        """Scores over masked residues of validation and test, beside those of residue frequencies."""
+        from .steps import score
+
+        return score(run, trainer, trained, data)
+
 
 TASK = MaskedLMTask()
+main = TASK.main

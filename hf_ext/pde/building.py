@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import Trainer
 
 from ..checkpoints.finished_model import check_finite, check_model
-from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError
 from ..pretrained import reading
-from ..reporting.throughput import ThroughputCallback
-from ..running import stock_arguments
-from ..trainer import FastTrainer
 from .arguments import OperatorArguments
 from .configuration import OperatorConfig
 from .data import SPLITS, OperatorCollator, OperatorRows, load_task, measure_units
 from .model import OperatorTransformer
 from .pdebench import is_our_equation, load_file
-from .results import ErrorMetrics
 from .tasks import TASKS
 from .terms import AuxiliaryTerms
 
@@ -129,36 +123,3 @@ def build_terms(args: OperatorArguments) -> AuxiliaryTerms:
 def build_collator(args: OperatorArguments, seed: int) -> OperatorCollator:
     """The collator, which draws the points of a step."""
     return OperatorCollator(args.tasks, args.resolution**2, args.queries_per_step, seed)
-
-
-def build_trainer(
-    model: OperatorTransformer,
-    args: Any,
-    model_args: OperatorArguments,
-    rows: Mapping[str, OperatorRows],
-    explicit: frozenset[str],
-) -> Trainer:
-    """`FastTrainer`, or `transformers.Trainer` itself with the same samples, points and losses.
-
-    Args:
-        model: gets the auxiliary terms of its loss.
-        args: `FastTrainingArguments`.
-        rows: from `build_rows`.
-        explicit: the fields that the user set; the stock Trainer has no others of ours.
-    """
-    model.terms = terms = build_terms(model_args)
-    collator = build_collator(model_args, args.seed)
-    metrics = ErrorMetrics(model_args.tasks, model.config.task_weights)
-    shared: dict[str, Any] = {
-        "data_collator": collator,
-        "train_dataset": rows["train"],
-        "eval_dataset": rows["validation"],
-        "compute_metrics": metrics,
-        "preprocess_logits_for_metrics": metrics.reduce,
-    }
-    callbacks: list[Any] = [terms.schedule]
-    if not model_args.stock_trainer:
-        return FastTrainer(model, args, callbacks=callbacks, **shared)
-    plain = stock_arguments(args, explicit)
-    throughput = ThroughputCallback(model)
-    return Trainer(model, plain, callbacks=[*callbacks, MaskingEpochCallback(collator), throughput], **shared)

@@ -35,9 +35,9 @@ from transformers import (
 )
 
 from hf_ext.arguments.checks import check_metric_name
+from hf_ext.arguments.parser import parse_command
 from hf_ext.checkpoints.run_lock import run_folder
 from hf_ext.errors import exit_on_errors
-from hf_ext.running import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {

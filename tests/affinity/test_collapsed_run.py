@@ -18,13 +18,13 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.arguments.parser import parse_command
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.evaluation.verdict import judge
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.reporting.card import write_card
 from hf_ext.reporting.report import write_report
-from hf_ext.running import parse_command
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

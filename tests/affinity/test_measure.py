@@ -10,9 +10,9 @@ from datasets import Dataset
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.measure import BEST_BY_LOSS, check_measure, describe_measure, settle_measure, verdict_metric
 from hf_ext.affinity.task import TASK
+from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.row_metrics import RowMetrics
-from hf_ext.running import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import EsmConfig
 
+from hf_ext.arguments.parser import parse_command
 from hf_ext.generation.preparing import settle_columns
 from hf_ext.generation.stages import settle_stage
 from hf_ext.generation.task import TASK
@@ -13,7 +14,6 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.plan import make_plan
-from hf_ext.running import parse_command
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs"

@@ -9,12 +9,12 @@ import pytest
 import torch
 from launcher_files import FOLDER, launcher_environment
 
+from hf_ext.arguments.parser import parse_command
 from hf_ext.hardware import describe_hardware
 from hf_ext.pde.configuration import OperatorConfig
 from hf_ext.pde.model import OperatorTransformer
 from hf_ext.pde.task import TASK
 from hf_ext.plan import make_plan
-from hf_ext.running import parse_command
 from hf_ext.speedups import REGISTRY
 
 CONFIGS = FOLDER.parent / "recipes" / "configs"
