@@ -37,7 +37,7 @@ def train(optimizer: str, rate: float, seed: int, epochs: int) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         command = ["--output_dir", folder, "--resume", "no", "--disable_tqdm", "true", "--save_strategy", "no"]
         command += ["--eval_strategy", "no", "--seed", str(seed), "--num_train_epochs", str(epochs)]
-        command += ["--learning_rate", str(rate), *(["--optim_ext", "muon"] if optimizer == "muon" else [])]
+        command += ["--learning_rate", str(rate), *(["--speedups", "all", "muon"] if optimizer == "muon" else [])]
         results = mlm.main(command)
     run = {"optimizer": optimizer, "learning_rate": rate, "seed": seed}
     return {**run, "test_loss": results["test"]["model"]["token_loss"]}

@@ -108,7 +108,7 @@ def make_plan(
         model, train_dataset, collator: as for `FastTrainer`; decisions that need what is absent are skipped.
         hardware: described hardware instead of this machine's.
     """
-    model_facts = describe_model(model, args.block_pattern)
+    model_facts = describe_model(model)
     data_facts = describe_data(train_dataset, collator, args)
     context = Context(
         hardware=hardware or detect_hardware(args.device),

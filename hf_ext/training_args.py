@@ -40,7 +40,6 @@ from .processes import check_together, need_cpu_backend, need_gloo
 from .reporting.units import less_is_better
 from .speedups import REGISTRY
 
-OPTIMIZER_EXTENSIONS = ("muon", "cpu_offload")
 NO_FOLDER = ("", "auto", "true", "yes", "false", "no", "off", "none")  # what people write for `resume`
 
 # Of the fields of transformers; ours have theirs in their types.
@@ -194,14 +193,10 @@ def _check_values(args: Any) -> None:
     """Words, numbers and texts that Trainer would take apart only after the data was read and the model built."""
     check_ranges(args, RANGES)
     speedups = ["all", *(speedup.NAME for speedup in REGISTRY)]
-    for name, words, allowed in (
-        ("speedups", args.speedups, speedups),
-        ("without", args.without, speedups),
-        ("optim_ext", args.optim_ext, OPTIMIZER_EXTENSIONS),
-    ):
-        for word in words or ():
-            if isinstance(word, str) and word not in allowed:
-                raise ArgumentError(f"{name}={word!r}: allowed are {', '.join(allowed)}.")
+    for name in ("speedups", "without"):
+        for word in getattr(args, name) or ():
+            if isinstance(word, str) and word not in speedups:
+                raise ArgumentError(f"{name}={word!r}: allowed are {', '.join(speedups)}.")
 
 
 def complete_arguments(args: Any) -> Any:

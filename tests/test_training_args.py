@@ -18,12 +18,11 @@ from hf_ext.errors import ArgumentError
 
 NAN, INF = float("nan"), float("inf")
 ADDED = """
-    preset speedups without effective_batch_size cached_batch_size embedding_cache_dir max_encoder_noise
-    max_tokens_per_batch encoder_learning_rate load_in_8bit load_in_4bit optim_ext attention activation_policy
-    block_pattern torch_profiler resume allow_changed save_minutes max_hours keep_epoch_checkpoint save_total_size_gb
-    local_checkpoint_dir nan_policy oom_policy find_batch_size eval_subset eval_every_epochs early_stopping_patience
-    early_stopping_min_delta dollars_per_hour use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-    use_dora
+    preset speedups without effective_batch_size cached_batch_size embedding_cache_dir max_tokens_per_batch
+    encoder_learning_rate load_in_8bit load_in_4bit attention activation_policy torch_profiler resume allow_changed
+    save_minutes max_hours keep_epoch_checkpoint save_total_size_gb local_checkpoint_dir nan_policy oom_policy
+    eval_subset eval_every_epochs early_stopping_patience early_stopping_min_delta dollars_per_hour use_peft lora_r
+    lora_alpha lora_dropout lora_target_modules use_rslora use_dora
 """.split()  # noqa: SIM905  readable as a paragraph
 
 
@@ -53,7 +52,7 @@ def test_the_added_fields_are_these_and_off_by_default():
     set_to = {name: getattr(args, name) for name in ADDED if getattr(args, name) and name != "embedding_cache_dir"}
     assert set_to == {
         **{"attention": "auto", "resume": "no"},
-        **{"nan_policy": "stop", "oom_policy": "stop", "max_encoder_noise": 0.05},
+        **{"nan_policy": "stop", "oom_policy": "stop"},
         **{"early_stopping_min_delta": 0.01, "lora_r": 8, "lora_alpha": 16},
     }
 
@@ -90,14 +89,12 @@ def test_bf16_together_with_fp16_is_refused_for_what_it_is_on_every_machine(end,
         ("without", "packing,ddp", "'packing,ddp': allowed are all, "),
         ("nan_policy", "Stop", "allowed are stop, skip"),
         ("attention", None, "allowed are auto, "),
-        ("optim_ext", "lion", "allowed are muon, "),
         ("resume", "AUTO", "allowed are 'auto'"),
         ("resume", "", "allowed are 'auto'"),
         # types that would silently mean something else
         ("use_peft", "false", "must be bool"),
         ("lora_r", "8", "must be int"),
         ("lora_alpha", True, "must be int"),
-        ("block_pattern", 3, "must be str"),
         ("resume", True, "must be str"),
         ("speedups", None, r"must be list\[str\]"),
     ],
@@ -121,7 +118,6 @@ def test_a_value_that_would_mean_something_else_is_refused_by_name(name, value, 
         ("effective_batch_size", 0, "at least 1"),
         ("early_stopping_min_delta", -0.1, "finite and not negative"),
         ("save_minutes", True, "float or None"),
-        ("max_encoder_noise", NAN, "above 0 and finite"),
         ("encoder_learning_rate", 0, "above 0 and finite"),
     ],
 )
@@ -138,8 +134,8 @@ def test_none_and_words_beside_a_choice_are_taken_where_the_type_or_the_default_
         parts: list[Literal["a", "b"]] | None = None
         place: str | Literal[False] | None = None
 
-    args = Theirs(output_dir="o", optim_ext=None, parts=["a"], place="here")
-    assert (args.optim_ext, args.flavour, args.parts, args.place) == (None, None, ["a"], "here")
+    args = Theirs(output_dir="o", local_checkpoint_dir=None, parts=["a"], place="here")
+    assert (args.local_checkpoint_dir, args.flavour, args.parts, args.place) == (None, None, ["a"], "here")
     with pytest.raises(ArgumentError, match="flavour='c': allowed are a, b"):
         Theirs(output_dir="o", flavour="c")
 

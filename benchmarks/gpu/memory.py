@@ -96,11 +96,11 @@ def _allocated(case: Case, device: torch.device) -> int:
 
 
 def find_batch(work: Work) -> dict[str, Any]:
-    """What `--find_batch_size` tried and took, of steps of more rows than fit."""
+    """What `--speedups find_batch_size` tried and took, of steps of more rows than fit."""
     shape, rows = SHAPES[work.size][0], 2 * ROWS[work.size]
     limit = None if work.device.type == "cuda" else rows // 2
     with limited(None, work):
-        trained = train(shape, work, rows, 1, limit, find_batch_size=True)
+        trained = train(shape, work, rows, 1, limit, speedups=["find_batch_size"])
     found = trained["decisions"].get("find_batch_size", {})
     return {
         "model": shape.name,

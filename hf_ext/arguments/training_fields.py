@@ -22,22 +22,25 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(repr=False)  # TrainingArguments' own hides tokens
 class SpeedArguments:
-    """What makes a run faster or smaller, and leaves learning as it is but where "Class L" says so."""
+    """What makes a run faster or smaller, and leaves what is learned as it is unless the help says otherwise."""
 
     _argument_group_name = "speed-ups"  # in --help
 
     preset: str | None = option(None, f"{', '.join(PRESETS)}; several joined by '+', or none. Recorded in the plan.")
     speedups: list[str] = option(
-        [], "Speed-ups to use where they fit: names, or 'all' (those that leave learning as it is)."
+        [],
+        "Speed-ups to use where they fit, by name. 'all': those that leave what is learned as it is, without "
+        "find_batch_size (try the longest rows first and take the most at a time that fit) and cpu_offload (the "
+        "optimizer in host memory), which cost time. muon (torch's Muon for the matrices of repeated layers, AdamW for "
+        "the rest) learns otherwise: sweep the rate. Example: --speedups all muon.",
     )
     without: list[str] = option([], "Speed-ups to leave out of --speedups all.")
     cached_batch_size: Count | None = option(
-        None, "Largest batch for heads on cached embeddings, unless --per_device_train_batch_size is set."
+        None,
+        "Most rows per step of a head that trains on cached embeddings. --per_device_train_batch_size, where it is "
+        "given, decides instead.",
     )
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
-    max_encoder_noise: Positive = option(
-        0.05, "Half-precision encoders are used if their rounding stays below this share of the spread."
-    )
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
         option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
     )
@@ -46,25 +49,10 @@ class SpeedArguments:
         "What layers compute again in the backward pass to keep less: every second layer; all but "
         "attention; or everything.",
     )
-    find_batch_size: bool = option(
-        False,
-        "Try the longest rows before training and take the most at a time that fit; accumulation keeps the rows of an "
-        "optimizer step as they are.",
-    )
     oom_policy: Literal["stop", "step_down"] = option(
         "stop",
         "Where memory does not suffice: end the run, or make the step again with fewer rows at a time. Learning stays "
         "as it is.",
-    )
-    optim_ext: list[str] | None = option(
-        None,
-        "muon: torch's Muon for matrices of repeated layers, AdamW for the rest, which changes what is learned; sweep "
-        "the rate. cpu_offload: the optimizer's states and steps in host memory. Both may be given.",
-    )
-    block_pattern: str | None = option(
-        None,
-        "Which modules are the repeated layers, where the model's structure does not show it: a regular expression of "
-        "their whole names (trunk\\.layers\\.\\d+). For compilation, recomputing, FSDP2 and Muon.",
     )
 
 

@@ -234,8 +234,8 @@ class Retention:
         weights = weights_bytes(model)
         if args.save_only_model:
             return Sizes(weights, 0, SMALL_FILES_BYTES)
-        is_muon = "muon" in (args.optim_ext or ())  # of an optimizer that is not known, what AdamW takes
-        optimizer = optimizer_bytes(model, str(args.optim), is_muon, args.block_pattern)[0]
+        is_muon = trainer.plan.applied("muon")  # of an optimizer that is not known, what AdamW takes
+        optimizer = optimizer_bytes(model, str(args.optim), is_muon)[0]
         optimizer += 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
         return Sizes(weights, optimizer, small_bytes)
 

@@ -46,10 +46,10 @@ class LayerSlice:
         return 1 + (len(self.layers) - self.kept) // PERIOD
 
 
-def slice_layers(model: nn.Module, pattern: str | None = None) -> list[LayerSlice]:
+def slice_layers(model: nn.Module) -> list[LayerSlice]:
     """What is kept of each list of `block_lists`: it stands for the whole, whatever its depth."""
     slices = []
-    for name, layers in block_lists(model, pattern).items():
+    for name, layers in block_lists(model).items():
         # What goes into the first layer is held by the caller; where layers keep nothing else, that would count.
         first = 1 if any(parameter.requires_grad for parameter in layers.parameters()) else 2
         kept = first + 1 + PERIOD + (len(layers) - first - 1 - PERIOD) % PERIOD

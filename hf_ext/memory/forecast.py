@@ -96,7 +96,6 @@ class MemoryModel:
         block: what the allocator rounds to.
         scales: whether a batch of any number of rows does the same operations, on tensors that grow with it or do not:
             one pass then answers for all. Else `make_batch` may give the same one whatever is asked for.
-        pattern: of the names of repeated layers, as of `find_blocks`.
         sends_gradients: whether several processes do (DDP), which holds all of them once more.
         has_half: whether the hardware computes in half precision.
     """
@@ -107,7 +106,6 @@ class MemoryModel:
     change: Callable[[Any], Any] | None = None
     block: int = BLOCK_BYTES
     scales: bool = True
-    pattern: str | None = None
     sends_gradients: bool = False
     has_half: bool = True
     timelines: dict[tuple[Any, ...], Timeline] = field(default_factory=dict)
@@ -115,7 +113,7 @@ class MemoryModel:
     @cached_property
     def slices(self) -> list[LayerSlice]:
         """As `slice_layers`."""
-        return slice_layers(self.model, self.pattern)
+        return slice_layers(self.model)
 
     @cached_property
     def all_gradients(self) -> int:
@@ -149,13 +147,13 @@ class MemoryModel:
                 self.change(model)
             give_layouts(model)
             if policy is not None:
-                set_policy(model, policy, self.pattern)
+                set_policy(model, policy)
             ledger = Ledger(self.block, rows if self.scales else 0)
             return record_pass(ledger, model.train(), self.slices, fake_batch(mode, batch), half, self.kind)
 
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
         """Bytes of weights, of the optimizer's states wherever they lie, and of what a step of it makes besides."""
-        states = optimizer_bytes(self.model, config.optimizer, config.is_muon, self.pattern)
+        states = optimizer_bytes(self.model, config.optimizer, config.is_muon)
         return weight_bytes(self.model, config.base, self.base_layers), *states
 
     def forecast(self, config: TrainConfig) -> Forecast:

@@ -55,12 +55,12 @@ NUMERICS = "other numerics"
 # One of each group at most. Recomputing leaves every number as it is, and costs up to a third of the time.
 ATTENTION = Switch("--activation_policy attention", 2, {"policy": "attention"})
 FULL = Switch("--activation_policy full", 3, {"policy": "full"})
-HALF = Switch("--speedups precision", 4, {"half": True}, NUMERICS)
+HALF = Switch("--speedups all precision", 4, {"half": True}, NUMERICS)
 STATES = Switch("--optim adamw_8bit", 6, {"optimizer": "adamw_8bit"}, NUMERICS)
-HALF_BASE = Switch("--speedups lora_base", 2, {"base": "half"})
+HALF_BASE = Switch("--speedups all lora_base", 2, {"base": "half"})
 BASE_8 = Switch("--load_in_8bit true", 7, {"base": "8-bit"}, NUMERICS)
 BASE_4 = Switch("--load_in_4bit true", 9, {"base": "4-bit"}, NUMERICS)
-HOST = Switch("--optim_ext cpu_offload", 10, {"on_host": True})
+HOST = Switch("--speedups all cpu_offload", 10, {"on_host": True})
 
 
 def find_switches(memory: MemoryModel, config: TrainConfig) -> list[list[Switch]]:
@@ -209,13 +209,13 @@ def report_run(
     """`report_memory` of a run, as its arguments and its plan have it.
 
     Args:
-        memory: whose kind, pattern and processes become those of the run.
+        memory: whose kind and processes become those of the run.
         rows: of one pass on one device, if tokens are not counted instead.
         capacity: bytes of the device; None where not known.
         given: of `TrainConfig`, what arguments and plan do not tell.
     """
     memory.kind = "cpu" if plan.hardware.kind == "cpu" else "cuda"
-    memory.pattern, memory.sends_gradients = args.block_pattern, args.world_size > 1
+    memory.sends_gradients = args.world_size > 1
     if plan.applied("token_budget"):
         rows = max(1, args.max_tokens_per_batch // length)
     switches = {"half": "precision", "is_muon": "muon", "on_host": "cpu_offload"}

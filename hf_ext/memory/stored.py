@@ -50,16 +50,15 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False, pattern: str | None = None) -> tuple[int, int]:
+def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False) -> tuple[int, int]:
     """States of an optimizer, and what a step of it makes besides and lets go of again.
 
     Args:
         name: a value of Trainer's `--optim`; of one that is not known, what AdamW takes.
         is_muon: one float32 number per weight of repeated layers' matrices, `name` for the rest.
-        pattern: of the names of these layers, as of `find_blocks`.
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    matrices = {id(p) for p in block_matrices(model, pattern)} if is_muon else set()
+    matrices = {id(p) for p in block_matrices(model)} if is_muon else set()
     kept, sizes = 0, [0]
     for parameter in trained(model):
         sizes.append(parameter.numel() * WEIGHT_BYTES)

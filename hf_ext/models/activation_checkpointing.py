@@ -47,17 +47,16 @@ ATTENTION = frozenset(
 _OWN = "recomputed_by_hf_ext"  # in a layer that is no `GradientCheckpointingLayer`: options, and the forward it had
 
 
-def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> int:
+def set_policy(model: nn.Module, policy: Policy) -> int:
     """Makes a model's layers compute again in the backward pass what `policy` does not keep, while they train.
 
     Of a `PreTrainedModel` that can, in those layers that transformers would take; of any other model, and
-    by pattern, around the forward of each block.
+    by `model.block_pattern`, around the forward of each block.
 
     Args:
         model: any, or one with adapters of PEFT.
         policy: `none` keeps everything; `half` all of every second layer; `attention` what attention puts out; `full`
             what goes into each layer. Replaces the one before.
-        pattern: of the names of layers, as of `find_blocks`, whose errors are raised.
 
     Returns:
         Number of layers that compute something again; 0 where the model has none that can.
@@ -75,7 +74,7 @@ def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> 
     given: dict[str, Any] = {"use_reentrant": False}
     if policy == "attention":
         given["context_fn"] = _contexts
-    layers = trained_layers(model, pattern)[:: 2 if policy == "half" else 1]
+    layers = trained_layers(model)[:: 2 if policy == "half" else 1]
     for layer in layers:
         _recompute_layer(layer, given)
     return len(layers)
@@ -120,14 +119,14 @@ def is_recomputed(module: nn.Module) -> bool:
     return _OWN in vars(module) or bool(getattr(module, "gradient_checkpointing", False))
 
 
-def trained_layers(model: nn.Module, pattern: str | None = None) -> list[Any]:
+def trained_layers(model: nn.Module) -> list[Any]:
     """Layers that can be computed again, in their order; none of encoders that do not train at all.
 
     Those that transformers would take, where it can; else `find_blocks`, but for those before which nothing trains.
     """
     inner = unwrap_peft(model)
     left_out = _frozen_parts(inner)
-    if pattern is None and _supports(inner):
+    if getattr(model, "block_pattern", None) is None and _supports(inner):
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         return [layer for layer in layers if layer not in left_out]
     untrained: set[int] = set()
@@ -137,7 +136,7 @@ def trained_layers(model: nn.Module, pattern: str | None = None) -> list[Any]:
         untrained.add(id(weight))
     return [
         block
-        for block in find_blocks(model, pattern)
+        for block in find_blocks(model)
         if block not in left_out and not all(id(weight) in untrained for weight in block.parameters())
     ]
 

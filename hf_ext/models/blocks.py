@@ -1,4 +1,4 @@
-"""The repeated layers of any model, its blocks: read from its structure, or named by a pattern.
+"""The repeated layers of any model, its blocks: read from its structure, or named by `model.block_pattern`.
 
 One answer for everything that goes block by block: compiled blocks, activation checkpointing, FSDP2's pieces (and what
 FSDP2 must leave whole or in float32), Muon's matrices, and the memory ledger.
@@ -26,41 +26,40 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _STACKS = (PreTrainedModel, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # never one layer of many
 
 
-def find_blocks(model: nn.Module, pattern: str | None = None) -> list[nn.Module]:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
     """The modules of `name_blocks`."""
-    return [*name_blocks(model, pattern).values()]
+    return [*name_blocks(model).values()]
 
 
-def name_blocks(model: nn.Module, pattern: str | None = None) -> dict[str, nn.Module]:
+def name_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The repeated layers of a model under their full names, each once, in the model's order.
 
-    Without a pattern these are, from the outside in:
+    A model may name them itself: its attribute `block_pattern` is a regular expression that must match the whole name
+    of a module, as in `model.named_modules()` (under PEFT's wrapper, of the model in it). What it matches are the
+    blocks, whatever they look like. Without one these are, from the outside in:
     - in an `nn.ModuleList` or `nn.Sequential`, the members of a class of which two or more have parameters of the same
       names and shapes (what only some of them have, as T5's position bias, does not count);
     - a `ModuleList`'s only member, where it holds no repeated layers itself.
-    Modules that attributes or an `nn.ModuleDict` hold (`block1`, `block2`) are found by a pattern alone.
+    Modules that attributes or an `nn.ModuleDict` hold (`block1`, `block2`) are found by `block_pattern` alone.
     A lone linear layer, table or norm is no block (a list of heads), nor is a whole encoder or a `PreTrainedModel` (an
     ensemble). Of a `PreTrainedModel` the part under the task head is searched, of an `AffinityModel` its encoders.
 
     Args:
         model: any, under PEFT's wrapper or not.
-        pattern: regular expression that must match the whole name of a module, as in `model.named_modules()` (under
-            PEFT's wrapper, of the model in it); what it matches are the blocks, whatever they look like.
 
     Raises:
         ArgumentError: the pattern matches no module, the model itself, one inside another, or a container that computes
             nothing itself.
     """
-    inner = unwrap_peft(model)
+    inner, pattern = unwrap_peft(model), getattr(model, "block_pattern", None)
     if pattern is not None:
         return _match(inner, pattern)
-    found = {id(block): (name, block) for prefix, root in _roots(inner) for name, block in _walk(root, prefix)}
-    return dict(found.values())
+    return _read_structure(inner)
 
 
-def block_lists(model: nn.Module, pattern: str | None = None) -> dict[str, nn.ModuleList | nn.Sequential]:
+def block_lists(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
     """Full name -> the lists whose every member is a block, in the model's order; none of a single attribute."""
-    blocks = {id(block) for block in name_blocks(model, pattern).values()}
+    blocks = {id(block) for block in name_blocks(model).values()}
     return {
         name: module
         for name, module in unwrap_peft(model).named_modules()
@@ -71,6 +70,11 @@ def block_lists(model: nn.Module, pattern: str | None = None) -> dict[str, nn.Mo
 def describe_blocks(blocks: list[nn.Module]) -> str:
     """For a line of the plan: `12 BertLayer`, or `2 T5Block and 4 SwinLayer`."""
     return " and ".join(f"{n} {name}" for name, n in Counter(type(block).__name__ for block in blocks).items())
+
+
+def _read_structure(inner: Any) -> dict[str, nn.Module]:
+    found = {id(block): (name, block) for prefix, root in _roots(inner) for name, block in _walk(root, prefix)}
+    return dict(found.values())
 
 
 def _roots(inner: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -155,29 +159,31 @@ def _match(inner: nn.Module, pattern: str) -> dict[str, nn.Module]:
 
 def _offer(inner: nn.Module) -> str:
     """Patterns that do match, for an error."""
-    there = [*name_blocks(inner)] or [name for name, child in inner.named_modules() if name and _may_be_block(child)]
+    there = [*_read_structure(inner)] or [
+        name for name, child in inner.named_modules() if name and _may_be_block(child)
+    ]
     patterns = list(dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(name)) for name in there))
     if not patterns:
         return "It has no module that could be one."
     return f"There are: {', '.join(patterns[:SHOWN])}{', ...' if len(patterns) > SHOWN else ''}."
 
 
-def block_classes(model: nn.Module, pattern: str | None = None) -> list[str]:
+def block_classes(model: nn.Module) -> list[str]:
     """Class names of `find_blocks`, each once, in the model's order."""
-    return list(dict.fromkeys(type(block).__name__ for block in find_blocks(model, pattern)))
+    return list(dict.fromkeys(type(block).__name__ for block in find_blocks(model)))
 
 
-def choose_classes(model: nn.Module, asked: list[str] | None, pattern: str | None = None) -> list[str]:
+def choose_classes(model: nn.Module, asked: list[str] | None) -> list[str]:
     """The classes to shard by: those asked for, else `block_classes`.
 
     Raises:
         ArgumentError: the model has no module of a class that was asked for.
     """
     if asked is None:
-        return block_classes(model, pattern)
+        return block_classes(model)
     there = {type(module).__name__ for module in model.modules()}
     if lacking := [name for name in asked if name not in there]:
-        blocks = ", ".join(block_classes(model, pattern)) or "no repeated layers"
+        blocks = ", ".join(block_classes(model)) or "no repeated layers"
         raise ArgumentError(
             f"fsdp_transformer_layer_cls_to_wrap {', '.join(lacking)}: the model has no such module. Its layers are "
             f"{blocks}: name these, or leave the option out."

@@ -65,7 +65,7 @@ class MuonAdamW(Optimizer):
         return loss
 
 
-def block_matrices(model: nn.Module | None, pattern: str | None = None) -> list[nn.Parameter]:
+def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
     """Weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.
 
     Of `nn.Linear`, of what has its `in_features` and `out_features`, of GPT-2's `Conv1D`, and of
@@ -76,14 +76,13 @@ def block_matrices(model: nn.Module | None, pattern: str | None = None) -> list[
 
     Args:
         model: any; None has none.
-        pattern: as of `find_blocks`, whose errors are raised.
     """
     if model is None:
         return []
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     found: dict[int, Any] = {
         id(weight): weight
-        for block in find_blocks(model, pattern)
+        for block in find_blocks(model)
         for name, module in block.named_modules()
         if "lora_" not in name
         for weight in _maps(module)

@@ -27,9 +27,9 @@ class OperatorTask(Task):
     recipe = "pde_operator"
     arguments = (OperatorArguments,)
     defaults = {
-        "preset": "max_speed",
         "output_dir": "outputs/pde_operator",
-        "optim_ext": ["muon"],  # --without muon for AdamW alone
+        "speedups": ["all", "muon"],  # --without muon for AdamW alone
+        "oom_policy": "step_down",
         "learning_rate": 6e-3,
         "weight_decay": 0.01,
         "warmup_steps": 0.1,

@@ -3,7 +3,7 @@
 Class I: losses and gradients are those without, bit for bit, with dropout too (but for a weight that a pass uses twice
 under autocast, see `models/activation_checkpointing.py`). Of any model with repeated
 layers: by transformers' own switch where it has one, else around each block that is found, or named by
-`--block_pattern` (`models/blocks.py`). `--activation_policy` says how much:
+`model.block_pattern` (`models/blocks.py`). `--activation_policy` says how much:
 - `half` computes every second layer again; `attention` all but what attention puts out; `full` everything.
 Effect and cost: `benchmarks/results/activation_checkpointing_cpu.json`; what a step takes under each says `hf-ext
 doctor`. Goes with compiled blocks (`compile.py`). Attention is kept where it is one operation:
@@ -64,7 +64,7 @@ def _problem(context: Context) -> str | None:
 def apply(decision: Decision, run: Run) -> Decision:
     """Sets the policy on every layer that trains."""
     run.on_end(partial(unset_policy, run.model))
-    layers = set_policy(run.model, decision.settings["policy"], run.args.block_pattern) if run.model is not None else 0
+    layers = set_policy(run.model, decision.settings["policy"]) if run.model is not None else 0
     if not layers:
-        return skipped("the model has no repeated layers that train: name them with --block_pattern")
+        return skipped("the model has no repeated layers that train: name them by model.block_pattern")
     return decision.with_evidence(layers=layers)

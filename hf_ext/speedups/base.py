@@ -119,6 +119,10 @@ class Context:
         named = self.args.speedups or []
         return name in named or ("all" in named and kind != "L")
 
+    def names(self, name: str) -> bool:
+        """Whether the user asked for a speed-up by its name, of those that "all" leaves out."""
+        return name in (self.args.speedups or []) and name not in (self.args.without or [])
+
     def unasked(self, name: str, how: str) -> Decision:
         """Of a speed-up with a flag of its own, which was not given: off, or how to ask for it where it was named."""
         return skipped(how) if name in (self.args.speedups or []) else off()

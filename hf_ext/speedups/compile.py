@@ -1,6 +1,6 @@
 """Repeated layers compiled in place, one at a time.
 
-Class N. Models: any with repeated layers, found or named by `--block_pattern` (`models/blocks.py`).
+Class N. Models: any with repeated layers, found or named by `model.block_pattern` (`models/blocks.py`).
 Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled through
 `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is one
 graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths are
@@ -60,7 +60,7 @@ def _problem(context: Context) -> str | None:
     if context.caches_all_inputs:
         return "no encoder trains: blocks run once per distinct sequence"
     if not context.model.blocks and not context.model.frozen_inputs:  # frozen encoders may not be loaded yet
-        return "the model has no repeated layers: name them with --block_pattern"
+        return "the model has no repeated layers: name them by model.block_pattern"
     if context.model.has_own_decoder:
         return "no gain was measured for an encoder whose states a decoder reads"
     if args.torch_compile:
@@ -79,25 +79,24 @@ def _problem(context: Context) -> str | None:
     return None
 
 
-def compile_blocks(model: nn.Module, in_parts: bool = False, pattern: str | None = None, **options: Any) -> int:
+def compile_blocks(model: nn.Module, in_parts: bool = False, **options: Any) -> int:
     """Compiles every block of `model` in place; returns how many.
 
     Args:
         in_parts: the parts of each block, since it will be computed again in the backward pass; those whose
             checkpointing is on already are compiled in parts anyway.
-        pattern: of the names of blocks, as of `find_blocks`, whose errors are raised.
         options: go to `torch.compile`.
     """
-    blocks = find_blocks(model, pattern)
+    blocks = find_blocks(model)
     for block in blocks:
         for module in _parts(block) if in_parts or is_recomputed(block) else [block]:
             module.compile(**options)
     return len(blocks)
 
 
-def uncompile_blocks(model: nn.Module, pattern: str | None = None) -> None:
+def uncompile_blocks(model: nn.Module) -> None:
     """Lets every block of `model` run as written."""
-    for block in find_blocks(model, pattern):
+    for block in find_blocks(model):
         for module in [block, *_parts(block)]:
             module._compiled_call_impl = None  # Module.compile has no counterpart
 
@@ -122,15 +121,14 @@ def apply(decision: Decision, run: Run) -> Decision:
     measure = count_graphs()
     # Trainer's own switch turns checkpointing on when training begins.
     by_trainer = bool(run.args.activation_checkpointing or run.args.gradient_checkpointing)
-    pattern, settings = run.args.block_pattern, decision.settings
-    blocks = compile_blocks(run.model, by_trainer, pattern, **settings)
+    blocks = compile_blocks(run.model, by_trainer, **decision.settings)
     try:
         _train_once(run, samples)
     except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
-        uncompile_blocks(run.model, pattern)
+        uncompile_blocks(run.model)
         _pack_without_filling(run)
         return skipped(f"compilation failed: {one_line(error)}")
-    run.on_end(partial(uncompile_blocks, run.model, pattern))
+    run.on_end(partial(uncompile_blocks, run.model))
     run.measure_training(NAME, lambda: count_graphs("recompilations", "recompile_s"))
     return decision.with_evidence(blocks=blocks, **measure())
 

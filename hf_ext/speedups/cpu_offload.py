@@ -3,11 +3,11 @@
 Class I. Effect: the optimizer's states, 8 bytes per trained number with AdamW, leave the card. Each step copies weights
 and gradients to the host, steps there and copies the weights back: after accumulation, averaging over processes,
 clipping and loss scaling, so that all of them act as before; a step that `--nan_policy skip` leaves out is left out.
-With `--optim_ext cpu_offload`, around AdamW, Adafactor, RMSprop, Adagrad, and around Muon's hybrid (`--optim_ext muon
-cpu_offload`). Under DDP each process steps everything on its host: right, and as many times the memory and the work.
-Checkpoints are those of the optimizer itself: a run goes on with or without the offload. With `fsdp_offload_params:
-true` (accelerate_configs/4gpu_fsdp2_offload.yaml), weights and gradients live there too; ZeRO offloads by its own
-switch (4gpu_zero3_offload.yaml).
+With `--speedups all cpu_offload`, around AdamW, Adafactor, RMSprop, Adagrad, and around Muon's hybrid (`--speedups all
+muon cpu_offload`). Under DDP each process steps everything on its host: right, and as many times the memory and the
+work. Checkpoints are those of the optimizer itself: a run goes on with or without the offload. With
+`fsdp_offload_params: true` (accelerate_configs/4gpu_fsdp2_offload.yaml), weights and gradients live there too; ZeRO
+offloads by its own switch (4gpu_zero3_offload.yaml).
 Hardware: a card with memory of its own. Host memory per process and trained number: 8 bytes, pinned, and the states.
 Cost: three copies of 4 bytes per trained number, and the step at the CPU's pace; both are paid once per optimizer step,
 so large batches and accumulation hide them.
@@ -24,7 +24,7 @@ from typing import Any
 from accelerate.utils import parse_flag_from_env
 
 from ..memory.stored import gradient_bytes
-from .base import Context, Decision, Kind, Run, applied, optimizer_name, refused
+from .base import Context, Decision, Kind, Run, applied, off, optimizer_name, refused
 
 NAME = "cpu_offload"
 KIND: Kind = "I"
@@ -45,7 +45,7 @@ def decide(context: Context) -> Decision:
     """Ours on request; FSDP2's is reported where the launcher asked for it. What cannot step there is refused."""
     args = context.args
     optimizer = optimizer_name(args)
-    if NAME in (args.optim_ext or ()):
+    if context.names(NAME):
         problem = _find_problem(context, optimizer)
         if problem:
             return refused(problem)
@@ -56,11 +56,11 @@ def decide(context: Context) -> Decision:
             reason += ": use --optim adamw_torch_fused, or no fsdp_offload_params"
             return refused(reason)
         return applied(f"FSDP2 keeps weights, gradients and the states of {optimizer} on the host", {"by": "fsdp"})
-    return context.unasked(NAME, "give --optim_ext cpu_offload, or a launch file with fsdp_offload_params")
+    return off("not asked for by its name")
 
 
 def _describe(context: Context, optimizer: str) -> str:
-    has_muon = "muon" in context.args.optim_ext
+    has_muon = context.names("muon")
     stepped = "Muon and AdamW step in host memory: their" if has_muon else f"{optimizer} steps in host memory: its"
     reason = f"{stepped} states leave {context.hardware.name}"
     if has_muon:
@@ -72,14 +72,12 @@ def _describe(context: Context, optimizer: str) -> str:
 
 def _find_problem(context: Context, optimizer: str) -> str | None:
     args = context.args
-    if NAME in (args.without or []):
-        return "--optim_ext cpu_offload and --without cpu_offload contradict each other: keep one"
     if optimizer == "sgd":
-        return "--optim sgd keeps at most momentum, too little to move: leave out --optim_ext cpu_offload"
+        return "--optim sgd keeps at most momentum, too little to move: leave cpu_offload out"
     if optimizer not in PARTNERS:
         return f"--optim {optimizer} was not tried in host memory: use --optim {' or '.join(PARTNERS)}"
     if args.deepspeed_plugin is not None:
-        return "ZeRO offloads by its own switch: use accelerate_configs/4gpu_zero3_offload.yaml without --optim_ext"
+        return "ZeRO offloads by its own switch: use accelerate_configs/4gpu_zero3_offload.yaml without it"
     if args.fsdp_plugin_args is not None or parse_flag_from_env("ACCELERATE_USE_FSDP"):
         return "FSDP2 offloads by its own switch: use accelerate_configs/4gpu_fsdp2_offload.yaml instead"
     if context.hardware.kind not in CARDS:

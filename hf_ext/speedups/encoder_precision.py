@@ -4,7 +4,7 @@ Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0
 it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32.
 Evidence: up to 32 distinct training sequences are encoded both ways; the rounding noise is reported as a share of the
 spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
-harmless for a varied set can drown them: above `max_encoder_noise`, or where a probe overflows, the encoders stay in
+harmless for a varied set can drown them: above 5 % of the spread, or where a probe overflows, the encoders stay in
 float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
 With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (`models/frozen_weights.py`) and
 dequantised at each use, 1 or 0.56 bytes a weight. The same noise decides, with half precision and then without; above
@@ -31,6 +31,7 @@ from .stored_base import asked_bits, asked_flag
 NAME = "encoder_precision"
 KIND: Kind = "N"
 PROBE_SEQUENCES = 32
+MAX_NOISE = 0.05  # of the spread between sequences
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -71,7 +72,7 @@ def _mode(context: Context) -> str:
 
 
 def _settings(context: Context, dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype, "mode": _mode(context), "max_noise": context.args.max_encoder_noise}
+    return {"dtype": dtype, "mode": _mode(context), "max_noise": MAX_NOISE}
 
 
 def apply(decision: Decision, run: Run) -> Decision:
@@ -104,9 +105,7 @@ def apply(decision: Decision, run: Run) -> Decision:
             return _describe(decision, run.model, tried).with_evidence(**evidence)
     set_encoder_dtype(run.model, "fp32", mode)
     if bits:
-        reason = (
-            f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit, or raise --max_encoder_noise"
-        )
+        reason = f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit"
         return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
     return skipped(_explain(beyond, dtype, bound), evidence)
 

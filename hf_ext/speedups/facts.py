@@ -20,7 +20,7 @@ from .base import DataFacts, ModelFacts
 PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
 
 
-def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
+def describe_model(model: Any) -> ModelFacts:
     """Names encoder families, frozen inputs and repeated layers (as `find_blocks`), counts parameters in memory."""
     if model is None:
         return ModelFacts()
@@ -39,8 +39,8 @@ def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
         trains_encoders=len(frozen) < len(inputs) or not inputs,
         num_parameters=sum(num_elements(p) for p in model.parameters()),
         num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
-        blocks=describe_blocks(find_blocks(model, pattern)),
-        num_block_matrices=len(block_matrices(model, pattern)),
+        blocks=describe_blocks(find_blocks(model)),
+        num_block_matrices=len(block_matrices(model)),
         has_adapters=has_adapters(model),
         has_own_decoder=hasattr(model, "encoder_families"),
     )

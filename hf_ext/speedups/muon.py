@@ -1,13 +1,14 @@
 """Muon: the weight matrices of repeated layers get orthogonalized updates, everything else AdamW.
 
-Class L: another optimizer takes another path, so it happens only with `--optim_ext muon`. Effect: all directions of a
-matrix are learned at the same pace, and optimizer state is one number per matrix weight instead of two. The learning
-rate is on AdamW's scale (`match_rms_adamw`), so `--learning_rate`, `--encoder_learning_rate`, `--weight_decay` and the
-schedule act as before; AdamW's betas and epsilon apply to the rest. The best rate is another one, so sweep it: on
-demo data a new 2-layer model ends, from AdamW's best rate of three, at the same loss; at twice that rate at half of
-it; at half that rate far behind (`benchmarks/results/muon_vs_adamw_cpu.json`). Nothing larger was measured.
-Models: any with repeated layers, found or named by `--block_pattern` (`models/blocks.py`); what counts as a matrix says
-`models/muon.py`, and the plan how many parameters of which kind AdamW keeps.
+Class L: another optimizer takes another path, so it happens by name alone (`--speedups all muon`). Effect: all
+directions of a matrix are learned at the same pace, and optimizer state is one number per matrix weight instead of two.
+The learning rate is on AdamW's scale (`match_rms_adamw`), so `--learning_rate`, `--encoder_learning_rate`,
+`--weight_decay` and the schedule act as before; AdamW's betas and epsilon apply to the rest. The best rate is another
+one, so sweep it: on demo data a new 2-layer model ends, from AdamW's best rate of three, at the same loss; at twice
+that rate at half of it; at half that rate far behind (`benchmarks/results/muon_vs_adamw_cpu.json`). Nothing larger was
+measured.
+Models: any with repeated layers, found or named by `model.block_pattern` (`models/blocks.py`); `models/muon.py` says
+what counts as a matrix, and the plan how many parameters of which kind AdamW keeps.
 Hardware: any; the iteration is bfloat16, also where training is not, so a chip without it (T4) emulates it.
 Cost: five rounds of three matrix products per matrix and step, whatever the batch: little beside a large batch, much
 beside a small one (`benchmarks/muon_vs_adamw.py`). bfloat16 also amplifies rounding: two processes end 20
@@ -19,7 +20,7 @@ Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand t
 from __future__ import annotations
 
 from ..processes import fsdp_version
-from .base import Context, Decision, Kind, Run, applied, optimizer_name, refused, skipped
+from .base import Context, Decision, Kind, Run, applied, off, optimizer_name, refused
 
 NAME = "muon"
 KIND: Kind = "L"
@@ -27,12 +28,9 @@ PARTNERS = ("adamw_torch_fused", "adamw_torch")
 
 
 def decide(context: Context) -> Decision:
-    """Applies with `--optim_ext muon` where whole matrices of repeated layers train; anything else is refused."""
-    args = context.args
-    if NAME not in (args.optim_ext or ()):
-        return context.unasked(NAME, "give --optim_ext muon: it changes what is learned")
-    if NAME in (args.without or []) and "optim_ext" not in args.explicit_fields:
-        return skipped("left out by --without muon: AdamW steps all")
+    """Applies by name where whole matrices of repeated layers train; anything else is refused."""
+    if not context.wants(NAME, KIND):
+        return off("not asked for: it changes what is learned")
     problem = _find_problem(context)
     if problem:
         return refused(problem)
@@ -46,12 +44,10 @@ def decide(context: Context) -> Decision:
 def _find_problem(context: Context) -> str | None:
     args, model = context.args, context.model
     optimizer = optimizer_name(args)
-    if NAME in (args.without or []):
-        return "--optim_ext muon and --without muon contradict each other: keep one"
     if optimizer not in PARTNERS:
         return f"the rest would need --optim {' or '.join(PARTNERS)}, and --optim {optimizer} was asked for"
     if args.use_peft:
-        return "LoRA's factors are no matrices of the model: leave out --use_peft or --optim_ext muon"
+        return "LoRA's factors are no matrices of the model: leave out --use_peft or muon"
     if args.deepspeed_plugin is not None:
         return "ZeRO hands the optimizer flat slices, and with offload its own Adam steps them: use DDP or FSDP2"
     if fsdp_version(args) == 1:
@@ -61,7 +57,7 @@ def _find_problem(context: Context) -> str | None:
     if not model.num_block_matrices:
         return (
             "no matrix of a repeated layer trains: let encoders train (--tower_training full), name the layers "
-            "(--block_pattern), or leave it out"
+            "(model.block_pattern), or leave it out"
         )
     return None
 

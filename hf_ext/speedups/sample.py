@@ -110,14 +110,12 @@ class Sample:
     Attributes:
         batch: arguments of its forward.
         autocast: dtype that training runs under; None for that of the weights.
-        pattern: of the names of repeated layers, as of `find_blocks`.
         least_scale: differences of states are relative to the largest one, and to this where that is smaller.
     """
 
     module: nn.Module
     batch: dict[str, Any]
     autocast: torch.dtype | None
-    pattern: str | None = None
     least_scale: ClassVar[float] = 0.0
 
     @property
@@ -159,7 +157,7 @@ class Sample:
 
         They come through the backward pass of every later layer. None stays on weights.
         """
-        layers = [layer for layer in find_blocks(self.module, self.pattern) if _trained(layer)]
+        layers = [layer for layer in find_blocks(self.module) if _trained(layer)]
         with torch.enable_grad():
             total = _weigh(self.states(autocast))
             found = torch.autograd.grad(total, _trained(layers[0] if layers else self.module), allow_unused=True)
@@ -255,7 +253,7 @@ def sample_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> Sam
         return None
     if not run.args.use_cache and "use_cache" in inspect.signature(run.model.forward).parameters:
         batch["use_cache"] = False  # which Trainer sets in the configuration later
-    sample = Sample(run.model, batch, autocast, run.args.block_pattern)
+    sample = Sample(run.model, batch, autocast)
     try:
         with evaluating(run.model), torch.no_grad():
             sample.states(autocast)

@@ -81,7 +81,7 @@ def _decide_fsdp2(context: Context) -> Decision:
         reason = (
             f"--optim {optimizer} cannot step split weights, or its state be saved in pieces: use adamw_torch_fused"
         )
-        return refused(f"{reason}, {', '.join(SPLIT_OPTIMIZERS[2:])} or --optim_ext muon")
+        return refused(f"{reason}, {', '.join(SPLIT_OPTIMIZERS[2:])} or --speedups muon")
     settings = {
         "is_sharded": True,
         "has_frozen": bool(context.model.frozen_inputs),
@@ -129,7 +129,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     settings = dict(decision.settings)
     if settings["is_sharded"]:
         try:
-            settings["classes"] = choose_classes(run.model, settings["classes"], run.args.block_pattern)
+            settings["classes"] = choose_classes(run.model, settings["classes"])
         except ArgumentError as error:
             return replace(decision, status="refused", reason=str(error))
         if settings["wraps_layers"] and isinstance(run.model, PeftModel):

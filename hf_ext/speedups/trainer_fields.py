@@ -151,12 +151,12 @@ class EmbeddingCache(ByTrainer):
 class FindBatchSize(ByTrainer):
     """The most rows that fit into memory at a time, found by trying; the optimizer step keeps its rows.
 
-    Class I. Effect (`--find_batch_size`): before training, forward and backward run on the longest rows of the training
-    data with 1 row on a device, then with more, up to the rows of an optimizer step, by its divisors, beside as many
-    bytes as the optimizer and the exchange of gradients will take. The most that fits becomes the batch, and
-    accumulation makes up the rest: rows per step, learning rate and schedule stay as they were asked for. Every try is
-    printed; what a failed one held is freed; all processes try the same and take what fits on each. Nothing else is
-    changed: weights, gradients and random numbers are afterwards as before.
+    Class I. Effect, by name alone (`--speedups all find_batch_size`), since it takes time: before training, forward and
+    backward run on the longest rows of the training data with 1 row on a device, then with more, up to the rows of an
+    optimizer step, by its divisors, beside as many bytes as the optimizer and the exchange of gradients will take. The
+    most that fits becomes the batch, and accumulation makes up the rest: rows per step, learning rate and schedule stay
+    as they were asked for. Every try is printed; what a failed one held is freed; all processes try the same and take
+    what fits on each. Nothing else is changed: weights, gradients and random numbers are afterwards as before.
     Hardware: any. On CPUs an allocation seldom fails, so there it ends at the whole step.
     Cost: about twice the time of the largest batch, in every run.
     Source: icefall PR #343 (longest batches first). accelerate's `find_executable_batch_size` multiplies by 0.9,
@@ -169,18 +169,18 @@ class FindBatchSize(ByTrainer):
     def decide(cls, context: Context) -> Decision:
         """On request, where rows are numbered and no process needs another one within a pass."""
         args = context.args
-        if not args.find_batch_size or cls.NAME in (args.without or []):
-            return off()
+        if not context.names(cls.NAME):
+            return off("not asked for by its name")
         if context.replicas:
-            return refused(f"--find_batch_size: {context.replicas}")
+            return refused(context.replicas)
         if args.auto_find_batch_size:
             return refused("--auto_find_batch_size finds another batch, and changes the rows of a step: leave it out")
         if context.data.streaming:
-            return refused("--find_batch_size: a stream has no longest rows: give --per_device_train_batch_size")
+            return refused("a stream has no longest rows: give --per_device_train_batch_size")
         if args.max_tokens_per_batch:
-            return refused("--max_tokens_per_batch says how much at a time: leave it or --find_batch_size out")
+            return refused("--max_tokens_per_batch says how much at a time: leave it or find_batch_size out")
         if are_weights_split(args):
-            return refused("--find_batch_size: weights are split over processes: give --per_device_train_batch_size")
+            return refused("weights are split over processes: give --per_device_train_batch_size")
         return applied("the most rows at a time that fit, of those of an optimizer step")
 
     @classmethod
@@ -190,7 +190,7 @@ class FindBatchSize(ByTrainer):
         Refused where the loss compares the rows of a batch; of class L where it is the user's own, which may be a mean.
         """
         if getattr(getattr(run.model, "config", None), "loss", None) == "ranking":
-            reason = "--find_batch_size: --loss ranking compares the rows of a batch, so others learn something else"
+            reason = "--loss ranking compares the rows of a batch, so others learn something else"
             return replace(decision, status="refused", reason=f"{reason}: give --per_device_train_batch_size")
         if run.own_loss is not None:
             reason = f"{decision.reason}; the loss is {run.own_loss}, of which a mean changes a little with the batch"
@@ -209,7 +209,7 @@ class OomLadder(ByTrainer):
     (activations recomputed, 8-bit states, quantised or frozen weights) is named in the error, never taken. Evaluations
     and optimizer steps that do not fit end the run.
     Hardware: any; one process. Of several, those that have room would wait for one that begins again: there the run
-    ends with a message that names a smaller batch, of which `--find_batch_size` finds the largest that fits.
+    ends with a message that names a smaller batch, of which `find_batch_size` finds the largest that fits.
     Cost: random states kept once per optimizer step (about 20 microseconds).
     Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_executable_batch_size` begins anew.
     """
@@ -227,7 +227,9 @@ class OomLadder(ByTrainer):
         elif are_weights_split(args):
             problem = "weights are split over processes, which wait for each other in a step: take fewer rows at a time"
         elif context.world_size > 1:
-            problem = "several processes wait for each other within a step: --find_batch_size finds the rows that fit"
+            problem = (
+                "several processes wait for each other within a step: --speedups all find_batch_size finds what fits"
+            )
         if problem:
             return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
         return applied("a step that does not fit is made again with fewer rows at a time")

@@ -24,8 +24,8 @@ from ..speedups.sample import modes_kept
 
 RESERVE = 0.03  # of a card's memory, for what fragmentation loses while training
 SMALLER_BATCH = (
-    "Begin anew with fewer rows at a time and as many per step: --find_batch_size (not where weights are split over "
-    "processes), or half of --per_device_train_batch_size and twice --gradient_accumulation_steps. "
+    "Begin anew with fewer rows at a time and as many per step: --speedups all find_batch_size (not where weights are "
+    "split over processes), or half of --per_device_train_batch_size and twice --gradient_accumulation_steps. "
 )
 ADVICE = (
     "What would help changes numbers or learning, so it is yours to choose, for a run that begins anew: --optim "
@@ -154,7 +154,7 @@ def find_batch_size(trainer: Any) -> None:
     args = trainer.args
     if normalises_over_batches(trainer.model):
         raise ArgumentError(
-            "--find_batch_size: the model normalises over batches, so that it learns something else with others. Give "
+            "find_batch_size: the model normalises over batches, so that it learns something else with others. Give "
             "--per_device_train_batch_size."
         )
     if not trainer.loss_counts_items():
@@ -224,7 +224,7 @@ def _try_rows(trainer: Any, rows: list[int], num_passes: int, num_bytes: int) ->
 def _bytes_beside(trainer: Any) -> int:
     """Bytes that a training step holds on the device beside weights, gradients and activations."""
     model, args, planned = trainer.model, trainer.args, trainer._ext_planned
-    states, _ = optimizer_bytes(model, optimizer_name(args), planned.applied("muon"), args.block_pattern)
+    states, _ = optimizer_bytes(model, optimizer_name(args), planned.applied("muon"))
     beside = 0 if planned.applied("cpu_offload") else states
     if args.world_size > 1:  # DistributedDataParallel's copy of every gradient
         beside += gradient_bytes(model)

@@ -39,7 +39,7 @@ def finish_optimizer(trainer: Any, optimizer: Any, is_new: bool) -> Any:
         # embedding of an optimizer before would keep whatever has its place in this one in float32, too.
         manager.index2config.clear()
     if trainer.plan.applied("muon"):
-        optimizer = _with_muon(optimizer, is_new, model, args.block_pattern)
+        optimizer = _with_muon(optimizer, is_new, model)
     if is_new and args.encoder_learning_rate is not None:
         split_groups(optimizer, {id(p) for p in encoder_parameters(model)}, args.encoder_learning_rate)
     if offload.status == "applied" and offload.settings["by"] == "host":
@@ -54,16 +54,16 @@ def require_optimizer(args: Any) -> None:
         require("bitsandbytes", "quantization", f"--optim {name}")
 
 
-def _with_muon(optimizer: Any, is_new: bool, model: Any, pattern: str | None) -> Any:
+def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
     """AdamW keeps its groups and settings, but for the matrices."""
     if not is_new and isinstance(_unwrap(optimizer), MuonAdamW):
         return optimizer
     if not is_new or not isinstance(optimizer, AdamW):
         raise ArgumentError(
-            f"--optim_ext muon: the trainer was given an optimizer ({type(optimizer).__name__}). Leave one of "
+            f"--speedups muon: the trainer was given an optimizer ({type(optimizer).__name__}). Leave one of "
             "them out; hf_ext.models.muon.MuonAdamW can be built and passed without the flag."
         )
-    return MuonAdamW(optimizer, block_matrices(model, pattern))
+    return MuonAdamW(optimizer, block_matrices(model))
 
 
 def _unwrap(optimizer: Any) -> Any:

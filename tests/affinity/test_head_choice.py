@@ -43,7 +43,7 @@ def train(root, demo_encoders):
         towers = ["--tower_inputs", "heavy,light", "antigen", "--embedding_cache_dir", str(root / "cache")]
         columns = ["--sequence_columns", "heavy", "light", "antigen", "--label_column", "pKd"]
         quiet = ["--split_column", "part", "--disable_tqdm", "true", "--use_cpu", "true"]
-        exact = ["--max_encoder_noise", "1e-9", "--without", "cpu_matmul"]  # float32, whatever is faster today
+        exact = ["--without", "encoder_precision", "cpu_matmul"]  # float32, whatever is faster today
         return importlib.import_module("max_speed").main([*files, *towers, *columns, *quiet, *exact, *words.split()])
 
     return run

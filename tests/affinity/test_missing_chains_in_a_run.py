@@ -30,7 +30,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NUM_ROWS = 90
 WORDS = (
     "--sequence_columns heavy light antigen --label_column pKd --tower_inputs heavy,light antigen --use_cpu true "
-    "--disable_tqdm true --max_encoder_noise 1e-9"  # float32, so that predictions can be compared
+    "--disable_tqdm true --without encoder_precision"  # float32, so that predictions can be compared
 )
 QUICK = "--num_train_epochs 2 --head_sizes 8 --head_dropout 0 --num_seeds 1"
 

@@ -69,7 +69,7 @@ def run(root, demo_encoders):
             out = root / f"run{len(done)}"
             files = ["--dataset_name", str(root / "rows.csv"), "--output_dir", str(out), "--encoders", demo_encoders[1]]
             columns = ["--label_column", "pKd", "--split_column", "part", "--embedding_cache_dir", str(root / "cache")]
-            quiet = ["--disable_tqdm", "true", "--use_cpu", "true", "--max_encoder_noise", "1e-9"]  # float32
+            quiet = ["--disable_tqdm", "true", "--use_cpu", "true", "--without", "encoder_precision"]  # float32
             results = importlib.import_module("max_speed").main(
                 [*files, *columns, *QUICK.split(), *quiet, *words.split()]
             )

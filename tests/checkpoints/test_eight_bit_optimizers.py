@@ -105,7 +105,7 @@ def test_muon_takes_adamw_alone(tmp_path):
     with pytest.raises(
         PlanRefused, match="would need --optim adamw_torch_fused or adamw_torch, and --optim adamw_8bit"
     ):
-        make_trainer(tmp_path, optim="adamw_8bit", optim_ext="muon")
+        make_trainer(tmp_path, optim="adamw_8bit", speedups="muon")
 
 
 def test_without_bitsandbytes_the_extra_is_named_before_anything_is_built(tmp_path, monkeypatch):

@@ -34,4 +34,4 @@ def test_the_finder_takes_what_fits_on_every_process(folder):
 def test_a_step_that_does_not_fit_ends_the_run_and_names_the_flag_that_helps(folder):
     for said in reports(folder, "ended"):
         assert "Out of memory in step 1 (CUDA out of memory" in said
-        assert "--find_batch_size" in said
+        assert "find_batch_size" in said

@@ -134,7 +134,7 @@ def test_memory_is_weights_gradients_two_optimizer_states_and_half_copies():
 
 @pytest.mark.nightly
 def test_states_in_host_memory_take_none_of_the_card():
-    before, after = look("t4", use_peft=True), look("t4", use_peft=True, optim_ext="cpu_offload")
+    before, after = look("t4", use_peft=True), look("t4", use_peft=True, speedups=["all", "cpu_offload"])
     lines = dict(after.memory)
     assert lines["optimizer (in host memory)"] == 0
     assert before.static_bytes - after.static_bytes == 2 * lines["gradients"]

@@ -30,7 +30,7 @@ def look(device: str | None = "a100", measure_seconds: float = 0.0, model=SMALL,
 @pytest.mark.parametrize("card", ["T4", *(pytest.param(c, marks=pytest.mark.nightly) for c in ("H100", "cpu"))])
 def test_the_plan_is_that_of_the_real_model(card):
     few = {**SMALL, "num_train_samples": 4}
-    facts = look(card, model=few, optim_ext=["muon"])
+    facts = look(card, model=few, speedups=["all", "muon"])
     assert facts.problems == []
     args = OperatorArguments(**few)
     samples = {"train": make_samples(4)}

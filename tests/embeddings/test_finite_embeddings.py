@@ -27,10 +27,11 @@ def overflow_on(model, ids):
 def train(model, collator, rows, folder):
     args = FastTrainingArguments(
         **{"output_dir": str(folder), "embedding_cache_dir": str(folder / "cache"), "use_cpu": True, "max_steps": 2},
-        **{"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "max_encoder_noise": 1.0},
+        **{"report_to": "none", "save_strategy": "no", "disable_tqdm": True},
         speedups=["encoder_precision", "embedding_cache"],
     )
     plan = make_plan(args, model, rows, collator, describe_hardware("T4"))
+    plan["encoder_precision"].settings["max_noise"] = 1.0
     trainer = FastTrainer(model, args, collator, rows, plan=plan)
     trainer.train()
     return trainer

@@ -40,7 +40,7 @@ EXTRA = {  # case -> arguments beside those of all
     "lora": {"use_peft": True, "lora_r": 4},
     "masked_lm": {},  # input and output embeddings are one tensor
     "esm_c": {},
-    "muon": {"optim_ext": "muon", "learning_rate": 1e-4},
+    "muon": {"speedups": "muon", "learning_rate": 1e-4},
 }
 CASES = tuple(EXTRA)
 

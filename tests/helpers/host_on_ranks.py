@@ -37,7 +37,7 @@ class Killer(TrainerCallback):
 def main(folder: Path, place: str, *how: str) -> None:
     gc.freeze()
     words = {"host": ["muon", "cpu_offload"], "device": ["muon"]}[place]
-    args = FastTrainingArguments(str(folder / "run"), **QUIET, **SETTINGS, **STEPS, optim_ext=words)
+    args = FastTrainingArguments(str(folder / "run"), **QUIET, **SETTINGS, **STEPS, speedups=words)
     model, rows = make_model(), make_rows()
     plan = make_plan(args, model, rows, stack_rows, hardware=describe_hardware("A100"))
     callbacks = [Killer()] if "killed" in how else []

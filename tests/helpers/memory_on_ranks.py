@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     plain = make_trainer(folder / "plain", Room())
     plain.train()
     save_numbers(folder, "plain", plain)
-    found = make_trainer(folder / "found", Room(3), find_batch_size=True)
+    found = make_trainer(folder / "found", Room(3), speedups="find_batch_size")
     found.train()
     save_numbers(folder, "found", found)
     tried = found.plan["find_batch_size"].evidence["tried"]

@@ -45,7 +45,7 @@ def train(folder: Path, batch: int, resume: str | None = None, **given) -> FastT
     """
     fixed = {"max_steps": 20, "learning_rate": 1e-4, "weight_decay": 0.1, "max_grad_norm": 0.5, "logging_steps": 1}
     steps = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 2, "save_strategy": "no", "seed": 3}
-    args = FastTrainingArguments(str(folder), **{**QUIET, **fixed, **steps, "optim_ext": "muon", **given})
+    args = FastTrainingArguments(str(folder), **{**QUIET, **fixed, **steps, "speedups": "muon", **given})
     trainer = FastTrainer(make_model(), args, stack_rows, make_rows())
     trainer.train(resume_from_checkpoint=resume)
     return trainer

@@ -140,7 +140,7 @@ def train(run: Run) -> FastTrainer:
     fixed = {"use_cpu": False, "save_strategy": "steps", "save_steps": 2, "max_steps": 6, "logging_steps": 1}
     fixed |= {"per_device_train_batch_size": 2, "learning_rate": 1e-2, "max_grad_norm": 1.0, "weight_decay": 0.1}
     fixed |= {"resume": "auto"} if run.source else {}
-    fixed |= {"optim_ext": "muon"} if run.kind == "muon" else {}
+    fixed |= {"speedups": "muon"} if run.kind == "muon" else {}
     fixed |= {"eval_strategy": "steps", "eval_steps": 2} if "metric_for_best_model" in run.given else {}
     callbacks = prepare_to_die(run.kill, 4) if run.kill else []
     args = FastTrainingArguments(**{**settings(folder), **fixed, **run.given})

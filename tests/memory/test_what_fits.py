@@ -89,7 +89,7 @@ TARGETS = {
         "lora",
         9,
         "--per_device_train_batch_size 4 --gradient_accumulation_steps 2, --activation_policy attention, "
-        "--speedups lora_base",
+        "--speedups all lora_base",
         4,
     ),
     "15B": (
@@ -144,9 +144,9 @@ def test_switches_that_are_on_or_cannot_help_are_not_offered():
     assert "--optim adamw_8bit" in full
     assert not any("load_in" in option for option in full)  # no frozen base
     assert names(TrainConfig(8, "full", half=True, optimizer="adamw_8bit")) == set()
-    assert "--speedups precision" in names(TrainConfig(8, "none"))
+    assert "--speedups all precision" in names(TrainConfig(8, "none"))
     lora = names(TrainConfig(8, **HALF), training="lora")
-    assert {"--load_in_8bit true", "--load_in_4bit true", "--speedups lora_base"} <= lora
+    assert {"--load_in_8bit true", "--load_in_4bit true", "--speedups all lora_base"} <= lora
 
 
 def test_only_what_changes_nothing_comes_without_a_note():
@@ -155,7 +155,7 @@ def test_only_what_changes_nothing_comes_without_a_note():
     silent = {s.option for group in groups for s in group if not s.note}
     assert silent <= {
         *("--activation_policy attention", "--activation_policy full"),
-        *("--speedups lora_base", "--optim_ext cpu_offload"),
+        *("--speedups all lora_base", "--speedups all cpu_offload"),
     }
 
 

@@ -36,7 +36,8 @@ def encoder():
 def places(model, pattern=None) -> dict[str, int]:
     """Names with their numbers left out -> how many blocks have them."""
     found: dict[str, int] = {}
-    for name in name_blocks(model, pattern):
+    model.block_pattern = pattern
+    for name in name_blocks(model):
         place = re.sub(r"\d+", "#", name)
         found[place] = found.get(place, 0) + 1
     return found
@@ -126,11 +127,17 @@ def test_adapters_in_some_layers_only_hide_no_layer():
 
 def test_a_pattern_names_blocks_that_the_structure_does_not_show():
     model = Attributes()
-    assert [*name_blocks(model, "block[12]|left")] == ["block1", "block2", "left"]
+    model.block_pattern = "block[12]|left"
+    assert [*name_blocks(model)] == ["block1", "block2", "left"]
     assert places(bert(), r"bert\.encoder\.layer\.\d+\.attention") == {"bert.encoder.layer.#.attention": 3}
-    assert list(block_lists(Net(), r"trunk\.\d")) == list(block_lists(Net())) == ["trunk"]
-    assert block_lists(Net(), r"trunk\.[01]") == {}  # half of a list cannot stand for the whole
-    assert choose_classes(Net(), None, "stem|head") == ["Linear"]
+    net = Net()
+    assert list(block_lists(net)) == ["trunk"]
+    net.block_pattern = r"trunk\.\d"
+    assert list(block_lists(net)) == ["trunk"]
+    net.block_pattern = r"trunk\.[01]"
+    assert block_lists(net) == {}  # half of a list cannot stand for the whole
+    net.block_pattern = "stem|head"
+    assert choose_classes(net, None) == ["Linear"]
 
 
 @pytest.mark.parametrize(
@@ -146,20 +153,22 @@ def test_a_pattern_names_blocks_that_the_structure_does_not_show():
 )
 def test_a_pattern_that_cannot_be_meant_is_refused_with_those_that_can(make, pattern, says):
     with pytest.raises(ArgumentError, match=says):
-        find_blocks(make(), pattern)
+        places(make(), pattern)
 
 
 def test_what_an_error_offers_does_match():
     with pytest.raises(ArgumentError) as caught:
-        find_blocks(swin(), "nothing")
+        places(swin(), "nothing")
     (offered,) = re.findall(r"There are: (\S+)\.$", str(caught.value))
-    assert find_blocks(swin(), offered)[0].__class__.__name__ == "SwinLayer"
-    assert len(find_blocks(swin(), offered)) == 5
+    model = swin()
+    model.block_pattern = offered
+    assert describe_blocks(find_blocks(model)) == "5 SwinLayer"
 
 
 def test_of_towers_that_are_not_loaded_nothing_can_match_yet(make_affinity):
     model, _ = make_affinity("frozen", "frozen")
-    assert find_blocks(model, r"encoders\.0\.encoder\.layer\.\d+") == []
+    model.block_pattern = r"encoders\.0\.encoder\.layer\.\d+"
+    assert find_blocks(model) == []
     model.attach_encoders()
-    assert len(find_blocks(model, r"encoders\.0\.encoder\.layer\.\d+")) == 2
+    assert len(find_blocks(model)) == 2
     assert torch.is_tensor(next(find_blocks(model)[0].parameters()))

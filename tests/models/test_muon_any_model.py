@@ -8,7 +8,8 @@ from hf_ext.models.muon import block_matrices
 
 
 def names(model, pattern=None) -> set[str]:
-    chosen = {id(matrix) for matrix in block_matrices(model, pattern)}
+    model.block_pattern = pattern
+    chosen = {id(matrix) for matrix in block_matrices(model)}
     return {name for name, weight in model.named_parameters() if id(weight) in chosen}
 
 

@@ -95,7 +95,7 @@ def test_recomputed_runs_end_in_the_weights_of_one_without(tmp_path, name):
 
 @MODELS
 def test_muon_trains_and_says_what_goes_where(tmp_path, name):
-    trainer = trainer_of(name, tmp_path, optim_ext="muon", weight_decay=0.1, **ADAMW)
+    trainer = trainer_of(name, tmp_path, speedups="muon", weight_decay=0.1, **ADAMW)
     reason = trainer.plan["muon"].reason
     blocks = {"BERT": "18 matrices of 3 BertLayer", "ViT": "18 matrices of 3 ViTLayer"}
     blocks |= {"GPT-2": "12 matrices of 3 GPT2Block", "plain module": "8 matrices of 4 Layer"}
@@ -110,14 +110,18 @@ def test_muon_trains_and_says_what_goes_where(tmp_path, name):
 
 
 def test_a_pattern_is_one_for_all_of_them(tmp_path):
-    pattern = r"trunk\.[01]"
-    given = {"block_pattern": pattern, "activation_policy": "full", "optim_ext": "muon", **ADAMW}
-    trainer = trainer_of("plain module", tmp_path, **given)
-    assert recomputed_layers(trainer.model) == find_blocks(trainer.model, pattern) == [*trainer.model.trunk[:2]]
+    make, rows = TRAINED["plain module"]
+    model = make()
+    model.block_pattern = r"trunk\.[01]"
+    args = make_args(tmp_path, activation_policy="full", speedups="muon", **ADAMW)
+    trainer = FastTrainer(model, args, train_dataset=rows())
+    assert recomputed_layers(model) == find_blocks(model) == [*model.trunk[:2]]
     assert trainer.plan["muon"].reason.startswith("4 matrices of 2 Layer get Muon")
-    assert compiled("plain module", tmp_path / "c", "eager", **given).plan["compile"].evidence["blocks"] == 2
+    assert compile.compile_blocks(model, backend="eager") == 2
+    compile.uncompile_blocks(model)
+    model.block_pattern = "layers"
     with pytest.raises(ArgumentError, match=r"There are: trunk\\\.\\d\+"):
-        trainer_of("plain module", tmp_path, block_pattern="layers")
+        FastTrainer(model, args, train_dataset=rows())
 
 
 # --- parity ----------------------------------------------------------------------------------------------------------

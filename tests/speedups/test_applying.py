@@ -100,10 +100,11 @@ def bf16_run(demo_rows, make_affinity):
 
     def apply(hardware: str, max_noise: float, **settings):
         model, collator = make_affinity(**settings)
-        args = make_args(speedups=["encoder_precision"], max_encoder_noise=max_noise)
+        args = make_args(speedups=["encoder_precision"])
         batch = collator.encode("antigen", [demo_rows["antigen"][0]])
         reference = model.encode("antigen", batch)
         plan = make_plan(args, model, demo_rows, collator, describe_hardware(hardware))
+        plan["encoder_precision"].settings["max_noise"] = max_noise
         plan.apply(Run(args, model, collator, demo_rows))
         return plan["encoder_precision"], model, reference, model.encode("antigen", batch)
 

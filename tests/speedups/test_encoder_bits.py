@@ -19,16 +19,17 @@ pytest.importorskip("bitsandbytes")
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "seed": 1, "save_strategy": "no", "max_steps": 2}
 EIGHT = {"load_in_8bit": True}
-WIDE = {"max_encoder_noise": 1.0}
+WIDE = {"bound": 1.0}
 CACHED = {"speedups": ["embedding_cache"]}
 
 
-def make_trainer(folder, model, collator, rows, hardware="cpu", **given):
+def make_trainer(folder, model, collator, rows, hardware="cpu", bound=None, **given):
     settings = {"output_dir": str(folder), "embedding_cache_dir": str(folder.parent / "cache")}
     args = FastTrainingArguments(**{**settings, **QUIET, **given})
-    return FastTrainer(
-        model, args, collator, rows, plan=make_plan(args, model, rows, collator, describe_hardware(hardware))
-    )
+    plan = make_plan(args, model, rows, collator, describe_hardware(hardware))
+    if bound is not None:
+        plan["encoder_precision"].settings["max_noise"] = bound
+    return FastTrainer(model, args, collator, rows, plan=plan)
 
 
 # --- under the probe --------------------------------------------------------------------------------------------------
@@ -42,8 +43,8 @@ def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
     assert set(found.evidence["noise_share"]) == {"heavy", "light", "antigen"}
     assert all(0 < share < 0.2 for share in found.evidence["noise_share"].values())
     model = make_affinity()[0]
-    with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*or raise --max_encoder_noise"):
-        make_trainer(tmp_path / "other", model, trainer.data_collator, demo_rows, max_encoder_noise=1e-4, **EIGHT)
+    with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*: leave out --load_in_8bit"):
+        make_trainer(tmp_path / "other", model, trainer.data_collator, demo_rows, bound=1e-4, **EIGHT)
     assert (model.config.encoder_bits, model.config.encoder_autocast) == (None, None)
 
 
@@ -55,10 +56,10 @@ def test_half_precision_gives_way_before_bits_do(make_affinity, demo_rows, tmp_p
     assert both.model.config.encoder_autocast == "bfloat16"
     alone = make_trainer(tmp_path / "b", make_affinity()[0], collator, demo_rows, **EIGHT, **WIDE)
     without = max(alone.plan["encoder_precision"].evidence["noise_share"].values())
-    bound = {"max_encoder_noise": (with_half + without) / 2}
-    assert without < bound["max_encoder_noise"] < with_half
+    bound = (with_half + without) / 2
+    assert without < bound < with_half
     between = make_trainer(
-        tmp_path / "c", make_affinity()[0], collator, demo_rows, "cpu-amx-bf16", speedups=["all"], **EIGHT, **bound
+        tmp_path / "c", make_affinity()[0], collator, demo_rows, "cpu-amx-bf16", speedups=["all"], **EIGHT, bound=bound
     )
     found = between.plan["encoder_precision"]
     assert (found.status, found.settings["dtype"]) == ("applied", "fp32")

@@ -1,4 +1,4 @@
-"""`--optim_ext muon`: decided, carried out by the Trainer with clipping and schedule, resumed; off means untouched."""
+"""`--speedups muon`: decided, carried out by the Trainer with clipping and schedule, resumed; off means untouched."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tiny_masked_lm import largest_weight_difference, make_trainer
 from hf_ext.errors import ArgumentError
 from hf_ext.models.muon import MuonAdamW, block_matrices
 
-MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
+MUON = {"optim": "adamw_torch_fused", "speedups": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
 
 
 def rates(optimizer) -> dict[str, set[float]]:
@@ -20,7 +20,7 @@ def rates(optimizer) -> dict[str, set[float]]:
 
 def test_the_optimizer_holds_every_parameter_once_with_trainers_weight_decay(tmp_path):
     model = make_wide_esm()
-    plain = make_trainer(tmp_path / "a", model, **{**MUON, "optim_ext": None}).create_optimizer()
+    plain = make_trainer(tmp_path / "a", model, **{**MUON, "speedups": []}).create_optimizer()
     assert type(plain) is torch.optim.AdamW  # off means untouched
     ours = make_trainer(tmp_path / "m", model, **MUON).create_optimizer()
     assert type(ours) is MuonAdamW
@@ -62,7 +62,7 @@ def test_accumulation_and_clipping_act_as_on_one_batch(tmp_path):
     given = {**MUON, "max_grad_norm": 0.1}
     whole = make_trainer(tmp_path / "w", per_device_train_batch_size=8, **given)
     split = make_trainer(tmp_path / "s", per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
-    adamw = make_trainer(tmp_path / "a", per_device_train_batch_size=8, **{**given, "optim_ext": None})
+    adamw = make_trainer(tmp_path / "a", per_device_train_batch_size=8, **{**given, "speedups": []})
     for trainer in (whole, split, adamw):
         trainer.train()
     assert largest_weight_difference(whole.model, split.model) < 1e-4
@@ -72,5 +72,5 @@ def test_accumulation_and_clipping_act_as_on_one_batch(tmp_path):
 def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):
     trainer = make_trainer(tmp_path, **MUON)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    with pytest.raises(ArgumentError, match=r"--optim_ext muon: the trainer was given an optimizer \(SGD\)"):
+    with pytest.raises(ArgumentError, match=r"--speedups muon: the trainer was given an optimizer \(SGD\)"):
         trainer.train()

@@ -21,7 +21,7 @@ NOISE = "times the rounding noise of the old one (bound 2.0)"
 def make_run(model=None, rows=ROWS, collator=pad_rows, bf16=False, fp16=False, fsdp=None, zero=None) -> Run:
     config = HfDeepSpeedConfig({"zero_optimization": {"stage": zero}})
     plugin = None if zero is None else SimpleNamespace(hf_ds_config=config)
-    names = {"block_pattern": None, "remove_unused_columns": True, "use_cache": False}
+    names = {"remove_unused_columns": True, "use_cache": False}
     args = SimpleNamespace(device="cpu", bf16=bf16, fp16=fp16, fsdp=fsdp, deepspeed_plugin=plugin, **names)
     return Run(args, make_wide_esm() if model is None else model, collator, rows)
 

@@ -16,7 +16,7 @@ ALL = {"speedups": ["all"], "without": ["precision", "cpu_matmul", "cpu_threads"
 CONTINUED = {
     "packing": PACKED,
     "masked_lm_head": SAME["masked_lm_head"],
-    "muon": {"optim_ext": "muon", "learning_rate": 1e-3, "gradient_accumulation_steps": 2},
+    "muon": {"speedups": "muon", "learning_rate": 1e-3, "gradient_accumulation_steps": 2},
     "token_budget": {**PACKED, "max_tokens_per_batch": 100},
     "all": ALL,
 }

@@ -17,7 +17,7 @@ from hf_ext.speedups import REGISTRY, Context, ModelFacts, Run, sharding
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", num_parameters=100, num_trainable=100, num_block_matrices=6)
 RECOMPUTES = {"ACTIVATION_CHECKPOINTING": "true"}
 OFFLOADS = {"OFFLOAD_PARAMS": "true"}
-MUON, HOST = {"optim_ext": "muon"}, {"optim_ext": "cpu_offload"}
+MUON, HOST = {"speedups": "muon"}, {"speedups": "cpu_offload"}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def zero_args(stage=2, offload=False, **given):
 
 
 def apply(decision, model=None):
-    args = SimpleNamespace(deepspeed_plugin=None, block_pattern=None)
+    args = SimpleNamespace(deepspeed_plugin=None)
     return sharding.apply(decision, Run(args, model or make_wide_esm()))
 
 

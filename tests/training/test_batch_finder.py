@@ -25,7 +25,7 @@ def watched(room, **shape):
 
 def find(folder, room, shape=None, **given):
     model = watched(room, **(shape or {}))
-    given = {**STEP, "find_batch_size": True, **given}
+    given = {**STEP, "speedups": "find_batch_size", **given}
     trainer = make_trainer(folder / "out", model, **given)
     trainer.train()
     return trainer
@@ -73,7 +73,7 @@ def test_what_a_failed_try_held_is_freed(tmp_path):
     trainer = make_trainer(
         tmp_path / "out",
         watched(Room(2)),
-        **{**STEP, "find_batch_size": True, "max_steps": 1},
+        **{**STEP, "speedups": "find_batch_size", "max_steps": 1},
     )
     before = living()
     find_batch_size(trainer)
@@ -91,7 +91,7 @@ def test_resumed_with_another_batch_the_run_is_the_same(tmp_path):
     resumed = make_trainer(
         tmp_path / "out2",
         watched(Room(3)),
-        **{**STEP, "max_steps": 4, "find_batch_size": True},
+        **{**STEP, "max_steps": 4, "speedups": "find_batch_size"},
     )
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     assert resumed.args.per_device_train_batch_size == 3
@@ -102,9 +102,9 @@ def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users
     model = make_wide_esm()
     model.lm_head.layer_norm = torch.nn.BatchNorm1d(model.config.hidden_size)
     with pytest.raises(ArgumentError, match="normalises over batches"):
-        make_trainer(tmp_path, model, find_batch_size=True).train()
+        make_trainer(tmp_path, model, speedups="find_batch_size").train()
     with messages() as said:
-        trainer = make_trainer(tmp_path, find_batch_size=True, max_steps=1)
+        trainer = make_trainer(tmp_path, speedups="find_batch_size", max_steps=1)
         trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].square().mean()
         trainer.train()
     assert any("not known to be a sum" in line for line in said)
@@ -130,7 +130,7 @@ def test_rows_that_draw_draw_the_same_afterwards(tmp_path):
     given = {**STEP, "max_steps": 4, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
     plain = make_trainer(tmp_path / "plain", make_wide_esm(), Drawing(), **given)
     plain.train()
-    found = make_trainer(tmp_path / "out", watched(Room(6)), Drawing(), **given, find_batch_size=True)
+    found = make_trainer(tmp_path / "out", watched(Room(6)), Drawing(), **given, speedups="find_batch_size")
     found.train()
     assert found.args.per_device_train_batch_size == 6
     assert torch.equal(weights(found), weights(plain))

@@ -115,7 +115,7 @@ class Fsdp2(Backend):
         given = read_fsdp2(args)
         asked = given.transformer_cls_names_to_wrap if given else None
         if self._trainer._ext_planned.run.model is None:  # of `model_init`: the plan has not seen the model
-            choose_classes(model, asked, args.block_pattern)
+            choose_classes(model, asked)
             for parameter in unused_parameters(model).values():
                 parameter.requires_grad_(False)
         exact: list[nn.Module] = []
@@ -125,7 +125,7 @@ class Fsdp2(Backend):
         apart = {part for module in exact for part in module.modules()}
         present = {type(module).__name__ for module in model.modules() if module not in apart}
         # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
-        names = block_classes(model, args.block_pattern) if asked is None else asked
+        names = block_classes(model) if asked is None else asked
         self._plugin.transformer_cls_names_to_wrap = [name for name in names if name in present]
         return exact
 
