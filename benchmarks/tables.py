@@ -1,6 +1,4 @@
-"""Writes the tables of README.md and docs/ from benchmarks/results/; `--check` only says whether they are current.
-
-The cards of speed-ups in docs/speedups.md are written too: they are the docstrings of their modules.
+"""Writes the tables of all pages from benchmarks/results/; `--check` only says whether they are current.
 
 python benchmarks/tables.py
 """
@@ -21,7 +19,7 @@ from device_table import DEVICES, device_rows
 from encoder_table import choice_rows, family_rows
 from gpu.table import parts_table, read_sessions, speed_table
 from progression import describe_runs, phases_table, summarize
-from speedup_cards import cards, index, shared_cards
+from speedup_cards import index
 
 from hf_ext.reporting.tables import format_markdown_table
 from hf_ext.reporting.units import NOT_MEASURED
@@ -78,7 +76,7 @@ def compare(name: str = "compare_mlm_8M_cpu.json", on_gpus: bool = True) -> str:
         loss = f"{pair['loss']['final']:+.4f}" if pair else "-"
         step = f"{1000 * side['step_seconds']['median']:,.0f}"
         rows.append([name, f"{side['rate']['value']:,.0f}", step, f"{side['peak_memory_gib']:.2f}", ratio, loss])
-    known = "docs/gpu.md" if read_sessions(RESULTS) else NOT_MEASURED
+    known = "see above" if read_sessions(RESULTS) else NOT_MEASURED
     for kind in ("full", "LoRA", "frozen, encoding only") if on_gpus else ():
         rows.append([f"one GPU, ESM-2 650M, {kind}", *[known] * 5])
     headers = [
@@ -404,8 +402,8 @@ def encoder_choices() -> str:
 
 
 def devices() -> str:
-    """What is decided on each device, and the test that holds it."""
-    return format_markdown_table(device_rows(), ["", *DEVICES, "held by"])
+    """What is decided on each device; `device_table.py` names the test that holds each line."""
+    return format_markdown_table([row[:-1] for row in device_rows()], ["", *DEVICES])
 
 
 def command_times() -> str:
@@ -755,12 +753,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "default_runs": default_runs,
     "scores": scores,
     "speedup_index": index,
-    "speedup_cards": cards,
-    "speedup_shared_cards": shared_cards,
 }
 
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def render(text: str) -> str:

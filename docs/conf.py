@@ -6,7 +6,10 @@ docstring that does not parse are warnings of Sphinx, and with -W errors.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -16,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the package of this tree, wherever another one is installed
 
 import hf_ext  # noqa: E402
+from hf_ext import cli  # noqa: E402
 
 project = "hf_ext"
 author = "the authors of hf_ext"
@@ -38,12 +42,29 @@ napoleon_numpy_docstring = False
 # Annotations name classes of torch and transformers, whose indexes are not at hand without a network.
 nitpick_ignore_regex = [("py:.*", ".*")]
 
-_LINK_OUT = re.compile(r"\[([^\]]+)\]\(\.\./[\w./-]+\)")  # to a file beside docs/, which a built site does not have
+# To a file beside docs/, which a built site does not have.
+_LINK_OUT = re.compile(r"\[([^\]]+)\]\(\.\./[\w./-]+(?:#[\w-]+)?\)")
 
 
 def name_files_outside(app: Any, page: str, source: list[str]) -> None:
     """On a built site a link to a file of the repository is its name: the site holds pages only."""
-    source[0] = _LINK_OUT.sub(r"`\1`", source[0])
+    source[0] = _LINK_OUT.sub(lambda link: f"`{link[1].strip('`')}`", source[0])
+
+
+def list_flags(app: Any, page: str, source: list[str]) -> None:
+    """Gives the page of the command line what `hf-ext COMMAND --help all` prints of each command."""
+    if page == "cli":
+        helps = (f"### hf-ext {name}\n\n```text\n{read_help(name)}```" for name in cli.COMMANDS)
+        source[0] = source[0].replace("<!-- flags -->", "\n\n".join(helps))
+
+
+def read_help(command: str) -> str:
+    """All flags of a command, as its help prints them."""
+    os.environ["COLUMNS"] = "110"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        cli.main([command, "--help", "all"])
+    return printed.getvalue()
 
 
 def list_own_fields(app: Any, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
@@ -67,5 +88,6 @@ def shorten_signature(
 
 def setup(app: Any) -> None:
     app.connect("source-read", name_files_outside)
+    app.connect("source-read", list_flags)
     app.connect("autodoc-process-docstring", list_own_fields)
     app.connect("autodoc-process-signature", shorten_signature)

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["hf_ext"]
 # [tool.uv.sources]
-# hf_ext = { path = "/wheels/hf_ext-0.2.0-py3-none-any.whl" }
+# hf_ext = { path = "/wheels/hf_ext-0.1.0-py3-none-any.whl" }
 # ///
 """Hugging Face Jobs: all GPUs of one machine, and a bucket in which the run goes on.
 

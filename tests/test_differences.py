@@ -1,9 +1,7 @@
-"""docs/differences.md: every row is held to what it says by tests; here are those that stand nowhere else."""
+"""What differs from Trainer (docs/library.md) and is tested nowhere else."""
 
-import ast
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +14,6 @@ from transformers.trainer_callback import DefaultFlowCallback
 
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
-
-ROOT = Path(__file__).resolve().parent.parent
-NUM_ROWS = 40
-
-
-def read_rows(text: str) -> list[list[str]]:
-    """The cells of the one table."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def lacking(rows: list[list[str]]) -> list[str]:
-    """Rows without a test, and tests that do not exist."""
-    wrong = []
-    for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[-1])
-        wrong += [] if named and len(row) == 5 else [f"no test: {row[0]}"]
-        for file, name in named:
-            tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).is_file() else ast.Module([], [])
-            functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-            wrong += [] if name in functions else [f"{file}::{name}"]
-    return wrong
-
-
-def test_every_row_has_its_tests():
-    rows = read_rows((ROOT / "docs" / "differences.md").read_text())
-    assert lacking(rows) == []
-    assert len(rows) == NUM_ROWS
-    assert lacking([["a", "b", "c", "d", "said by nobody"]]) == ["no test: a"]
-    assert lacking([["a", "b", "c", "d", "`tests/test_differences.py::test_x`"]]) == [
-        "tests/test_differences.py::test_x"
-    ]
 
 
 def make(folder: Any, cls: type = FastTrainer, rows: Any = ROWS, model: Any = None, **given: Any) -> Any:

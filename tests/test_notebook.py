@@ -83,6 +83,7 @@ def executed(tmp_path_factory):
         return execute(notebook, folder, patch), folder
 
 
+@pytest.mark.nightly
 def test_it_runs_whole_shows_its_speed_and_shares_nothing_unasked(executed):
     notebook, _ = executed
     first = printed(find_cell(notebook, 'max_speed.py", *ARGUMENTS)'))
@@ -90,6 +91,7 @@ def test_it_runs_whole_shows_its_speed_and_shares_nothing_unasked(executed):
     assert printed(find_cell(notebook, "get_token")).startswith("Not shared: ")
 
 
+@pytest.mark.nightly
 def test_the_doctor_finds_that_the_demo_would_run(executed):
     notebook, _ = executed
     page = printed(find_cell(notebook, "doctor.py"))
@@ -97,6 +99,7 @@ def test_the_doctor_finds_that_the_demo_would_run(executed):
     assert "Plan for cpu" in page
 
 
+@pytest.mark.nightly
 def test_the_last_cells_show_verdict_scores_and_report(executed):
     notebook, folder = executed
     shown = find_cell(notebook, "predictions.csv")

@@ -73,7 +73,7 @@ def test_the_wheel_holds_package_recipes_and_yaml_files_and_nothing_beside_them(
 def test_the_metadata_name_version_license_command_and_extras(installed: Path) -> None:
     info = installed / f"{NAME}.dist-info"
     metadata = message_from_string((info / "METADATA").read_text(encoding="utf-8"))
-    assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("hf_ext", "0.2.0", "Apache-2.0")
+    assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("hf_ext", "0.1.0", "Apache-2.0")
     assert (metadata["Requires-Python"], metadata["License-File"]) == (">=3.11", "LICENSE")
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert {"docs", "dev", "flash", "deepspeed"} <= {*metadata.get_all("Provides-Extra")}

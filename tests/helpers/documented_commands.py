@@ -1,57 +1,40 @@
-"""Commands that pages show, and the parsers of the recipes that they start."""
+"""Commands that pages show, run as far as the recipe that they start has read its words."""
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
 import re
-import runpy
 import shlex
-import sys
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from evaluate_recipe import EvaluateArguments
+import pytest
 from transformers import HfArgumentParser
 
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.arguments.parser import FastArgumentParser
-from hf_ext.arguments.presets import PRESETS
-from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.data.arguments import DataArguments
-from hf_ext.doctor.arguments import DoctorArguments
-from hf_ext.errors import ArgumentError
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.sample import SampleArguments
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.pde.arguments import OperatorArguments
-from hf_ext.training_args import FastTrainingArguments
+from hf_ext.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-TRAINING = (AffinityArguments, DataArguments, FastTrainingArguments)
-TASKS: dict[str, tuple[type, ...]] = {
-    "max_speed": TRAINING,
-    "mlm": (MaskedLMArguments, DataArguments, FastTrainingArguments),
-    "generate_antibody": (GeneratorArguments, DataArguments, FastTrainingArguments),
-    "pde_operator": (OperatorArguments, FastTrainingArguments),
-}
-SUBCOMMANDS = {  # of the console command -> the recipe whose `main` it calls
-    "train": "max_speed",
-    "mlm": "mlm",
-    "generate": "generate_antibody",
-    "sample": "sample",
-    "predict": "predict",
-    "evaluate": "evaluate",
-    "doctor": "doctor",
-    "compare": "compare",
-    "report": "report",
-    "resume": "resume_check",
-}
-SCRIPT = re.compile(r"recipes/(\w+)\.py\b|(?:^|&& )hf-ext (\w+)")
+PAGES = [README, ROOT / "benchmarks" / "README.md", *DOCS]
+SCRIPT = re.compile(r"recipes/([\w/]+)\.py\b|(?:^|&& )hf-ext (\w+)")
+PARSERS = (
+    (FastArgumentParser, "parse_args_into_dataclasses"),
+    (HfArgumentParser, "parse_args_into_dataclasses"),
+    (argparse.ArgumentParser, "parse_args"),
+)
+
+
+class Parsed(BaseException):
+    """Raised in place of the run: `parser` has read its words, and made `values` of them."""
+
+    def __init__(self, parser: argparse.ArgumentParser, values: Any) -> None:
+        super().__init__()
+        self.parser, self.values = parser, values
 
 
 def read_commands(page: Path) -> list[str]:
@@ -65,99 +48,56 @@ def read_snippets(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def all_commands() -> list[str]:
-    """Those of the README and of all pages, in this order."""
-    return [command for page in (README, *DOCS) for command in read_commands(page)]
+def all_commands() -> list[tuple[Path, str]]:
+    """Those of all pages, each with its page."""
+    return [(page, command) for page in PAGES for command in read_commands(page)]
 
 
 def find_recipe(command: str) -> str | None:
-    """The recipe that a command starts, or None."""
+    """The module of the recipe that a command starts, or None."""
     found = SCRIPT.search(command)
-    return None if found is None else found[1] or SUBCOMMANDS[found[2]]
+    if found is None:
+        return None
+    return f"hf_ext.recipes.{found[1].replace('/', '.')}" if found[1] else COMMANDS[found[2]][0]
 
 
-def read_flags(page: Path) -> set[str]:
-    """Every `--flag` that a page names, without its dashes."""
-    return set(re.findall(r"(?<![\w-])--([a-z][a-z_0-9]+)", page.read_text(encoding="utf-8")))
+def parse(command: str) -> Any:
+    """What the recipe of a command makes of its words; run in the root of the project.
+
+    Raises:
+        SystemExit, ArgumentError, OSError: the recipe would refuse it.
+    """
+    return start(command).values
+
+
+def start(command: str) -> Parsed:
+    """The recipe of a command, stopped where its words are parsed; of a comparison, those of all its sides too."""
+    found = SCRIPT.search(command)
+    assert found is not None, command
+    words = shlex.split(command[found.end() :], comments=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in PARSERS:
+            patch.setattr(owner, name, _stopping(getattr(owner, name)))
+        try:
+            import_module(str(find_recipe(command))).main(words)
+        except Parsed as parsed:
+            if "--" in words:
+                start(f"{parsed.values[0].recipe} {shlex.join(words[words.index('--') + 1 :])}")
+            return parsed
+    raise AssertionError(f"nothing parsed the words of {command!r}")
+
+
+def _stopping(method: Callable[..., Any]) -> Callable[..., Any]:
+    def parse_and_stop(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        raise Parsed(parser, method(parser, *args, **kwargs))
+
+    return parse_and_stop
 
 
 @cache
 def known_flags() -> frozenset[str]:
-    """Of the recipes, whichever it is."""
-    types = [(*types, DoctorArguments) for types in TASKS.values()]
-    types += [(EvaluateArguments,), (SampleArguments,), (load_recipe("predict").PredictArguments,)]
-    parsers: list[Any] = [FastArgumentParser(each, presets=PRESETS) for each in types]
-    parsers.append(HfArgumentParser(CompareArguments))
-    return frozenset(action.dest for parser in parsers for action in parser._actions)
-
-
-def parse(command: str) -> Any:
-    """What the recipe of a command makes of its words, as far as parsing goes; run in the root of the project.
-
-    Raises:
-        KeyError: a subcommand or a recipe that this file has no parser of.
-        SystemExit, ArgumentError: the recipe would refuse it.
-    """
-    command = command
-    found = SCRIPT.search(command)
-    assert found is not None, command
-    words = shlex.split(command[found.end() :], comments=True)
-    return PARSERS[found[1] or SUBCOMMANDS[found[2]]](words)
-
-
-@cache
-def load_recipe(name: str) -> ModuleType:
-    """A recipe as a module; under another name, since some are called as libraries are."""
-    spec = importlib.util.spec_from_file_location(f"documented_{name}", ROOT / "recipes" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look their types up
-    sys.path.insert(0, str(ROOT / "recipes"))  # as for a script: the doctor imports other recipes
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-def _dataclasses(*types: type) -> Callable[[list[str]], Any]:
-    return lambda words: FastArgumentParser(types, presets=PRESETS).parse_args_into_dataclasses(words)
-
-
-def _compare(words: list[str]) -> Any:
-    cut = words.index("--") if "--" in words else len(words)
-    own = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(words[:cut], look_for_args_file=False)[0]
-    return own, _dataclasses(*TASKS[Path(own.recipe).stem])(words[cut + 1 :])
-
-
-def _doctor(words: list[str]) -> Any:
-    tasks = {"affinity": "max_speed", "masked_lm": "mlm", "generation": "generate_antibody"}
-    task = load_recipe("doctor").find_task(words)
-    return _dataclasses(DoctorArguments, *TASKS[tasks.get(task, task)])(words)
-
-
-def _predict(words: list[str]) -> Any:
-    return _dataclasses(load_recipe("predict").PredictArguments, DataArguments, FastTrainingArguments)(words)
-
-
-def _report(words: list[str]) -> list[str]:
-    if len(words) < 2 or words[0] != "--run" or any(word.startswith("-") for word in words[1:]):
-        raise ArgumentError(f"report.py takes --run FOLDER ..., not {words}")
-    return words[1:]
-
-
-def _own(recipe: str, name: str) -> Callable[[list[str]], Any]:
-    return lambda words: runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))[name](words)
-
-
-PARSERS: dict[str, Callable[[list[str]], Any]] = {
-    **{name: _dataclasses(*types) for name, types in TASKS.items()},
-    "doctor": _doctor,
-    "compare": _compare,
-    "resume_check": _own("resume_check", "parse_arguments"),
-    "evaluate": _dataclasses(EvaluateArguments, DataArguments, FastTrainingArguments),
-    "predict": _predict,
-    "report": _report,
-    "sample": _dataclasses(SampleArguments, DataArguments),
-}
+    """Those of every recipe that some page starts, without their dashes."""
+    parsed = [start(command) for _, command in all_commands() if find_recipe(command)]
+    return frozenset(
+        option.lstrip("-") for one in parsed for action in one.parser._actions for option in action.option_strings
+    )
