@@ -143,11 +143,6 @@ def test_use_peft_and_tower_training_are_settled_together_or_refused():
             settle_training(AffinityArguments(tower_training=given), True)
 
 
-def test_merging_without_adapters_is_refused_before_the_run():
-    with pytest.raises(ArgumentError, match=r"--merge_lora: no tower trains with LoRA \(frozen\)"):
-        settle_training(AffinityArguments(merge_lora=True), False)
-
-
 def test_weights_that_were_unfrozen_by_hand_are_in_the_saved_folder(tmp_path):
     make_esm(EsmForSequenceClassification).save_pretrained(tmp_path / "base", save_original_format=False)
 

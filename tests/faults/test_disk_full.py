@@ -17,7 +17,7 @@ from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.errors import DiskFailure, StoppedForGood, exit_on_errors
+from hf_ext.errors import DiskFailure, exit_on_errors
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
 
@@ -85,10 +85,6 @@ def whole(tmp_path_factory):
 @pytest.fixture(scope="module")
 def may_mount(tmp_path_factory):
     return SmallDisk.is_allowed(tmp_path_factory.mktemp("probe"))
-
-
-# Under HF_EXT_WORKERS stock Trainer would leave those of the epoch that broke off.
-NO_WORKERS = {"dataloader_num_workers": 0}
 
 
 def run(folder, trainer=FastTrainer, **given):
@@ -223,14 +219,6 @@ def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
     check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
 
 
-def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path, whole, tally, monkeypatch):
-    with counted(tally, "others"), monkeypatch.context() as patch:
-        arm = ArmAt(Faults("weights", errno.ENOSPC, patch), 1, only_once=False, but_not=(2, 3, 6, 7))
-        weights, code, _ = run(tmp_path, callbacks=[arm], save_steps=1)
-    assert (code, weights) == (0, whole[0])
-    assert steps(tmp_path) == [2, 3, 6, 7]
-
-
 class Stop(TrainerCallback):
     """Sends SIGTERM in optimizer step 4."""
 
@@ -250,34 +238,6 @@ def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path
         check_message(str(end), tmp_path)
     assert (steps(tmp_path), hidden(tmp_path)) == ([2], [])
     check_resumes(tmp_path, whole, tally)
-
-
-def test_a_stop_that_saves_is_told_from_one_that_cannot(tmp_path):
-    _, code, end = run(tmp_path, callbacks=[Stop()])
-    assert (code, type(end), steps(tmp_path)) == (1, StoppedForGood, [2, 4])  # --resume no
-
-
-class Remount(TrainerCallback):
-    """Makes the disk read-only in optimizer step 4."""
-
-    def __init__(self, disk):
-        self.disk = disk
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 3:
-            self.disk.make_read_only()
-
-
-def test_a_disk_that_becomes_read_only_keeps_the_checkpoint_before(tmp_path, whole, may_mount, tally):
-    if not may_mount:
-        pytest.skip("mounting a tmpfs is not allowed here")
-    with counted(tally, "others"), small_disk(tmp_path / "disk", 64_000_000) as disk:
-        weights, code, end = run(disk.folder / "run", callbacks=[Remount(disk)])
-        assert (code, type(end), weights) == (74, DiskFailure, whole[0])
-        check_message(str(end), disk.folder / "run", "Read-only file system")
-        assert steps(disk.folder / "run") == [2]
-        disk.make_writable()
-        check_resumes(disk.folder / "run", whole, tally)
 
 
 # --- the end of a run -----------------------------------------------------------------------------------------------
@@ -348,12 +308,12 @@ def test_the_same_disk_ends_stock_trainer_with_a_riddle_and_a_folder_that_cannot
         pytest.skip("mounting a tmpfs is not allowed here")
     with small_disk(tmp_path / "disk", int(1.5 * whole[1])) as disk:
         with pytest.raises((RuntimeError, OSError, SafetensorError)) as crash:
-            run(disk.folder, Trainer, **NO_WORKERS)
+            run(disk.folder, Trainer)
         assert str(disk.folder) not in str(crash.value)
         assert get_last_checkpoint(str(disk.folder)).endswith("checkpoint-4")
         disk.remount("size=64m")
         with pytest.raises((RuntimeError, OSError, SafetensorError, EOFError)):
-            make_trainer(disk.folder, trainer=Trainer, **NO_WORKERS).train(resume_from_checkpoint=True)
+            make_trainer(disk.folder, trainer=Trainer).train(resume_from_checkpoint=True)
 
 
 class Untidy(FastTrainer):

@@ -17,7 +17,6 @@ import torch
 from closing_line import tally
 from faulty_runs import Maker, contents, make_lora, messages, names
 from miniature_esm import make_narrow_esm
-from safetensors.torch import save_file
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import safe_globals
 
@@ -230,24 +229,6 @@ def test_a_link_inside_our_checkpoint_is_refused(kind, runs, tmp_path):
         (folder / "manifest.json").rename(folder / "other.json")
         (folder / "manifest.json").symlink_to(folder / "other.json")
     runs.refused(folder, "found a symlink")
-
-
-def test_the_best_checkpoint_is_not_sought_where_a_checkpoint_says(runs, tmp_path):
-    folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
-    state = json.loads((folder / "trainer_state.json").read_text())
-    state |= {"best_model_checkpoint": str(runs.outside), "best_global_step": 3, "best_metric": -1.0}
-    (folder / "trainer_state.json").write_text(json.dumps(state))
-    given = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
-    rows = runs.make["esm"](tmp_path / "x").train_dataset
-    runs.make["esm"](tmp_path / "new", resume=str(folder), eval_dataset=rows, **given).train()
-    assert names(runs.outside) == ["model.safetensors", "victim"]
-
-
-def test_weights_put_beside_those_of_the_manifest_are_refused(runs, tmp_path):
-    folder = runs.copy("esm", tmp_path / "run") / "checkpoint-4"
-    model = make_narrow_esm(seed=1)
-    save_file(model.state_dict(), folder / "trainable.safetensors")
-    runs.refused(folder, "trainable.safetensors: not in its manifest")
 
 
 def test_twin_what_is_read_outside_is_seen(runs):

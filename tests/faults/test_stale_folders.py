@@ -12,7 +12,7 @@ from miniature_esm import make_narrow_esm
 from other_runs import plant_lock
 from transformers import Trainer
 
-from hf_ext.errors import CheckpointError, FolderError
+from hf_ext.errors import CheckpointError
 
 
 class Runs:
@@ -110,23 +110,6 @@ def test_what_stands_where_a_checkpoint_goes_is_moved_and_kept(runs, log, tmp_pa
     assert any("checkpoint-6 was in the way of this run's" in text for text in log)
 
 
-def test_a_folder_with_nothing_but_stock_checkpoints_is_begun_anew_or_refused(runs, log, tmp_path):
-    put_stock(runs, tmp_path / "checkpoint-999")
-    before = contents(tmp_path / "checkpoint-999")
-    with pytest.raises(CheckpointError, match="no checkpoint there that could be continued"):
-        runs.make(tmp_path).train(resume_from_checkpoint=True)
-    assert runs.problems(tmp_path, began_at=0) == []
-    assert contents(tmp_path / "checkpoint-999") == before
-    assert any("checkpoint-999" in text and "left alone" in text for text in log)
-
-
-def test_a_stock_checkpoint_that_is_named_is_continued_and_said_to_be_unverified(runs, log, tmp_path):
-    before = contents(runs.stock)
-    assert runs.problems(tmp_path, began_at=4, resume=str(runs.stock)) == []  # CPU: stock weights are the same
-    assert contents(runs.stock) == before
-    assert any("is a stock Trainer checkpoint: its files cannot be verified." in text for text in log)
-
-
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
@@ -192,17 +175,6 @@ def test_a_checkpoint_that_lacked_only_its_rename_is_taken(runs, tmp_path):
     plant_lock(folder, pid=2**22 + 1)
     assert runs.problems(folder, began_at=6) == []
     assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-
-
-def test_what_a_living_run_writes_is_left_alone(runs, tmp_path):
-    folder = runs.copy(tmp_path / "run")
-    (folder / ".staging/checkpoint-8").mkdir(parents=True)
-    plant_lock(folder)
-    before = contents(folder)
-    with pytest.raises(FolderError, match=f"process {os.getppid()} on "):
-        runs.problems(folder)
-    assert contents(folder) == before
-    assert (folder / ".staging/checkpoint-8").is_dir()
 
 
 # --- checkpoints of other runs ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from miniature_esm import make_narrow_esm
 from other_runs import other_run, plant_lock
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.run_lock import LOCK, local_folder, run_folder
+from hf_ext.checkpoints.run_lock import LOCK, run_folder
 from hf_ext.errors import FolderError
 
 LIMIT_S = 60
@@ -173,15 +173,3 @@ def test_a_run_that_was_taken_over_saves_no_more(tmp_path):
         Maker(make_narrow_esm())(tmp_path / "run", callbacks=[TakeOver()]).train()
     assert "checkpoint-4" not in names(tmp_path / "run")
     assert (tmp_path / "run" / LOCK).is_file()
-
-
-def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders(tmp_path):
-    local = str(tmp_path / "local")
-    own = local_folder(local, str(tmp_path / "run"))
-    plant_lock(own)
-    make = Maker(make_narrow_esm())
-    with pytest.raises(FolderError, match=f"{own} is in use"):
-        make(tmp_path / "run", local_checkpoint_dir=local).train()
-    assert LOCK not in names(tmp_path / "run")
-    make(tmp_path / "other", local_checkpoint_dir=local).train()
-    assert "checkpoint-6" in names(tmp_path / "other")

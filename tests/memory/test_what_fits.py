@@ -17,7 +17,6 @@ from hf_ext.memory.report import (
     format_savings,
     largest_rows,
     report_memory,
-    usable_bytes,
 )
 
 GIB = 2**30
@@ -149,21 +148,6 @@ def test_switches_that_are_on_or_cannot_help_are_not_offered():
     assert {"--load_in_8bit true", "--load_in_4bit true", "--speedups lora_base"} <= lora
 
 
-def test_only_what_changes_nothing_comes_without_a_note():
-    groups = find_switches(forecaster_of(training="lora"), TrainConfig(8, "none"))
-    groups += find_switches(forecaster_of(), TrainConfig(8, **HALF))
-    silent = {s.option for group in groups for s in group if not s.note}
-    assert silent <= {
-        *("--activation_policy attention", "--activation_policy full"),
-        *("--speedups lora_base", "--optim_ext cpu_offload"),
-    }
-
-
-def test_the_margin_is_a_share_and_a_context():
-    assert usable_bytes(16 * GIB, "cuda") == round(16 * GIB * 0.92) - CONTEXT_BYTES
-    assert usable_bytes(MIB, "cuda") == 0
-
-
 def test_the_report_says_what_each_switch_saves_and_is_json():
     forecaster = forecaster_of()
     report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
@@ -174,18 +158,3 @@ def test_the_report_says_what_each_switch_saves_and_is_json():
     assert all(found.peak <= report.forecast.peak for _, found in report.savings)
     values = json.loads(json.dumps(report.to_dict()))
     assert values["predicted_peak_bytes"] == report.forecast.peak == sum(values["lines"].values())
-
-
-@pytest.mark.nightly
-def test_a_report_takes_one_pass_for_each_way_to_compute():
-    forecaster = forecaster_of(training="lora")
-    report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
-    bases, policies = 3, 3  # as it is, half, codes; none, attention, full
-    assert len(forecaster.timelines) <= bases * policies
-
-
-def test_a_step_with_room_to_spare_is_not_asked_what_would_save():
-    forecaster = forecaster_of()
-    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(100 * GIB))
-    assert (report.savings, len(forecaster.timelines)) == ([], 1)
-    assert report.largest > 8

@@ -1,5 +1,6 @@
-"""What a user's class or another library does while a checkpoint is saved is part of the checkpoint."""
+"""What is saved: the files of users and other libraries, whole models, and nothing of ours that nobody asked for."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,11 +13,13 @@ from peft import LoraConfig, get_peft_model
 from run_outcomes import same_weights
 from safetensors.torch import load_file, save_file
 from tiny_classifier import ROWS, make_args, make_model
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.checkpoints.manifest import Manifest, verify
-from hf_ext.errors import CheckpointError
+from hf_ext.errors import ArgumentError, CheckpointError, DiskFailure
 from hf_ext.trainer import FastTrainer
+
+# --- what a user's class or another library does while a checkpoint is saved is part of the checkpoint ----------------
 
 
 def train(cls: type, folder: Path, resume: Any = None, callbacks: Any = None, **given: Any) -> Any:
@@ -235,3 +238,124 @@ def test_the_best_model_of_a_run_that_was_continued_is_not_the_one_it_continued_
     assert trainer.loaded == ["checkpoint-2", f"checkpoint-{best}"]
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert trainer.evaluate()["eval_loss"] == min(losses)
+
+
+# --- what a saved model folder holds, and what is said when the disk refuses ------------------------------------------
+
+
+TOKEN = "hf_" + "secret" * 5
+
+
+class Tokenizer:
+    """Whose files the disk refuses."""
+
+    def __init__(self, number=None):
+        self.number = number
+
+    def save_pretrained(self, folder):
+        (folder / "vocab.txt").write_text("A")
+        if self.number:
+            raise OSError(self.number, "refused")
+
+
+def make_exporter(folder, number=None):
+    args = make_args(folder, save_strategy="no", hub_token=TOKEN)
+    return FastTrainer(make_model(), args, train_dataset=ROWS, processing_class=Tokenizer(number))
+
+
+def test_whole_files_replace_those_of_before_without_pickle_and_token_and_say_whose_they_are(tmp_path):
+    (tmp_path / ".staging-model").mkdir()
+    (tmp_path / ".staging-model" / "half.safetensors").write_text("half")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "config.json").write_text("old")
+    trainer = make_exporter(tmp_path)
+    trainer.train()
+    trainer.save_model()
+    files = {"config.json", "model.safetensors", "vocab.txt", "training_args.json", "model_manifest.json"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {*files, "notes.txt"}
+    assert not (tmp_path / ".staging-model").exists()
+    again = EsmForSequenceClassification.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), trainer.model.parameters(), strict=True))
+    text = (tmp_path / "training_args.json").read_text()
+    assert (json.loads(text)["learning_rate"], TOKEN in text) == (1e-2, False)
+    assert '"step": 4' in (tmp_path / "model_manifest.json").read_text()
+
+
+def test_a_full_disk_is_named_and_another_error_is_not_and_no_half_model_is_left(tmp_path):
+    with pytest.raises(DiskFailure, match=r"not complete\. Checkpoints are untouched"):
+        make_exporter(tmp_path / "full", errno.ENOSPC).save_model()
+    with pytest.raises(OSError, match="refused"):
+        make_exporter(tmp_path / "other", errno.EINTR).save_model()
+    assert [*tmp_path.glob("*/*")] == []
+
+
+def test_weights_that_are_spread_over_processes_are_not_merged(tmp_path):
+    trainer = make_exporter(tmp_path / "run")
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(ArgumentError, match="sharded over processes"):
+        trainer.save_merged(tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+# --- with nothing of ours asked for, what a FastTrainer leaves and shows is what Trainer leaves and shows -------------
+
+
+def run(folder: Any, resume: Any = None, model: Any = None, **given: Any) -> FastTrainer:
+    args = make_args(folder, **given)
+    trainer = FastTrainer(model or make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def copied(folder: Path, step: int, to: Path) -> str:
+    shutil.copytree(folder / f"checkpoint-{step}", to / f"checkpoint-{step}")
+    return str(to / f"checkpoint-{step}")
+
+
+def test_a_plain_run_leaves_no_files_of_ours_beside_its_checkpoints(tmp_path):
+    run(tmp_path / "plain")
+    assert sorted(os.listdir(tmp_path / "plain")) == ["checkpoint-2", "checkpoint-4"]
+    Trainer(make_model(), make_args(tmp_path / "stock", TrainingArguments), train_dataset=ROWS).train()
+    assert sorted(os.listdir(tmp_path / "stock")) == ["checkpoint-2", "checkpoint-4"]
+
+
+@pytest.mark.parametrize("asked", [{"speedups": ["all"]}, {"preset": "baseline"}, {"nan_policy": "skip"}])
+def test_one_that_asks_for_more_leaves_its_records(tmp_path, asked):
+    run(tmp_path, **asked)
+    assert {"plan.json", "throughput.json"} <= set(os.listdir(tmp_path))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What two runs that learn the same have in common: all but rates and times in the log."""
+    state = json.loads((folder / "trainer_state.json").read_text())
+    for entry in state["log_history"]:
+        for name in [name for name in entry if name.endswith(("_per_s", "_gib", "_share", "_runtime", "_per_second"))]:
+            del entry[name]
+        entry.pop("hours_left", None)
+    return state
+
+
+def test_two_runs_that_learn_the_same_have_the_same_state(tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 2}
+    run(tmp_path / "one", **given)
+    run(tmp_path / "two", copied(tmp_path / "one", 2, tmp_path / "two"), **given)
+    one, two = read_state(tmp_path / "one" / "checkpoint-4"), read_state(tmp_path / "two" / "checkpoint-4")
+    assert one == two
+    assert set(one["stateful_callbacks"]) == {"TrainerControl"}
+
+
+def test_a_resume_that_is_refused_names_the_argument_and_the_flag(tmp_path):
+    run(tmp_path, max_steps=2)
+    with pytest.raises(CheckpointError) as refusal:
+        run(tmp_path, str(tmp_path / "checkpoint-2"))
+    assert 'allow_changed=["NAME", ...]' in str(refusal.value)
+    assert "--allow_changed NAME" in str(refusal.value)
+
+
+def test_a_stock_checkpoint_is_named_where_true_does_not_take_it(tmp_path):
+    Trainer(make_model(), make_args(tmp_path, TrainingArguments, max_steps=2), train_dataset=ROWS).train()
+    with pytest.raises(CheckpointError) as refusal:
+        run(tmp_path, True)
+    path = str(tmp_path / "checkpoint-2")
+    assert f"resume_from_checkpoint={path!r}" in str(refusal.value)
+    assert run(tmp_path, path).state.global_step == 4

@@ -2,7 +2,10 @@
 
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 from closing_line import tally
+from locations import ROOT
 from train_until_stopped import Case, start
+
+# --- a run that is asked to stop saves, exits with its own code, and continues as if nothing had happened -------------
+
 
 STOPPED = 75
 CYCLES = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}  # 11 batches: 4 steps an epoch, the last of 2
@@ -164,24 +171,6 @@ def test_a_third_signal_ends_the_process_at_once_and_the_last_checkpoint_continu
     continued(tmp_path, case, whole(case))
 
 
-def test_sigterm_as_often_as_machines_send_it_is_one_stop(tmp_path, whole):
-    case = Case(
-        {}, ("on_step_end", 5), ("SIGTERM",) * 3
-    )  # of systemd to all, and twice of a launcher that heard it twice
-    assert finish(tmp_path, case, "stopped", code=STOPPED)["step"] == 5
-    continued(tmp_path, case, whole(case))
-
-
-def test_a_signal_that_comes_when_training_is_over_is_not_lost(tmp_path):
-    report = finish(tmp_path, Case(CYCLES, ("on_train_end", 1)), "ended", code=-signal.SIGTERM)
-    assert report == {}  # the process died of it, as it would have without us
-
-
-def test_training_in_a_thread_works_and_leaves_signals_alone(tmp_path, whole):
-    case = Case(CYCLES, in_thread=True)
-    assert same_run(finish(tmp_path, case, "thread"), whole(case))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_process_group_stops_a_run_with_data_workers_within_seconds(tmp_path, whole, number):
     case = Case({"dataloader_num_workers": 2}, step_s=0.2, new_group=True)
@@ -246,3 +235,75 @@ def test_checkpoints_by_the_clock_are_as_exact_as_others(tmp_path, whole):
 def test_two_processes_agree_to_stop_when_one_is_signalled(tmp_path, whole, case, step, is_lost):
     assert finish(tmp_path, case, "stopped", code=STOPPED, ranks=2)["step"] == step
     continued(tmp_path, case, whole(case, ranks=2), ranks=2, lost=step if is_lost else None)
+
+
+# --- a recipe outside of training -------------------------------------------------------------------------------------
+
+
+HEAD = """
+import os, signal, sys, time
+from pathlib import Path
+from hf_ext.errors import exit_on_errors
+def ready(): Path("ready").write_text("")
+with exit_on_errors():
+"""
+WAITS = "    ready(); time.sleep(30)"
+TIDIES = """
+    try:
+        ready(); time.sleep(30)
+    finally:
+        time.sleep(0.5)
+        Path("tidied").write_text("")
+"""
+
+
+def start_script(folder, body, **given):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_EXT_STATUS_FILE": str(folder / "statuses")}
+    command = [sys.executable, "-c", HEAD + body]
+    given = {"stderr": subprocess.PIPE, "text": True, **given}
+    return subprocess.Popen(command, cwd=folder, env=environment, **given)
+
+
+def signalled(folder, body, *names):
+    """Status, stderr, and lines of its file of statuses, of a process that is signalled once it is ready."""
+    with start_script(folder, body) as process:
+        ends = time.monotonic() + 30
+        while not (folder / "ready").exists():
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        time.sleep(0.1)  # from the file to the wait
+        for name in names:
+            process.send_signal(getattr(signal, name))
+            time.sleep(0.1)
+        _, error = process.communicate(timeout=30)
+        return process.returncode, error, (folder / "statuses").read_text()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_each_signal_outside_of_training_ends_a_recipe_as_a_stop_does(tmp_path, name):
+    status, error, noted = signalled(tmp_path, WAITS, name)
+    assert (status, error.count("Traceback"), noted) == (75, 0, "75\n")
+    assert f"Interrupted by {name}. Files that were saved are whole; the same command goes on" in error
+
+
+def test_machines_that_repeat_themselves_do_not_break_into_tidying_up(tmp_path):
+    assert signalled(tmp_path, TIDIES, "SIGTERM", "SIGTERM", "SIGHUP")[0] == 75
+    assert (tmp_path / "tidied").exists()
+
+
+def test_a_closed_terminal_is_a_stop_and_no_error_of_its_output(tmp_path):
+    """As of a progress bar that is closed on the way out."""
+    body = """
+    try:
+        ready(); time.sleep(30)
+    finally:
+        print("bar", file=sys.stderr, flush=True)
+"""
+    master, terminal = pty.openpty()
+    with start_script(tmp_path, body, stdout=terminal, stderr=terminal) as process:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.02)
+        os.close(terminal)
+        os.close(master)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 75
