@@ -25,11 +25,9 @@ from hub_server import Fault, HubServer, find_token, serve_hub
 from huggingface_hub import HfApi, snapshot_download
 from locations import HELPERS
 from miniature_esm import make_esm
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, TrainerCallback
 
-from hf_ext.checkpoints.manifest import Manifest, hash_file
 from hf_ext.errors import ArgumentError, TrainingStopped
 from hf_ext.hub import HubError, model_files, push, push_folder, pusher
 from hf_ext.trainer import FastTrainer
@@ -50,14 +48,14 @@ PRIVATE = (
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+def hub(monkeypatch) -> Iterator[HubServer]:
     monkeypatch.setattr(push, "WAITS_S", (0.01,) * 3)
     with serve_hub(monkeypatch, TOKEN) as server:
         yield server
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """The least that is a model, and a token in every file that must not be sent."""
     root = tmp_path / "run" / "model"
     root.mkdir(parents=True)
@@ -68,17 +66,17 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def add_private_files(root: Path) -> None:
+def add_private_files(root) -> None:
     for name in PRIVATE:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"token: {TOKEN}")
 
 
-def send(folder: Path, **settings: Any) -> Any:
+def send(folder, **settings) -> Any:
     return push_folder(folder, "me/model", **{"token": TOKEN, **settings})
 
 
-def assert_token_stayed_here(hub: HubServer) -> None:
+def assert_token_stayed_here(hub) -> None:
     """In no file, body or address; the header that carries it is where it belongs."""
     stored = [
         content for repo in hub.repositories.values() for files in repo.commits.values() for content in files.values()
@@ -92,14 +90,12 @@ def assert_token_stayed_here(hub: HubServer) -> None:
 
 
 @torch.no_grad()
-def predict_tokens(model: Any) -> torch.Tensor:
+def predict_tokens(model) -> torch.Tensor:
     ids = torch.arange(4, 20).repeat(16, 1)
     return model.eval()(input_ids=ids).logits
 
 
-def test_a_pushed_model_comes_back_byte_for_byte_and_predicts_the_same_16_rows(
-    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pushed_model_comes_back_byte_for_byte_and_predicts_the_same_16_rows(hub, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     root = tmp_path / "run" / "model"
     model = make_esm()
@@ -123,7 +119,7 @@ def test_a_pushed_model_comes_back_byte_for_byte_and_predicts_the_same_16_rows(
 # What may leave
 
 
-def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(folder: Path) -> None:
+def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(folder):
     more = ["inputs.json", "report.html", "report.md", "loss.png", "generation_config.json"]
     more += ["tokenizers/0/vocab.txt", "tokenizer_config.json", "model-00001-of-00002.safetensors"]
     for name in more:
@@ -131,17 +127,7 @@ def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(f
     assert [*model_files(folder)] == sorted(["model.safetensors", "config.json", "README.md", *more])
 
 
-@pytest.mark.parametrize("name", ["training_args.bin", "global_step2/optim_states.pt"])
-def test_a_checkpoint_with_pickles_of_a_library_is_not_sent(hub: HubServer, folder: Path, name: str) -> None:
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes(b"pickle")
-    Manifest("run", 1, 0.5, {}, {name: hash_file(folder / name)}).write(folder)
-    with pytest.raises(ArgumentError, match=f"holds {name}, which only a library reads"):
-        send(folder, checkpoint_as="last-checkpoint")
-    assert hub.requests == []
-
-
-def test_a_link_stays_here_wherever_it_leads(folder: Path, tmp_path: Path) -> None:
+def test_a_link_stays_here_wherever_it_leads(folder, tmp_path):
     (tmp_path / "secret").mkdir()
     for path in (tmp_path / "secret.html", tmp_path / "secret" / "vocab.txt"):
         path.write_text("mine")
@@ -153,7 +139,7 @@ def test_a_link_stays_here_wherever_it_leads(folder: Path, tmp_path: Path) -> No
     assert [*model_files(folder)] == ["README.md", "config.json", "model.safetensors"]
 
 
-def test_a_folder_without_weights_is_refused_before_anything_is_sent(hub: HubServer, tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused_before_anything_is_sent(hub, tmp_path):
     for name, message in {"nowhere": "is no folder", "": "holds no weights to push"}.items():
         with pytest.raises(ArgumentError, match=message):
             send(tmp_path / name)
@@ -161,7 +147,7 @@ def test_a_folder_without_weights_is_refused_before_anything_is_sent(hub: HubSer
 
 
 @pytest.mark.parametrize("secret", [TOKEN, "hf_" + "A1" * 17])
-def test_a_file_with_a_token_stops_the_push_before_anything_is_sent(hub: HubServer, folder: Path, secret: str) -> None:
+def test_a_file_with_a_token_stops_the_push_before_anything_is_sent(hub, folder, secret):
     (folder / "inputs.json").write_text(json.dumps({"hub_token": secret}))
     with pytest.raises(HubError, match=r"^inputs\.json contains an access token") as caught:
         send(folder)
@@ -169,7 +155,7 @@ def test_a_file_with_a_token_stops_the_push_before_anything_is_sent(hub: HubServ
     assert secret not in str(caught.value)
 
 
-def test_a_private_push_to_a_public_repository_is_refused(hub: HubServer, folder: Path) -> None:
+def test_a_private_push_to_a_public_repository_is_refused(hub, folder):
     send(folder, private=False)
     assert not hub.repositories["me/model"].private
     (folder / "config.json").write_text('{"changed": 1}')
@@ -178,7 +164,7 @@ def test_a_private_push_to_a_public_repository_is_refused(hub: HubServer, folder
     assert len(hub.repositories["me/model"].commits) == 2  # the first one and that of the public push
 
 
-def test_weights_of_an_earlier_push_that_would_be_loaded_instead_are_replaced(hub: HubServer, folder: Path) -> None:
+def test_weights_of_an_earlier_push_that_would_be_loaded_instead_are_replaced(hub, folder):
     send(folder)
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text("{}")
@@ -189,7 +175,7 @@ def test_weights_of_an_earlier_push_that_would_be_loaded_instead_are_replaced(hu
     }
 
 
-def test_weights_that_are_rewritten_during_the_upload_are_an_error(hub: HubServer, folder: Path) -> None:
+def test_weights_that_are_rewritten_during_the_upload_are_an_error(hub, folder):
     path = folder / "model.safetensors"
     other = path.read_bytes()[::-1]
     hub.faults.append(Fault("POST", "objects/batch", call=lambda: path.write_bytes(other)))
@@ -209,7 +195,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_a_push_gets_through(hub: HubServer, folder: Path, name: str) -> None:
+def test_a_push_gets_through(hub, folder, name):
     fault, least_seen = PASSING[name]
     hub.faults.append(fault)
     send(folder)
@@ -219,7 +205,7 @@ def test_a_push_gets_through(hub: HubServer, folder: Path, name: str) -> None:
     assert_token_stayed_here(hub)
 
 
-def test_pushing_again_what_is_there_makes_no_commit(hub: HubServer, folder: Path) -> None:
+def test_pushing_again_what_is_there_makes_no_commit(hub, folder):
     assert send(folder).oid == send(folder).oid
     assert len(hub.repositories["me/model"].commits) == 2
 
@@ -239,14 +225,8 @@ def test_pushing_again_what_is_there_makes_no_commit(hub: HubServer, folder: Pat
     ids=["401", "commit 500", "silent", "bad card", "upload forbidden"],
 )
 def test_a_push_that_fails_names_the_command_that_repeats_it(
-    hub: HubServer,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    fault: Fault,
-    num_attempts: int,
-    message: str,
-) -> None:
+    hub, folder, monkeypatch, caplog, fault, num_attempts, message
+):
     monkeypatch.setattr(push, "SILENCE_S", 0.3)
     hub.faults.append(fault)
     with caplog.at_level(logging.DEBUG), pytest.raises(HubError, match=f"(?s){message}") as caught:
@@ -258,14 +238,14 @@ def test_a_push_that_fails_names_the_command_that_repeats_it(
     assert len(hub.repositories["me/model"].commits if "me/model" in hub.repositories else [1]) == 1  # as it was
 
 
-def test_no_token_is_named_with_the_remedy(hub: HubServer, folder: Path) -> None:
+def test_no_token_is_named_with_the_remedy(hub, folder):
     with pytest.raises(HubError, match=r"no token for the Hub\. Run `hf auth login` or set HF_TOKEN"):
         send(folder, token=None)
     assert hub.requests == []
 
 
 @pytest.mark.parametrize("is_large", [True, False])
-def test_what_arrived_otherwise_than_it_was_sent_is_found(hub: HubServer, folder: Path, is_large: bool) -> None:
+def test_what_arrived_otherwise_than_it_was_sent_is_found(hub, folder, is_large):
     def spoil() -> None:
         del hub.repositories["me/model"].files["config.json"]
 
@@ -278,9 +258,7 @@ def test_what_arrived_otherwise_than_it_was_sent_is_found(hub: HubServer, folder
 # The command
 
 
-def test_the_command_in_the_error_repeats_the_push(
-    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_in_the_error_repeats_the_push(hub, folder, monkeypatch):
     monkeypatch.setattr(push, "WAITS_S", ())
     hub.faults.append(Fault("POST", "commit", status=500))
     with pytest.raises(HubError) as caught:
@@ -302,10 +280,10 @@ def test_the_command_in_the_error_repeats_the_push(
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path, hub: HubServer) -> Callable[..., FastTrainer]:
+def make_trainer(tmp_path, hub) -> Callable[..., FastTrainer]:
     """A tiny classifier of 20 rows; 4 steps, saved every second one, the older checkpoint deleted."""
 
-    def make(model: Any = None, **given: Any) -> FastTrainer:
+    def make(model=None, **given) -> FastTrainer:
         model = model or make_esm(EsmForSequenceClassification)
         torch.manual_seed(1)
         ids = torch.randint(4, 24, (20, 9)).tolist()
@@ -333,7 +311,7 @@ def make_trainer(tmp_path: Path, hub: HubServer) -> Callable[..., FastTrainer]:
     return make
 
 
-def train_to_end(trainer: FastTrainer) -> None:
+def train_to_end(trainer) -> None:
     """As a recipe does."""
     trainer.train()
     trainer.save_model()
@@ -347,15 +325,8 @@ def train_to_end(trainer: FastTrainer) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", ["frozen", "lora", "full"])
 def test_of_an_affinity_model_no_token_no_pickle_and_no_record_leaves(
-    hub: HubServer,
-    make_affinity: Callable,
-    demo_encoders: Any,
-    demo_rows: Any,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture,
-    training: str,
-) -> None:
+    hub, make_affinity, demo_encoders, demo_rows, tmp_path, caplog, capfd, training
+):
     caplog.set_level(logging.INFO)
     model, collator = make_affinity(antibody=training, antigen=training)
     args = FastTrainingArguments(
@@ -382,25 +353,7 @@ def test_of_an_affinity_model_no_token_no_pickle_and_no_record_leaves(
     assert find_token(TOKEN, hub, tmp_path, caplog.text, *capfd.readouterr()) == []
 
 
-@pytest.mark.nightly
-def test_a_classifier_and_adapters_on_one_come_back_with_a_card_that_the_hub_takes(
-    make_trainer: Callable, hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    train_to_end(make_trainer(hub_model_id="me/full"))
-    make_esm(EsmForSequenceClassification).save_pretrained(tmp_path / "base", save_original_format=False)
-    base = EsmForSequenceClassification.from_pretrained(tmp_path / "base")
-    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
-    train_to_end(make_trainer(adapted, hub_model_id="me/adapters", output_dir=str(tmp_path / "run2")))
-    assert "model.safetensors" in hub.repositories["me/full"].files
-    adapters = hub.repositories["me/adapters"].files
-    assert {"adapter_model.safetensors", "adapter_config.json"} < set(adapters)
-    assert b"[More Information Needed]" not in adapters["README.md"]
-    assert b"base_model:" not in adapters["README.md"]  # a path, which the Hub refuses
-    assert f"names {tmp_path / 'base'}, known to this machine alone" in caplog.text
-
-
-def test_a_card_that_is_there_is_pushed_as_it_is(make_trainer: Callable, hub: HubServer, tmp_path: Path) -> None:
+def test_a_card_that_is_there_is_pushed_as_it_is(make_trainer, hub, tmp_path):
     trainer = make_trainer(max_steps=1)
     trainer.train()
     (tmp_path / "run" / "README.md").write_text("---\nlibrary_name: hf_ext\n---\n# Mine\n")
@@ -415,19 +368,19 @@ def test_a_card_that_is_there_is_pushed_as_it_is(make_trainer: Callable, hub: Hu
 # What the strategies push
 
 
-def messages(hub: HubServer) -> list[str]:
+def messages(hub) -> list[str]:
     return hub.repositories["me/x"].messages[1:]
 
 
 class WaitForPush(TrainerCallback):
     """Training that is as slow as its pushes."""
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, *args, **kwargs):
         while any(thread.name == "hub-push" for thread in threading.enumerate()):
             time.sleep(0.01)
 
 
-def test_every_save_pushes_each_checkpoint_while_training_goes_on(make_trainer: Callable, hub: HubServer) -> None:
+def test_every_save_pushes_each_checkpoint_while_training_goes_on(make_trainer, hub):
     trainer = make_trainer(hub_strategy="every_save", max_steps=4)
     trainer.add_callback(WaitForPush())
     trainer.train()
@@ -435,9 +388,7 @@ def test_every_save_pushes_each_checkpoint_while_training_goes_on(make_trainer: 
     assert set(hub.repositories["me/x"].files) == {".gitattributes", "config.json", "model.safetensors"}
 
 
-def test_checkpoint_pushes_what_a_run_elsewhere_continues_from(
-    make_trainer: Callable, hub: HubServer, tmp_path: Path
-) -> None:
+def test_checkpoint_pushes_what_a_run_elsewhere_continues_from(make_trainer, hub, tmp_path):
     whole = make_trainer(output_dir=str(tmp_path / "whole"), push_to_hub=False)
     whole.train()
     first = make_trainer(hub_strategy="checkpoint", max_steps=4, save_steps=3)
@@ -459,17 +410,17 @@ def test_checkpoint_pushes_what_a_run_elsewhere_continues_from(
 
 
 class StopAfter(TrainerCallback):
-    def __init__(self, step: int):
+    def __init__(self, step):
         self.step = step
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
             os.kill(os.getpid(), 15)
 
 
 def test_of_a_checkpoint_that_holds_only_what_trains_the_model_is_pushed_at_the_end(
-    make_trainer: Callable, hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    make_trainer, hub, tmp_path, caplog
+):
     make_esm(EsmForSequenceClassification).save_pretrained(tmp_path / "base", save_original_format=False)
     model = EsmForSequenceClassification.from_pretrained(tmp_path / "base")
     for parameter in model.esm.parameters():
@@ -486,9 +437,7 @@ def test_of_a_checkpoint_that_holds_only_what_trains_the_model_is_pushed_at_the_
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_a_save_during_a_push_is_left_to_the_next_one_unless_every_one_is_wanted(
-    make_trainer: Callable, hub: HubServer, tmp_path: Path, always: bool
-) -> None:
+def test_a_save_during_a_push_is_left_to_the_next_one_unless_every_one_is_wanted(make_trainer, hub, tmp_path, always):
     def wait_for_all() -> None:
         wait_for((tmp_path / "run" / "checkpoint-4").is_dir)
         time.sleep(0.2)  # its push is asked for right after
@@ -506,15 +455,13 @@ def test_a_save_during_a_push_is_left_to_the_next_one_unless_every_one_is_wanted
         assert {f"checkpoint-{step}/manifest.json" for step in expected} < set(hub.repositories["me/x"].files)
 
 
-def wait_for(holds: Callable[[], bool], limit_s: float = 30.0) -> None:
+def wait_for(holds, limit_s=30.0) -> None:
     end = time.monotonic() + limit_s
     while not holds() and time.monotonic() < end:
         time.sleep(0.01)
 
 
-def test_a_checkpoint_stays_while_it_is_sent_on_top_of_the_budget(
-    make_trainer: Callable, hub: HubServer, tmp_path: Path
-) -> None:
+def test_a_checkpoint_stays_while_it_is_sent_on_top_of_the_budget(make_trainer, hub, tmp_path):
     given = {"hub_strategy": "every_save", "save_steps": 1, "max_steps": 3}
     with pytest.raises(ArgumentError, match="save_total_size_gb") as caught:
         make_trainer(save_total_size_gb=1e-6, **given).train()
@@ -537,9 +484,7 @@ def test_a_checkpoint_stays_while_it_is_sent_on_top_of_the_budget(
 # Failures that a run may meet
 
 
-def test_no_right_to_write_no_token_and_a_public_repository_are_found_before_training(
-    make_trainer: Callable, hub: HubServer
-) -> None:
+def test_no_right_to_write_no_token_and_a_public_repository_are_found_before_training(make_trainer, hub):
     make_trainer(hub_private_repo=False)
     with pytest.raises(HubError, match="me/x is public and the push is private"):
         make_trainer()
@@ -554,9 +499,7 @@ def test_no_right_to_write_no_token_and_a_public_repository_are_found_before_tra
     assert TOKEN not in str(caught.value)
 
 
-def test_a_503_for_good_is_an_error_at_the_end_with_the_command_that_repeats_it(
-    make_trainer: Callable, hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_503_for_good_is_an_error_at_the_end_with_the_command_that_repeats_it(make_trainer, hub, tmp_path, caplog):
     trainer = make_trainer(hub_strategy="every_save")
     hub.faults.append(Fault("POST", "commit", 99, status=503))
     trainer.train()
@@ -571,9 +514,7 @@ def test_a_503_for_good_is_an_error_at_the_end_with_the_command_that_repeats_it(
     assert find_token(TOKEN, hub, tmp_path, caplog.text) == []
 
 
-def test_a_hub_that_hangs_holds_the_end_of_training_up_for_a_bounded_time(
-    make_trainer: Callable, hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_hub_that_hangs_holds_the_end_of_training_up_for_a_bounded_time(make_trainer, hub, monkeypatch, caplog):
     monkeypatch.setattr(pusher, "END_WAIT_S", 0.5)
     hub.faults.append(Fault("POST", "commit", delay_s=30.0))
     trainer = make_trainer(hub_strategy="every_save")
@@ -584,9 +525,7 @@ def test_a_hub_that_hangs_holds_the_end_of_training_up_for_a_bounded_time(
         trainer.end()
 
 
-def test_a_stop_does_not_wait_for_a_hub_that_hangs(
-    make_trainer: Callable, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_stop_does_not_wait_for_a_hub_that_hangs(make_trainer, hub, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(pusher, "GRACE_S", 0.5)
     hub.faults.append(Fault("POST", "commit", 99, delay_s=30.0))
     trainer = make_trainer(hub_strategy="every_save")
@@ -602,15 +541,13 @@ def test_a_stop_does_not_wait_for_a_hub_that_hangs(
 # What processes leave
 
 
-def start(folder: Path, *given: str) -> subprocess.Popen:
+def start(folder, *given) -> subprocess.Popen:
     words = [sys.executable, str(HELPERS / "pushing_process.py"), str(folder), *given]
     return subprocess.Popen(words, env={**os.environ, "HF_TOKEN": TOKEN}, stdout=PIPE, stderr=STDOUT, text=True)
 
 
 @pytest.mark.nightly
-def test_a_process_killed_in_a_push_leaves_all_whole_and_the_next_push_mends_the_hub(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_a_process_killed_in_a_push_leaves_all_whole_and_the_next_push_mends_the_hub(hub, tmp_path):
     hub.faults.append(Fault("POST", "commit", call=lambda: process.kill()))
     process = start(tmp_path / "run", "max_steps=4")
     process.communicate(timeout=300)
@@ -631,7 +568,7 @@ def test_a_process_killed_in_a_push_leaves_all_whole_and_the_next_push_mends_the
 PUSHING = ("--push_to_hub", "true", "--hub_model_id", "me/x", "--hub_strategy", "every_save", "--hub_token", TOKEN)
 
 
-def run_command(folder: Path, home: str, *words: str) -> str:
+def run_command(folder, home, *words) -> str:
     environment = {**os.environ, "HF_HOME": str(folder / home), "HF_TOKEN": TOKEN}
     command = [sys.executable, "-m", "hf_ext", *words, "--embedding_cache_dir", "cache"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
@@ -641,9 +578,7 @@ def run_command(folder: Path, home: str, *words: str) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("training", ["frozen", "lora"])
-def test_a_model_of_the_recipe_is_pushed_and_predicts_from_its_name(
-    hub: HubServer, tmp_path: Path, training: str
-) -> None:
+def test_a_model_of_the_recipe_is_pushed_and_predicts_from_its_name(hub, tmp_path, training):
     words = ("--num_train_epochs", "2", "--tower_training", training, "--output_dir", "run", *PUSHING)
     trained = run_command(tmp_path, "home", "train", *words)
     with open(tmp_path / "run" / "predictions.csv", newline="") as file:

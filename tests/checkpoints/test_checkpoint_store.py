@@ -4,10 +4,8 @@ import os
 
 import pytest
 
-from hf_ext.checkpoints.manifest import MANIFEST, Manifest
+from hf_ext.checkpoints.manifest import MANIFEST
 from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.errors import CheckpointError
-from hf_ext.files import used_bytes
 
 
 @pytest.fixture
@@ -43,18 +41,6 @@ def steps(store) -> list[int]:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def test_a_committed_checkpoint_holds_its_files_and_a_manifest_of_them(store):
-    stored = save(store, 20, epoch=2.0, facts={"world_size": 1})
-    assert names(store) == ["checkpoint-20"]
-    assert stored.path == store.folder / "checkpoint-20"
-    assert sorted(os.listdir(stored.path)) == [MANIFEST, "model.safetensors", "optimizer.json", "progress.json"]
-    assert Manifest.read(stored.path) == stored.manifest
-    assert sorted(stored.manifest.files) == ["model.safetensors", "optimizer.json", "progress.json"]
-    assert stored.manifest.files["model.safetensors"].size == 7
-    assert (stored.step, stored.run_id, stored.manifest.facts) == (20, "run", {"world_size": 1})
-    assert stored.num_bytes == used_bytes(stored.path) > 0
-
-
 def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it(store, monkeypatch):
     events = []
     for name in ("fsync", "rename", "replace"):
@@ -86,15 +72,6 @@ def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it
         ("replace", f"{staged}/manifest.json.tmp"),
         ("rename", staged),
     ]
-
-
-def test_links_are_not_committed(store):
-    staging = store.stage(20)
-    (staging / "model.safetensors").symlink_to("/etc/hostname")
-    with pytest.raises(CheckpointError, match="no links"):
-        store.commit(20, 0.5, {})
-    store.abandon(20)
-    assert names(store) == []
 
 
 # --- deleting -----------------------------------------------------------------------------------------------------

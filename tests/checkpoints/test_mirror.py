@@ -177,10 +177,10 @@ def test_a_target_under_a_folder_that_does_not_exist_is_refused(tmp_path):
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path):
+def make_trainer(tmp_path):
     """A tiny classifier of 16 rows; 8 steps, saved every second one, the best by the loss on the same rows."""
 
-    def make(output: str = "drive", local: str | None = "local", **given):
+    def make(output="drive", local="local", **given):
         model = make_esm(EsmForSequenceClassification)
         ids = torch.randint(4, 24, (16, 9)).tolist()
         rows = Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(16)]})

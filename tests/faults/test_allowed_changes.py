@@ -121,29 +121,6 @@ def test_what_trains_and_how_adapters_are_scaled_are_part_of_the_model(bench, tm
     assert "\n  model.adapters.default.lora_alpha: 8 in the checkpoint, 9 now" in message
 
 
-class Masking:
-    """A collator with a setting."""
-
-    def __init__(self, collate, mask_share):
-        self.collate, self.mask_share = collate, mask_share
-
-    def __call__(self, rows):
-        return self.collate(rows)
-
-
-def test_settings_of_the_collator_are_compared(bench, tmp_path):
-    def make(folder, share):
-        trainer, _ = bench.make(KIND, FastTrainer, tmp_path / folder)
-        trainer.data_collator = Masking(trainer.data_collator, share)
-        return trainer
-
-    make("old", 0.15).train()
-    trainer, checkpoint = make("new", 0.3), tmp_path / "old" / f"checkpoint-{SAVED}"
-    assert "\n  collator.mask_share: 0.15 in the checkpoint, 0.3 now" in refusal_of(trainer, checkpoint)
-    trainer.args.allow_changed = ["collator"]
-    trainer.train(resume_from_checkpoint=str(checkpoint))
-
-
 # --- recorded --------------------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,7 @@ CASES = [
 ]
 
 
-def do_damage(folder: Path, name: str, damage: str) -> None:
+def do_damage(folder, name, damage) -> None:
     """Damages one file of the newest checkpoint in `folder`."""
     path = folder / name
     before = path.read_bytes()
@@ -68,7 +68,7 @@ def do_damage(folder: Path, name: str, damage: str) -> None:
 class Family:
     """An uninterrupted run, one that was killed after step 5, and copies of the latter's folder."""
 
-    def __init__(self, folder: Path, template):
+    def __init__(self, folder, template):
         self.folder, self.make = folder, Maker(template)
         self.make(folder / "whole").train()
         self.whole = self.make.watch.weights
@@ -79,7 +79,7 @@ class Family:
         self.num_copies += 1
         return Path(shutil.copytree(self.folder / "killed", self.folder / f"copy-{self.num_copies}"))
 
-    def problems(self, folder: Path, name: str, log: list[str], store: type = CheckpointStore) -> list[str]:
+    def problems(self, folder, name, log, store=CheckpointStore) -> list[str]:
         """What is wrong with how a run treats the damaged file `name` of its newest checkpoint; [] is right."""
         damaged, found = contents(folder / NEWEST), []
         trainer = self.make(folder, save_strategy="no")
@@ -105,7 +105,7 @@ class Family:
         return found
 
 
-def missing_words(message: str, name: str) -> list[str]:
+def missing_words(message, name) -> list[str]:
     return [f"no {word!r} in: {message}" for word in (name, "expected ", "found ") if word not in message]
 
 
@@ -128,7 +128,7 @@ def log():
         yield found
 
 
-def in_ci(family: str, name: str, damage: str) -> bool:
+def in_ci(family, name, damage) -> bool:
     """Files that both families have are damaged in one of them; nightly in both."""
     return family == "esm" or name not in COMMON or name == "manifest.json"
 
@@ -228,7 +228,7 @@ def test_the_suite_sees_a_store_that_verifies_nothing(families, log):
     assert {"a damaged checkpoint that was named is taken", "began at step 4", "weights of step 6"} <= set(found)
 
 
-def stock_outcomes(make: Maker, folder: Path, damages: list[tuple[str, str]]) -> Counter:
+def stock_outcomes(make, folder, damages) -> Counter:
     """What stock Trainer makes of the same damage: it fails, resumes right, or resumes to other weights.
 
     With LoRA: a full ESM, whose LayerNorms it loses, resumes wrong without any damage.

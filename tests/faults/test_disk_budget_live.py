@@ -152,31 +152,12 @@ def test_a_log_that_grows_counts_into_the_next_checkpoint(tmp_path, base):
 # --- the smallest budget --------------------------------------------------------------------------------------------
 
 
-def is_refused(trainer, num_bytes):
-    trainer.args.save_total_size_gb = num_bytes / GB
-    try:
-        trainer._ext_saver.retention.check()
-    except ArgumentError:
-        return True
-    return False
-
-
-def find_smallest(trainer):
-    """The smallest budget in bytes that is not refused, by halving."""
-    trainer.create_optimizer()
-    refused, allowed = 1, 10**9
-    while allowed - refused > 1:
-        middle = (refused + allowed) // 2
-        refused, allowed = (middle, allowed) if is_refused(trainer, middle) else (refused, middle)
-    return allowed
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_budget_one_byte_too_small_is_refused_before_the_first_step_with_the_arithmetic(kind, tmp_path, base):
+def test_a_budget_that_is_too_small_is_refused_before_the_first_step_with_the_arithmetic(kind, tmp_path, base):
     combination = (2, True, kind)
-    smallest = find_smallest(build(tmp_path, combination, base))
-    refused = build(tmp_path, combination, base, save_total_size_gb=(smallest - 1) / GB)
+    smallest = smallest_gb(build(tmp_path, combination, base, save_total_size_gb=1e-6))
+    refused = build(tmp_path, combination, base, save_total_size_gb=0.999 * smallest)
     with pytest.raises(ArgumentError) as refusal:
         refused.train()
     assert refused.state.global_step == 0
@@ -187,8 +168,8 @@ def test_a_budget_one_byte_too_small_is_refused_before_the_first_step_with_the_a
     assert [name for name, _ in lines] == [*names, "sum, at the moment of a save", "budget"]
     *parts, total, _ = [float(value) for _, value in lines]
     assert total == pytest.approx(sum(parts), abs=3e-6)
-    assert total == pytest.approx(smallest / GB, abs=1e-6)
-    allowed = build(tmp_path, combination, base, save_total_size_gb=smallest / GB, max_steps=2)
+    assert total == pytest.approx(smallest, abs=3e-6)
+    allowed = build(tmp_path, combination, base, save_total_size_gb=smallest, max_steps=2)
     assert allowed.train().global_step == 2
 
 

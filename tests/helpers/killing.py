@@ -36,7 +36,7 @@ class Kill:
     """When a process is killed, and the others with it.
 
     Attributes:
-        operation: before which file operation in the output folder: counted from 1, over the whole process, or over what
+        operation: before which file operation in the output folder: counted from 1, over the process, or over what
             follows step `after_step` until the end of the next, in which a save is finished.
         at_step: after which optimizer step.
         rank: which process.

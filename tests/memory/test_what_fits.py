@@ -72,14 +72,6 @@ def test_lines_add_up_to_the_peak_and_each_way_to_train_holds_what_it_must():
     assert found.peak - there.peak == found.optimizer == 2 * forecaster.all_gradients
 
 
-def test_with_few_rows_the_optimizer_step_is_the_fullest_moment():
-    forecaster = forecaster_of(length=2)
-    found = forecaster.forecast(TrainConfig(1, "full", optimizer="adamw_torch"))
-    assert found.moment == "optimizer step"
-    # Weights, gradients, two states, and a copy of each tensor that steps.
-    assert found.peak == found.weights + 4 * forecaster.all_gradients
-
-
 # What a step of 8 rows of 1,024 tokens needs to fit into so many GiB: the 650M model trained in full, the
 # others with adapters.
 TARGETS = {

@@ -154,14 +154,6 @@ def test_a_kernel_that_is_right_forward_and_wrong_backward_is_not_used(tmp_path,
     assert implementations(trainer.model) == ["sdpa"]
 
 
-@pytest.mark.usefixtures("broken_blocked")
-def test_what_follows_from_a_rejected_kernel_is_decided_again(tmp_path):
-    trainer = make_trainer(tmp_path, speedups=["all"], without=["precision", "cpu_matmul"])
-    names = ("attention", "packing", "length_grouping")
-    assert [trainer.plan[name].status for name in names] == ["skipped", "skipped", "applied"]
-    assert trainer.args.train_sampling_strategy == "group_by_length"
-
-
 # --- towers ----------------------------------------------------------------------------------------------------------
 
 

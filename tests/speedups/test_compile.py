@@ -156,19 +156,6 @@ def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
         assert recomputed_layers(trainer.model) == []
 
 
-def test_a_policy_leaves_no_gradient_and_draws_no_number(tmp_path):
-    state = torch.get_rng_state()
-    model = small_esm().eval()
-    after = torch.get_rng_state()
-    make_trainer(tmp_path, model, activation_policy="attention", seed=3)
-    with_policy = torch.get_rng_state()
-    make_trainer(tmp_path / "b", model, seed=3)
-    assert torch.equal(with_policy, torch.get_rng_state())
-    assert not torch.equal(state, after)
-    assert all(weight.grad is None for weight in model.parameters())
-    assert not any(module.training for module in model.modules())
-
-
 # --- together with compiled blocks -----------------------------------------------------------------------------------
 
 

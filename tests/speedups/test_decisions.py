@@ -17,7 +17,6 @@ from hf_ext.plan import make_plan
 from hf_ext.speedups import (
     REGISTRY,
     Context,
-    CpuMatmul,
     DataFacts,
     Decision,
     ModelFacts,
@@ -73,14 +72,6 @@ def test_without_leaves_one_speedup_out_and_no_other():
         after = statuses("A100", FROZEN, without=[name])
         assert {n for n in before if before[n] != after[n]} <= {name, *follow.get(name, ())}
         assert after[name] == "off"
-
-
-def test_deciding_changes_no_argument_and_every_decision_names_its_reason():
-    found = context(cached_batch_size=64)
-    before = found.args.to_dict()
-    decisions = [speedup.decide(found) for speedup in REGISTRY]
-    assert found.args.to_dict() == before
-    assert all(decision.reason for decision in decisions)
 
 
 # Flags that change what is learned, or cost time: `all` does not mean them, and their name alone says which flag does.
@@ -461,15 +452,6 @@ def test_what_the_user_set_is_met(nobody_said, monkeypatch, name):
     assert decide_threads().status == "applied"
 
 
-def test_the_1_of_accelerates_launcher_is_nobodys_word(nobody_said, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert decide_threads().reason == "OMP_NUM_THREADS=1 is set"
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    assert decide_threads().status == "applied"
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert decide_threads().reason == "OMP_NUM_THREADS=2 is set"
-
-
 def test_a_run_trains_on_a_thread_per_core_and_gives_them_back(nobody_said, monkeypatch, tmp_path):
     alone = make_trainer(tmp_path / "alone")
     monkeypatch.setattr("hf_ext.plan.count_cpu_cores", lambda: 2)
@@ -615,24 +597,6 @@ def test_fsdp2_wraps_the_classes_of_the_model_or_those_that_the_user_names(fsdp2
 
 
 # --- process-wide settings -------------------------------------------------------------------------------------------
-
-
-def apply_cpu_matmul() -> tuple[Decision, Run]:
-    run = Run(make_args(), None)
-    return CpuMatmul.apply(Decision("cpu_matmul", "N", "applied", "try"), run), run
-
-
-def test_cpu_matmul_reports_its_error_and_puts_the_setting_back(torch_settings, monkeypatch):
-    monkeypatch.setattr("hf_ext.speedups.precision.MAX_ERROR", 1.0)
-    before = torch_settings()
-    decision, run = apply_cpu_matmul()
-    assert decision.status == "applied"
-    assert decision.evidence["relative_error"] < 1e-2
-    assert torch_settings()["matmul"].on_cpu == "bf16"  # and the general query, inside it, does not raise
-    run.restore()
-    assert torch_settings() == before
-    run.restore()
-    assert torch_settings() == before
 
 
 def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch_settings, monkeypatch):

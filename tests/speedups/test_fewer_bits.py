@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -15,8 +14,8 @@ from tiny_masked_lm import make_rows
 from token_rows import pad_rows
 from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_data_collator
 
-from hf_ext.affinity.predictor import AffinityPredictor, load_model
-from hf_ext.errors import ArgumentError, CheckpointError, MissingDependencyError, PlanRefused
+from hf_ext.affinity.predictor import load_model
+from hf_ext.errors import ArgumentError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.frozen_weights import HalfLinear, quantized_layers
 from hf_ext.models.lora import LoraSettings, merged_copy, wrap_with_lora
@@ -171,15 +170,6 @@ def test_a_run_goes_on_bit_for_bit(trainer_for, how):
     assert same_tensors(trained_weights(resumed.model), trained_weights(whole.model))
 
 
-def test_another_base_is_still_refused(base, tmp_path):
-    make_trainer(tmp_path / "run", base(), pad_rows, make_rows(), **SAVING, **HALF).train()
-    other = base()
-    other.esm.encoder.layer[0].output.dense.weight.data[0, 0] += 1e-6  # below what half precision can tell
-    trainer = make_trainer(tmp_path / "run", other, pad_rows, make_rows(), resume="auto", **SAVING, **HALF)
-    with pytest.raises(CheckpointError, match="was trained on frozen weights"):
-        trainer.train()
-
-
 @pytest.mark.nightly
 @STORED
 def test_no_file_holds_the_base_and_a_float_base_predicts_nearly_the_same(towers, demo_rows, tmp_path, how):
@@ -201,20 +191,6 @@ def test_no_file_holds_the_base_and_a_float_base_predicts_nearly_the_same(towers
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@STORED
-def test_towers_are_merged_into_the_weights_read_again(make_affinity, towers, how):
-    pretrained, _ = make_affinity("lora", "lora")
-    trainer = towers("run", **how)
-    trainer.train()
-    adapters = {name: p for name, p in trainer.model.state_dict().items() if "lora_" in name or "head" in name}
-    pretrained.load_state_dict({**pretrained.state_dict(), **adapters})
-    expected, merged = merged_copy(pretrained).state_dict(), merged_copy(trainer.model)
-    assert all(torch.equal(value, expected[name]) for name, value in merged.state_dict().items() if "encoders" in name)
-    assert not narrow_layers(merged)
-    assert narrow_layers(trainer.model)  # which goes on as it was
 
 
 @needs_bitsandbytes
@@ -295,29 +271,6 @@ def test_the_cache_tells_bits_apart_and_gives_what_is_computed_live(make_affinit
     live = ours.encode_sequences("antigen", sequences)
     assert torch.allclose(live, stored, atol=1e-5)
     assert not torch.allclose(live, exact, atol=1e-5)
-
-
-@pytest.fixture
-def trained(make_affinity, demo_rows, tmp_path):
-    """A folder of a model that was trained on embeddings of 8 bits, and what it predicted."""
-    trainer = make_encoding_trainer(tmp_path / "run", *make_affinity(), demo_rows, **CACHED, **EIGHT_BITS, **WIDE)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    trainer.data_collator.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved", np.asarray(trainer.predict(demo_rows.select(range(20))).predictions).reshape(-1)
-
-
-@pytest.mark.nightly
-def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(trained, demo_rows):
-    folder, expected = trained
-    predictor = AffinityPredictor.from_pretrained(folder)
-    assert quantized_layers(predictor.model)
-    rows = demo_rows.select(range(20))
-    assert np.allclose(predictor.predict(rows), expected, atol=1e-4)
-    other = AffinityPredictor.from_pretrained(folder)
-    other.model.config.encoder_bits = None  # as if nobody had kept it
-    other.model.release_encoders()
-    assert not np.allclose(other.predict(rows), expected, atol=1e-4)
 
 
 # --- bitsandbytes' 8-bit optimizers by Trainer's own names ------------------------------------------------------------

@@ -15,7 +15,6 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
 from hf_ext.models.muon import MuonAdamW, block_matrices
-from hf_ext.models.packing import find_encoders
 from hf_ext.speedups.fused_layers import label_only
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -93,15 +92,6 @@ def pair():
     model = copy.deepcopy(stock)
     assert label_only(model) == 1
     return model, stock
-
-
-def test_a_batch_without_labels_costs_nothing_instead_of_being_no_number(pair):
-    batch = {**BATCH, "labels": torch.full_like(BATCH["labels"], IGNORED)}
-    loss = pair[0].train()(**batch).loss
-    loss.backward()
-    assert loss == 0
-    assert all(p.grad.abs().max() == 0 for p in pair[0].parameters() if p.grad is not None)
-    assert torch.isnan(pair[1](**batch).loss)
 
 
 def test_the_head_computes_one_row_per_labelled_token(pair):
@@ -228,19 +218,6 @@ def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
     assert "forward" not in vars(model.esm)
     with pytest.raises(PlanRefused, match=r"packing: against padded encoders: states differ .* Leave packing out"):
         make_trainer(tmp_path, make_wide_esm(), **PACKED)
-
-
-def test_towers_loaded_later_are_packed_too(tmp_path, make_affinity, demo_rows):
-    model, collator = make_affinity("frozen", "frozen")
-    rows = demo_rows.map(lambda row, i: {"antigen": row["antigen"][: 10 + i]}, with_indices=True)
-    trainer = FastTrainer(model, make_args(tmp_path, **PACKED), collator, rows)
-    assert trainer.plan["packing"].evidence["max_difference"] < 1e-4
-    trainer.model.release_encoders()
-    trainer.model.attach_encoders()
-    encoders = find_encoders(trainer.model)
-    assert [encoder.config.model_type for encoder in encoders] == ["bert", "esm"]
-    for encoder in encoders:
-        assert ("forward" in vars(encoder), encoder.config._attn_implementation) == (True, "hf_ext_blocked")
 
 
 # --- token budgets in the plan and in FastTrainer ---------------------------------------------------------------------

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,11 +30,11 @@ WORSE = [model_of(0.3), *(model_of(1.0, i) for i in range(6))]
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 
 
-def verdicts(trainer: FastTrainer) -> list[str]:
+def verdicts(trainer) -> list[str]:
     return [decision["verdict"] for decision in trainer.stopping_decisions]
 
 
-def evaluations(trainer: FastTrainer) -> list[dict[str, float]]:
+def evaluations(trainer) -> list[dict[str, float]]:
     """What was logged of each evaluation, without times."""
     logs = [entry for entry in trainer.state.log_history if "eval_loss" in entry or "eval_a_loss" in entry]
     return [{k: v for k, v in entry.items() if not k.endswith(("_runtime", "_per_second"))} for entry in logs]
@@ -100,13 +97,13 @@ def test_of_a_subset_the_same_rows_are_compared_and_a_stop_ends_with_all_rows(tm
 class Forgetful(FastTrainer):
     """Resumes without what early stopping compares with: the broken twin."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         load = self._ext_parts.early_stopping.load
         self._ext_parts.early_stopping.load = lambda tree: load(tree and {**tree, "rule": None})
 
 
-def resumed_at(folder: Path, step: int, **given: Any) -> FastTrainer:
+def resumed_at(folder, step, **given) -> FastTrainer:
     """A run that is killed after the checkpoint of `step`, and its continuation."""
     settings = {"early_stopping_patience": 2, "save_strategy": "steps", "save_steps": step}
     with pytest.raises(KeyboardInterrupt):
@@ -170,18 +167,6 @@ def test_masked_models_are_compared_by_the_loss_over_all_masked_residues(tmp_pat
         assert decision["against_best"]["after"] == pytest.approx(loss)
 
 
-def test_predictions_that_are_no_sums_per_row_are_refused(tmp_path):
-    trainer = make_trainer(
-        tmp_path,
-        make_script(*RUN),
-        metric_for_best_model="accuracy",
-        early_stopping_patience=3,
-        metrics=lambda prediction: {"accuracy": 0.5},
-    )
-    with pytest.raises(ArgumentError, match=r"number of right predictions.*shape \(200,\)"):
-        trainer.train()
-
-
 SETS = {"a": make_script(*RUN), "ab": make_script(*RUN)}
 
 
@@ -218,13 +203,13 @@ FLAT = 8 + (GOOD - 8) / 50  # in order, but close to a constant
 ROUNDED = torch.tensor(GOOD).bfloat16().double().numpy()
 
 
-def train(folder: Path, *predictions: np.ndarray, **given: Any) -> FastTrainer:
+def train(folder, *predictions, **given) -> FastTrainer:
     trainer = make_trainer(folder, make_script(*predictions), **{"max_steps": len(predictions), **given})
     trainer.train()
     return trainer
 
 
-def said(trainer: FastTrainer) -> list[tuple[int, str]]:
+def said(trainer) -> list[tuple[int, str]]:
     """Step and first words of every alarm."""
     entries = [(entry["step"], alarm) for entry in trainer.collapse_alarms for alarm in entry["alarms"]]
     return [(step, " ".join(alarm.split()[:4])) for step, alarm in entries]
@@ -257,15 +242,6 @@ def test_a_fresh_head_may_be_constant_in_warm_up_and_not_after_it(tmp_path):
     assert said(late) == [(4, "The predictions spread 0.020")]
 
 
-def test_each_evaluation_set_has_its_own_alarms(tmp_path):
-    sets = {"a": make_script(FLAT), "b": make_script(GOOD)}
-    trainer = make_trainer(tmp_path, sets, max_steps=3, metric_for_best_model="a_spearman")
-    trainer.train()
-    assert [(entry["step"], entry["name"]) for entry in trainer.collapse_alarms] == [(1, "a")]
-    assert "eval_b_spread_ratio" in trainer.state.log_history[-2]
-    json.dumps(trainer.collapse_alarms, allow_nan=False)
-
-
 def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):
     script = make_script(GOOD, FLAT, FLAT, FLAT, ROUNDED)
     whole = make_trainer(tmp_path / "whole", script, max_steps=6)
@@ -286,22 +262,22 @@ METRICS = RowMetrics(9.0, "antigen")
 KEEPING_BEST = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
 
 
-def make_rows(*predictions: np.ndarray, antigens: np.ndarray = ANTIGENS) -> Dataset:
+def make_rows(*predictions, antigens=ANTIGENS) -> Dataset:
     return make_script(*predictions).with_format(None).add_column("antigen", antigens.tolist()).with_format("torch")
 
 
-def make(folder: Path, *predictions: np.ndarray, **given: Any) -> FastTrainer:
+def make(folder, *predictions, **given) -> FastTrainer:
     """A run whose evaluations_of_rows, in batches of 64, make these predictions after 1, 2, 3, ... steps."""
     rows = given.pop("rows", None) or make_rows(*predictions)
     given = {"metrics": METRICS, "per_device_eval_batch_size": 64, "max_steps": len(predictions), **given}
     return make_trainer(folder, rows, **given)
 
 
-def evaluations_of_rows(trainer: FastTrainer) -> list[dict[str, float]]:
+def evaluations_of_rows(trainer) -> list[dict[str, float]]:
     return [log for log in trainer.state.log_history if "eval_loss" in log]
 
 
-def says(log: dict[str, float], prefix: str, predicted: np.ndarray, rows: Any = slice(None), antigens=ANTIGENS) -> bool:
+def says(log, prefix, predicted, rows=slice(None), antigens=ANTIGENS) -> bool:
     """Whether an evaluation logged what the final scores say of these rows."""
     scores = score_predictions(predicted[rows], LABELS[rows], groups=antigens[rows], num_resamples=0)
     found = {name: log[f"{prefix}{name}"] for name in scores}
@@ -346,7 +322,7 @@ CAREFUL, ORDERED = np.where(LABELS > 10, 9.5, model_of(1.5, 3).clip(max=8.9)), m
 MODELS = [HIGH, NOTHING, CAREFUL, ORDERED]
 
 
-def best_step(folder: Path, metric: str, **given: Any) -> int | None:
+def best_step(folder, metric, **given) -> int | None:
     trainer = make(folder, *MODELS, metric_for_best_model=metric, **KEEPING_BEST, **given)
     assert trainer.args.greater_is_better
     trainer.train()
@@ -407,7 +383,7 @@ class CountSteps(TrainerCallback):
 
     num_steps = 0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         self.num_steps += 1
 
 

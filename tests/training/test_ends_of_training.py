@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 import json
 import multiprocessing
 import os
@@ -17,7 +16,6 @@ import pytest
 import torch
 from continued_runs import EVALUATING, MODEL, SETTINGS, same, train
 from datasets import Dataset
-from ending_process import Endings
 from miniature_esm import make_narrow_esm
 from resuming_runs import Killed
 from token_rows import make_number_rows
@@ -293,17 +291,6 @@ def test_other_arguments_that_are_assigned_count_everywhere(tmp_path):
     assert json.loads((tmp_path / "checkpoint-2" / "training_args.json").read_text())["save_only_model"]
 
 
-def test_a_run_that_is_to_continue_by_other_arguments_continues(tmp_path):
-    other = make_other(tmp_path, resume="auto", num_train_epochs=3, allow_changed=["all"])
-    trainer = make_here(tmp_path)
-    trainer.train()
-    trainer.args = other
-    trainer.train()
-    assert not list(tmp_path.glob("previous-*"))
-    assert trainer.state.global_step == 12
-    trainer.end()
-
-
 def test_another_output_folder_counts_from_the_next_run_on(tmp_path):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     other = make_other(third, save_steps=8, save_minutes=1e6, local_checkpoint_dir=str(tmp_path / "local"))
@@ -326,30 +313,6 @@ def test_another_output_folder_counts_from_the_next_run_on(tmp_path):
     saved = {"checkpoint-4", "checkpoint-8"}
     assert found == {"never": set(), "first": saved, "second": saved, "third": {"checkpoint-8"}, "local": set()}
     assert len([*tmp_path.glob("local/third-*/checkpoint-8")]) == 1
-
-
-class Asks(FastTrainer):
-    """As a class between that needs a loader to make its schedule."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.num_batches = len(self.get_train_dataloader())
-
-
-class Behind(FastTrainer.__base__):
-    """Another class of Trainer's, behind FastTrainer, whose constructor uses what it has."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.num_batches = len(self.get_train_dataloader())
-
-
-def test_a_constructor_behind_ours_can_use_the_loaders(tmp_path):
-    both = type("Both", (FastTrainer, Behind), {})
-    for cls in (Asks, both):
-        trainer = make_here(tmp_path / cls.__name__, cls)
-        assert trainer.num_batches == 4
-        trainer.close()
 
 
 class StopsInEvaluation(TrainerCallback):
@@ -379,52 +342,3 @@ def test_a_stop_in_an_evaluation_is_not_lost_with_a_control_object(tmp_path):
     assert all(torch.equal(a, b) for a, b in weights)
     for one in (whole, trainer, resumed):
         one.end()
-
-
-# --- however a run with data workers ends, its process ends too -------------------------------------------------------
-
-
-# What ends it: (status, what the last lines say).
-EXITS = {
-    "SIGTERM": (75, "TrainingStopped: received SIGTERM: saved checkpoint-3 and stopped."),
-    "SIGINT": (75, "TrainingStopped: received SIGINT: saved checkpoint-3 and stopped."),
-    "SIGHUP": (75, "TrainingStopped: received SIGHUP: saved checkpoint-3 and stopped."),
-    "evaluation": (75, "TrainingStopped: received SIGTERM: saved checkpoint-3 and stopped."),
-    "max_hours": (75, "TrainingStopped: max_hours"),
-    "NaN": (65, "NotFiniteError: "),
-    "memory": (69, "MemoryExhausted: no memory"),
-    "worker": (71, "DataWorkerDied: DataLoader worker (pid"),
-    "disk": (74, "DiskFailure: "),
-    "bug": (1, "KeyError: 'a bug'"),
-}
-METHODS = ("fork", "spawn", "forkserver")
-
-
-@pytest.fixture(scope="module")
-def endings():
-    """Cases are forked from one process, so that none pays for imports."""
-    process = Endings()
-    yield process
-    process.close()
-
-
-def check(endings, folder, name, *given):
-    status, error, seconds, left = endings.run(folder, name, *given)
-    assert (status, left) == (EXITS[name][0], []), (given, error[-3000:])
-    assert EXITS[name][1] in error, (given, error[-3000:])
-    assert seconds < 20, given  # 1 to 3 on a quiet machine; workers used to keep it for ever
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["SIGTERM", "NaN", "worker", "disk", "bug"])
-def test_a_run_with_a_data_worker_ends_with_its_status_and_message(endings, tmp_path, name):
-    check(endings, tmp_path / name, name, 1, "fork")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", EXITS)
-def test_so_it_does_without_workers_and_with_any_kind_of_them(endings, tmp_path, name):
-    if name != "worker":
-        check(endings, tmp_path / "none", name, 0)
-    for given in itertools.product((1, 2), METHODS):
-        check(endings, tmp_path / "-".join(map(str, given)), name, *given)

@@ -1,7 +1,6 @@
 """Out of memory: known in every form, and met with less at a time or a smaller batch that learns the same."""
 
 import gc
-import json
 import weakref
 
 import pytest
@@ -144,13 +143,6 @@ def room_for(room):
     return model
 
 
-def test_counts_of_a_repeated_step_are_those_of_its_rows(tmp_path):
-    run(tmp_path / "b", per_device_train_batch_size=8)
-    run(tmp_path / "a", Room(2), per_device_train_batch_size=8)
-    tokens = [json.loads((tmp_path / name / "throughput.json").read_text())["totals"]["tokens"] for name in "ab"]
-    assert tokens[0] == tokens[1] > 0
-
-
 class MeanOfBatch(FastTrainer):
     """A loss of the user's: the mean of a batch, which parts of it would not add up to."""
 
@@ -230,18 +222,6 @@ def test_weights_after_20_steps_equal_those_of_the_batch_given(tmp_path, room, r
 def test_no_row_that_fits_is_an_error_that_says_what_helps(tmp_path):
     with pytest.raises(MemoryExhausted, match=r"no room for one of the longest rows.*--use_peft"):
         find(tmp_path, Room(0))
-
-
-def test_resumed_with_another_batch_the_run_is_the_same(tmp_path):
-    whole = find(tmp_path, Room(6), max_steps=4, save_strategy="steps", save_steps=2)
-    resumed = make_trainer(
-        tmp_path / "out2",
-        watched(Room(3)),
-        **{**STEP, "max_steps": 4, "find_batch_size": True},
-    )
-    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
-    assert resumed.args.per_device_train_batch_size == 3
-    assert (weights(resumed) - weights(whole)).abs().max() < 1e-3
 
 
 def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users_warned_of(tmp_path):

@@ -1,8 +1,6 @@
 """Evaluations while training look at few rows, the same ones; what is decided is decided on all."""
 
 import json
-import os
-import signal
 
 import pytest
 from datasets import IterableDataset
@@ -10,8 +8,7 @@ from small_evaluations import Scripted, count, evaluated_epochs, evaluations, ma
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.affinity.scoring import compute_metrics
-from hf_ext.errors import ArgumentError, TrainingStopped
-from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.errors import ArgumentError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -81,12 +78,6 @@ def test_a_share_is_taken_of_each_set(tmp_path):
     assert logs[-1]["eval_full_far_rows"] == 20.0
     facts = trainer.evaluation_facts()
     assert (facts["subset_rows"], facts["full_rows"], facts["num_evaluations"], facts["num_full"]) == (6, 60, 8, 2)
-
-
-def test_groups_keep_their_shares(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(60), eval_subset=6, compute_metrics=RowMetrics(group_column="group"))
-    trainer.train()
-    assert sorted(row % 3 for row in rows_of_last_subset(trainer, 6, 60)) == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.sampled(2)
@@ -266,22 +257,6 @@ def test_epochs_between_are_passed_over_but_never_the_last(tmp_path, every, epoc
     assert evaluated_epochs(trainer) == epochs
 
 
-def test_an_evaluation_of_ones_own_runs_to_its_end_where_the_run_stops(tmp_path):
-    class Look(TrainerCallback):
-        found = {}
-
-        def on_step_end(self, args, state, control, **kwargs):
-            os.kill(os.getpid(), signal.SIGTERM)
-            self.found |= trainer.evaluate()
-
-    look = Look()
-    given = {"eval_strategy": "steps", "eval_steps": 3, "callbacks": [look], "compute_metrics": count}
-    trainer = make_trainer(tmp_path, make_rows(37), **given)
-    with pytest.raises(TrainingStopped):
-        trainer.train()
-    assert (look.found["eval_rows"], trainer.state.global_step) == (37.0, 1)
-
-
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
@@ -358,11 +333,6 @@ def test_a_resumed_run_remembers_what_a_new_best_must_beat_and_what_was_counted(
 def test_what_would_do_nothing_or_wrong_is_refused(tmp_path, given, message):
     with pytest.raises(ArgumentError, match=message):
         make_trainer(tmp_path, make_rows(9), **given)
-
-
-def test_a_set_called_full_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="'full'"):
-        make_trainer(tmp_path, {"full": make_rows(9)}, eval_subset=5)
 
 
 def test_stopping_that_would_compare_other_rows_is_refused_before_the_first_step(tmp_path):

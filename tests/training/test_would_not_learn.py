@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory):
     return BertTokenizerFast(str(path), do_lower_case=False)
 
 
-def make_texts(num: int = 24) -> list[str]:
+def make_texts(num=24) -> list[str]:
     draw = torch.Generator().manual_seed(0)
     return ["".join(LETTERS[i] for i in torch.randint(20, (12 + k % 5,), generator=draw)) for k in range(num)]
 
@@ -122,7 +122,7 @@ def test_with_a_loss_scale_they_are_refused(tmp_path):
 class Line(nn.Module):
     """y = w x + b after dropout; a parameter that nothing uses where asked."""
 
-    def __init__(self, has_unused: bool = False):
+    def __init__(self, has_unused=False):
         super().__init__()
         torch.manual_seed(0)
         self.linear, self.dropout = nn.Linear(3, 1), nn.Dropout(0.5)
@@ -204,7 +204,7 @@ def test_a_loss_that_does_not_read_the_number_of_items_is_named_where_steps_are_
 EVERY_TWO = {"eval_strategy": "steps", "eval_steps": 2}
 
 
-def make(folder: Any, compute: Any = None, cls: type = FastTrainer, sets: Any = ROWS, **given: Any) -> Any:
+def make(folder, compute=None, cls=FastTrainer, sets=ROWS, **given) -> Any:
     callbacks = given.pop("callbacks", None)
     args = make_args(folder, **{**EVERY_TWO, **given})
     return cls(make_model(), args, train_dataset=ROWS, eval_dataset=sets, compute_metrics=compute, callbacks=callbacks)
