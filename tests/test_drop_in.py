@@ -131,15 +131,6 @@ def test_other_methods_that_are_overridden_count_as_in_stock_trainer(is_behind, 
     assert ours.differences(stock) == []
 
 
-def test_optimizers_of_the_users_are_stepped_as_in_stock_trainer(tmp_path):
-    def give(model):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        return {"optimizers": (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))}
-
-    ours, stock = run_both(tmp_path, "Plain", extra=give, gradient_accumulation_steps=2)
-    assert ours.differences(stock) == []
-
-
 class Squares(nn.Module):
     """A model whose inputs have names of ours."""
 
@@ -236,38 +227,6 @@ def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
         assert trainer.state.epoch == 1.5
     assert found[0].differences(found[1]) == []
     assert len(found[0].losses) == 6
-
-
-def test_a_run_on_a_stream_with_a_length_resumes_with_the_rows_that_were_left(tmp_path):
-    def train(**given):
-        args = fast(tmp_path, max_steps=6, save_strategy="steps", save_steps=3, per_device_train_batch_size=2, **given)
-        trainer = FastTrainer(make_model("Plain"), args, pad_rows, Counted())
-        trainer.train()
-        return losses(trainer)
-
-    whole = train()
-    assert train(resume=str(tmp_path / "checkpoint-3"))[-3:] == whole[-3:]
-
-
-# --- evaluation ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by_config", [False, True])
-def test_where_logits_are_ignored_the_loss_is_trainers(by_config, tmp_path):
-    name = "EsmForTokenClassification"
-    numbers = []
-    for cls, made in ((FastTrainer, fast), (Trainer, plain)):
-        model = make_model(name)
-        model.config.output_hidden_states = True
-        model.config.keys_to_ignore_at_inference = ["logits"] if by_config else []
-        ignored = None if by_config else ["logits"]
-        rows = make_rows(name, 7)
-        trainer = cls(model, made(tmp_path, per_device_eval_batch_size=4), pad_rows, eval_dataset=rows)
-        loss = trainer.evaluate(ignore_keys=ignored)["eval_loss"]
-        output = trainer.predict(rows, ignore_keys=ignored)
-        kept = [] if output.predictions is None else [part.shape for part in output.predictions]
-        numbers.append((loss, output.metrics["test_loss"], kept))
-    assert numbers[0] == numbers[1]
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class LibraryConfig(TrainingArguments):
     logging_steps: float = field(default=1)
     size_weight: float = field(default=0.0, metadata={"help": "Part of the loss."})
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__post_init__()
         if self.size_weight < 0:
             raise ValueError("size_weight must not be negative.")
@@ -38,9 +38,7 @@ class LibraryConfig(TrainingArguments):
 class LibraryTrainer(Trainer):
     """Knows nothing of hf_ext."""
 
-    def __init__(
-        self, model: Any = None, args: Any = None, train_dataset: Any = None, eval_dataset: Any = None
-    ) -> None:
+    def __init__(self, model=None, args=None, train_dataset=None, eval_dataset=None):
         self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
         self.cards: list[int] = []
         super().__init__(
@@ -89,20 +87,20 @@ class FastLibraryTrainer(LibraryTrainer, FastTrainer):
     pass
 
 
-def train(cls: type, args_cls: type, folder: Path, resume: Any = None, **given: Any) -> Any:
+def train(cls, args_cls, folder, resume=None, **given) -> Any:
     args = make_args(folder, args_cls, **{"eval_strategy": "steps", "eval_steps": 2, "size_weight": 0.5, **given})
     trainer = cls(make_model(), args, train_dataset=ROWS, eval_dataset=ROWS[:4])
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
-def numbers(trainer: Any) -> list[tuple]:
+def numbers(trainer) -> list[tuple]:
     names = ("step", "loss", "grad_norm", "entropy")
     log = [entry for entry in trainer.state.log_history if "train_loss" not in entry]
     return [tuple(entry.get(name) for name in names) for entry in log]
 
 
-def differing(one: Any, other: Any) -> list[str]:
+def differing(one, other) -> list[str]:
     left, right = one.model.state_dict(), other.model.state_dict()
     return [name for name in right if not torch.equal(left[name], right[name])]
 

@@ -12,11 +12,9 @@ from run_outcomes import losses, same_tensors, trained_weights
 from safetensors.torch import load_file, save_file
 from transformers import EsmForSequenceClassification, default_data_collator
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import settle_training
 from hf_ext.checkpoints.finished_model import check_model
 from hf_ext.data.collators import SequenceCollator
-from hf_ext.errors import ArgumentError, CheckpointError
+from hf_ext.errors import CheckpointError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.lora import has_adapters
 from hf_ext.trainer import FastTrainer
@@ -127,25 +125,6 @@ def test_the_best_checkpoint_is_taken_back_with_its_adapters(make_trainer):
 
 
 # --- the flags -------------------------------------------------------------------------------------------------------
-
-
-def test_use_peft_and_tower_training_are_settled_together_or_refused():
-    for given, use_peft, settled in (
-        ([], False, (["frozen"], False)),
-        ([], True, (["lora"], True)),
-        (["lora", "frozen"], False, (["lora", "frozen"], True)),
-        (["full"], False, (["full"], False)),
-    ):
-        args = AffinityArguments(encoders=["e", "f"], tower_training=given)
-        assert settle_training(args, use_peft) == settled
-    for given in (["full"], ["full", "frozen"]):
-        with pytest.raises(ArgumentError, match=f"--use_peft and --tower_training {' '.join(given)} contradict each"):
-            settle_training(AffinityArguments(tower_training=given), True)
-
-
-def test_merging_without_adapters_is_refused_before_the_run():
-    with pytest.raises(ArgumentError, match=r"--merge_lora: no tower trains with LoRA \(frozen\)"):
-        settle_training(AffinityArguments(merge_lora=True), False)
 
 
 def test_weights_that_were_unfrozen_by_hand_are_in_the_saved_folder(tmp_path):

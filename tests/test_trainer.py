@@ -1,29 +1,44 @@
-"""FastTrainer: stock Trainer without a preset; with one, the same learning from a cache that is filled once."""
+"""FastTrainer: stock Trainer without a preset; with one, the same learning from a cache, by a plan, at two rates."""
 
+import errno
 import json
+import logging
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from miniature_esm import make_esm
+from miniature_esm import make_esm, make_wide_esm
 from run_outcomes import losses, same_weights
+from tiny_masked_lm import make_trainer
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
     EsmForMaskedLM,
     EsmForSequenceClassification,
+    EsmModel,
     EsmTokenizer,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
 from hf_ext.affinity.scoring import compute_metrics
+from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.models.affinity import AffinityModel
+from hf_ext.models.encoders import read_encoder
+from hf_ext.models.generation.configuration import GeneratorConfig
+from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.models.lora import LoraSettings
+from hf_ext.plan import Plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
+
+# --- fastTrainer ------------------------------------------------------------------------------------------------------
+
 
 QUIET = {
     "use_cpu": True,
@@ -93,12 +108,6 @@ def test_a_plain_esm_resumes_with_its_layer_norms_and_stock_trainer_does_not(tok
     train(Trainer, TrainingArguments, tmp_path / "c")
     stock = train(Trainer, TrainingArguments, tmp_path / "d", resume=str(tmp_path / "c" / "checkpoint-3"))
     assert not same_weights(stock.model, whole.model)  # when this fails, upstream is mended: drop `_own_names`
-
-
-def test_saving_keeps_the_tokenizer_of_a_stock_collator(tokenizer, demo_rows, tmp_path):
-    trainer = train_plain(FastTrainer, FastTrainingArguments, "masked", tokenizer, demo_rows, tmp_path, max_steps=1)
-    trainer.save_model(str(tmp_path / "model"))
-    assert EsmTokenizer.from_pretrained(tmp_path / "model")("MKT")["input_ids"] == tokenizer("MKT")["input_ids"]
 
 
 # --- towers and a head: live against cached --------------------------------------------------------------------------
@@ -177,16 +186,6 @@ def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
     assert losses(second) == losses(first)
 
 
-def test_plain_lists_of_rows_are_cached_like_datasets(fast_trainer, demo_rows):
-    from_dataset = fast_trainer("a", speedups=["embedding_cache"])
-    from_dataset.train()
-    rows = demo_rows.to_list()
-    from_list = fast_trainer("b", speedups=["embedding_cache"], train_rows=rows[:120], eval_rows=rows[120:160])
-    from_list.train()
-    assert losses(from_list) == losses(from_dataset)
-    assert from_list.evaluate()["eval_rmse"] == from_dataset.evaluate()["eval_rmse"]
-
-
 # --- order of rows, and which rows -----------------------------------------------------------------------------------
 
 
@@ -213,41 +212,7 @@ def test_predictions_line_up_with_rows_under_length_grouping(fast_trainer, demo_
     np.testing.assert_allclose(predicted.label_ids, rows["label"][:], rtol=1e-6)
 
 
-def count_rows(prediction) -> dict[str, float]:
-    return {"rows": float(len(prediction.predictions))}
-
-
-@pytest.mark.nightly
-def test_persistent_workers_evaluate_the_dataset_that_is_passed(fast_trainer, demo_rows):
-    small, other = demo_rows.select(range(8)), demo_rows.select(range(40))
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    trainer = fast_trainer(eval_rows=small, **workers)
-    trainer.compute_metrics = count_rows
-    seen = [trainer.evaluate(*given)["eval_rows"] for given in ((), (other,), (), (other,))]
-    assert seen == [8, 40, 8, 40]
-
-
 # --- saving and resuming ---------------------------------------------------------------------------------------------
-
-
-def test_a_head_on_cached_embeddings_resumes_exactly(fast_trainer):
-    saving = {"save_strategy": "steps", "save_steps": 5, "max_steps": 12, "speedups": ["all"]}
-    whole = fast_trainer("whole", **saving)
-    whole.train()
-    checkpoint = str(Path(whole.args.output_dir) / "checkpoint-5")
-    resumed = fast_trainer("resumed", **saving)
-    resumed.train(resume_from_checkpoint=checkpoint)
-    assert losses(resumed) == losses(whole)
-    assert len(losses(whole)) == 12
-    assert same_weights(resumed.model, whole.model)
-    assert resumed.model.config.label_mean == whole.model.config.label_mean
-
-    restarted = fast_trainer("restarted", **saving)
-    restarted.train()
-    assert same_weights(restarted.model, whole.model)
-    shorter = fast_trainer("shorter", **{**saving, "max_steps": 5, "save_strategy": "no"})
-    shorter.train()
-    assert not same_weights(shorter.model, whole.model)  # the comparison sees seven steps
 
 
 def test_a_saved_model_predicts_the_same_and_weighs_no_more_than_its_head(fast_trainer, demo_rows, tmp_path):
@@ -261,52 +226,6 @@ def test_a_saved_model_predicts_the_same_and_weighs_no_more_than_its_head(fast_t
     again = FastTrainer(model, args, trainer.data_collator).predict(rows).predictions
     np.testing.assert_allclose(again, expected, rtol=0, atol=1e-3)
     assert (tmp_path / "model" / "model.safetensors").stat().st_size < 30_000
-
-
-def test_predicting_needs_no_training_data_under_any_speedup(fast_trainer, demo_rows, make_affinity, tmp_path):
-    model, collator = make_affinity()
-    args = FastTrainingArguments(
-        output_dir=str(tmp_path), speedups=["all"], embedding_cache_dir=str(tmp_path / "c"), **QUIET
-    )
-    trainer = FastTrainer(model, args, collator)
-    assert trainer.plan["encoder_precision"].status == "skipped"
-    assert trainer.predict(demo_rows.select(range(10))).predictions.shape == (10,)
-    trainer.end()
-
-
-def test_no_file_of_a_run_holds_the_token_and_none_is_a_pickle_of_arguments(fast_trainer):
-    secret = "hf_secretsecretsecret"
-    trainer = fast_trainer(
-        speedups=["all"], hub_token=secret, save_strategy="steps", save_steps=5, load_best_model_at_end=False
-    )
-    trainer.train()
-    trainer.save_model()
-    trainer.save_state()
-    files = [path for path in Path(trainer.args.output_dir).rglob("*") if path.is_file()]
-    names = {path.name for path in files}
-    assert {"model.safetensors", "training_args.json", "plan.json", "inputs.json", "trainer_state.json"} <= names
-    assert "training_args.bin" not in names
-    assert len(list(Path(trainer.args.output_dir).glob("checkpoint-*/model.safetensors"))) == 2
-    assert [path for path in files if secret.encode() in path.read_bytes()] == []
-    assert json.loads((Path(trainer.args.output_dir) / "training_args.json").read_text())["max_steps"] == 10
-
-
-def test_a_module_that_is_no_pretrained_model_is_saved_without_a_pickle_too(tmp_path):
-    class Line(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, x, labels=None):
-            return {"loss": ((self.weight * x - labels) ** 2).mean(), "logits": self.weight * x}
-
-    data = Dataset.from_dict({"x": [1.0, 2.0], "labels": [2.0, 4.0]})
-    args = FastTrainingArguments(output_dir=str(tmp_path), max_steps=2, **QUIET)
-    trainer = FastTrainer(Line(), args, train_dataset=data)
-    trainer.train()
-    trainer.save_model()
-    assert {path.name for path in tmp_path.iterdir()} >= {"model.safetensors", "training_args.json"}
-    assert not list(tmp_path.rglob("training_args.bin"))
 
 
 # --- towers that train -----------------------------------------------------------------------------------------------
@@ -333,3 +252,111 @@ def test_frozen_towers_are_cached_beside_towers_that_train(fast_trainer, grouped
         assert losses(cached) == pytest.approx(losses(live), rel=1e-3)
     metrics = cached.evaluate()
     assert metrics["eval_num_distinct"] > 1
+
+
+# --- embeddings of a trainer ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make(make_affinity, demo_rows, tmp_path):
+    """A trainer on 12 rows, with a cache or not."""
+
+    def make_trainer(is_cached=True, cls=FastTrainer, rows=None):
+        speedups = ["embedding_cache"] if is_cached else []
+        settings = {"speedups": speedups, "embedding_cache_dir": str(tmp_path / "cache"), "max_steps": 1}
+        settings |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        model, collator = make_affinity()
+        args = FastTrainingArguments(str(tmp_path / "run"), **settings)
+        return cls(model, args, collator, demo_rows.select(range(12)) if rows is None else rows)
+
+    return make_trainer
+
+
+# --- the plan of a trainer --------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_raised_before_anything_is_carried_out(tmp_path):
+    with pytest.raises(PlanRefused, match="batch_size"):
+        make_trainer(tmp_path / "run", effective_batch_size=9)
+    assert not (tmp_path / "run").exists()
+
+
+class Raises(TrainerCallback):
+    def on_init_end(self, *args, **kwargs):
+        raise TypeError("not built")
+
+
+def test_what_a_plan_changed_is_as_before_where_the_trainer_cannot_be_built(tmp_path):
+    model = make_wide_esm()
+    forward = model.esm.encoder.layer[0].intermediate.forward
+    make_trainer(tmp_path, model=model, speedups=["fused_gelu"])
+    assert model.esm.encoder.layer[0].intermediate.forward != forward  # the twin
+    model = make_wide_esm()
+    forward = model.esm.encoder.layer[0].intermediate.forward
+    with pytest.raises(TypeError, match="not built"):
+        make_trainer(tmp_path, model=model, speedups=["fused_gelu"], callbacks=[Raises()])
+    assert model.esm.encoder.layer[0].intermediate.forward == forward
+
+
+@pytest.mark.parametrize(("number", "is_raised"), [(errno.ENOSPC, False), (errno.EISDIR, True)])
+def test_a_full_disk_is_said_and_costs_nothing_else_and_other_errors_are_raised(
+    tmp_path, monkeypatch, caplog, number, is_raised
+):
+    def refuse(self, folder):
+        raise OSError(number, "refused", str(Path(folder)))
+
+    monkeypatch.setattr(Plan, "save", refuse)
+    with caplog.at_level(logging.ERROR):
+        if is_raised:
+            with pytest.raises(OSError, match="refused"):
+                make_trainer(tmp_path, speedups=["fused_gelu"])
+        else:
+            make_trainer(tmp_path, speedups=["fused_gelu"])
+    assert ("plan.json was not written: " in caplog.text) != is_raised
+
+
+# --- encoders that train get their own learning rate ------------------------------------------------------------------
+
+
+def make_groups(model, folder, **given) -> list[dict]:
+    args = FastTrainingArguments(
+        str(folder), use_cpu=True, report_to="none", learning_rate=1e-3, weight_decay=0.1, **given
+    )
+    return FastTrainer(model, args).create_optimizer().param_groups
+
+
+def rates(groups) -> dict[int, float]:
+    found = {id(p): group["lr"] for group in groups for p in group["params"]}
+    assert len(found) == sum(len(group["params"]) for group in groups)  # no parameter twice
+    return found
+
+
+def test_encoder_and_head_have_their_own_rates_and_weight_decay_stays(make_affinity, tmp_path):
+    model, _ = make_affinity("full", "frozen")
+    plain = make_groups(model, tmp_path)
+    groups = make_groups(model, tmp_path, encoder_learning_rate=1e-5)
+    found = rates(groups)
+    encoder = [p for p in model.encoders.parameters() if p.requires_grad]
+    assert {found[id(p)] for p in encoder} == {1e-5}
+    assert {found[id(p)] for p in model.head.parameters()} == {1e-3}
+    assert found.keys() == rates(plain).keys()
+    decay = [{id(p) for group in side for p in group["params"] if group["weight_decay"]} for side in (plain, groups)]
+    assert decay[0] == decay[1]
+
+
+def test_a_generator_that_trains_its_encoder_has_two_rates_and_one_of_its_own_none(demo_encoders, tmp_path):
+    spec = read_encoder(demo_encoders[1], None, "lora", LoraSettings())
+    model = AntibodyGenerator(GeneratorConfig.of_size("esm", "tiny", antigen_encoder=asdict(spec)))
+    found = rates(make_groups(model, tmp_path, encoder_learning_rate=1e-5))
+    encoder = {id(p) for p in model.encoder.parameters() if p.requires_grad}
+    assert {found[one] for one in encoder} == {1e-5}
+    assert {found[one] for one in found.keys() - encoder} == {1e-3}
+    with pytest.raises(ArgumentError, match="no encoder that trains"):
+        make_groups(AntibodyGenerator(GeneratorConfig.of_size("lstm", "tiny")), tmp_path, encoder_learning_rate=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["frozen towers", "no head"])
+def test_models_without_an_encoder_beside_a_head_are_refused(make_affinity, tmp_path, kind):
+    model = make_affinity("frozen", "frozen")[0] if kind == "frozen towers" else make_esm(EsmModel)
+    with pytest.raises(ArgumentError, match=r"--encoder_learning_rate.*no encoder that trains"):
+        make_groups(model, tmp_path, encoder_learning_rate=1e-5)

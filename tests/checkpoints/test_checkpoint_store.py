@@ -4,10 +4,8 @@ import os
 
 import pytest
 
-from hf_ext.checkpoints.manifest import MANIFEST, Manifest
+from hf_ext.checkpoints.manifest import MANIFEST
 from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.errors import CheckpointError
-from hf_ext.files import used_bytes
 
 
 @pytest.fixture
@@ -43,18 +41,6 @@ def steps(store) -> list[int]:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def test_a_committed_checkpoint_holds_its_files_and_a_manifest_of_them(store):
-    stored = save(store, 20, epoch=2.0, facts={"world_size": 1})
-    assert names(store) == ["checkpoint-20"]
-    assert stored.path == store.folder / "checkpoint-20"
-    assert sorted(os.listdir(stored.path)) == [MANIFEST, "model.safetensors", "optimizer.json", "progress.json"]
-    assert Manifest.read(stored.path) == stored.manifest
-    assert sorted(stored.manifest.files) == ["model.safetensors", "optimizer.json", "progress.json"]
-    assert stored.manifest.files["model.safetensors"].size == 7
-    assert (stored.step, stored.run_id, stored.manifest.facts) == (20, "run", {"world_size": 1})
-    assert stored.num_bytes == used_bytes(stored.path) > 0
-
-
 def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it(store, monkeypatch):
     events = []
     for name in ("fsync", "rename", "replace"):
@@ -88,40 +74,6 @@ def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it
     ]
 
 
-def test_links_are_not_committed(store):
-    staging = store.stage(20)
-    (staging / "model.safetensors").symlink_to("/etc/hostname")
-    with pytest.raises(CheckpointError, match="no links"):
-        store.commit(20, 0.5, {})
-    store.abandon(20)
-    assert names(store) == []
-
-
-def test_what_others_write_after_the_commit_becomes_part_of_the_checkpoint(store):
-    save(store, 20)
-    (store.path(20) / "extra").mkdir()
-    (store.path(20) / "extra" / "notes.txt").write_text("new")
-    (store.path(20) / "model.safetensors").write_bytes(b"written over")
-    (store.path(20) / "optimizer.pt").write_bytes(b"where a resumed run looks first")
-    (store.path(20) / "link").symlink_to("/etc/hostname")
-    store.take_in(20)
-    stored = store.find_newest()
-    assert stored.step == 20
-    new = {"extra/notes.txt", "model.safetensors"}
-    assert new == {*stored.manifest.files} - {"optimizer.json", "progress.json"}
-
-
-def test_stores_have_runs_of_their_own_until_they_adopt_one(tmp_path):
-    first, second = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
-    assert first.run_id != second.run_id
-    save(first, 20)
-    assert steps(second) == []
-    assert second.find_newest().run_id == first.run_id  # over all runs
-    second.adopt(first.run_id)
-    assert steps(second) == [20]
-    assert save(second, 30).run_id == first.run_id
-
-
 # --- deleting -----------------------------------------------------------------------------------------------------
 
 
@@ -134,16 +86,3 @@ def test_only_this_runs_checkpoints_are_deleted(store):
     store.path(50).symlink_to(store.path(10))
     assert [store.delete(step) for step in (10, 20, 30, 40, 50, 60)] == [True] + [False] * 5
     assert names(store) == [f"checkpoint-{step}" for step in (20, 30, 40, 50)]
-
-
-def test_a_pinned_checkpoint_is_not_deleted(store):
-    save(store, 10)
-    with store.pinned(10), store.pinned(10):
-        assert store.is_pinned(10)
-        assert not store.delete(10)
-    assert not store.is_pinned(10)
-    assert store.find_newest().step == 10
-    assert store.delete(10)
-    with pytest.raises(KeyError), store.pinned(20):
-        raise KeyError
-    assert not store.is_pinned(20)

@@ -45,13 +45,13 @@ def folder(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path, place) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 0x40
     path.write_bytes(content)
 
 
-def change(folder: Path, name: str, value: float) -> None:
+def change(folder, name, value) -> None:
     """Puts a value into a tensor, as whoever wrote the folder and its manifest could."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -60,7 +60,7 @@ def change(folder: Path, name: str, value: float) -> None:
     write_model_manifest(folder)
 
 
-def set_config(folder: Path, **values) -> None:
+def set_config(folder, **values) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
     write_model_manifest(folder)
@@ -81,7 +81,7 @@ def test_a_saved_model_says_what_it_is_and_nothing_of_records(saved):
     check_model(saved)
 
 
-def loaders(folder: Path, demo_encoders, args) -> dict:
+def loaders(folder, demo_encoders, args) -> dict:
     """Every way in which a recipe or a user's line loads the model in a folder."""
     affinity = AffinityArguments(
         encoders=list(demo_encoders),
@@ -111,14 +111,6 @@ def test_a_folder_without_a_manifest_loads_with_one_line(folder, caplog):
     load_model(find_model(folder))
     lines = [record.getMessage() for record in caplog.records if "hf_ext" in record.name]
     assert lines == [f"{folder} has no {MODEL_MANIFEST}: its files cannot be verified."]
-
-
-def test_a_cache_of_links_is_verified_too(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "linked", copy_function=lambda a, b: os.symlink(a, b))
-    load_model(tmp_path / "linked")
-    flip(folder / "model.safetensors", -1)
-    with pytest.raises(ArgumentError, match="not what was saved"):
-        load_model(tmp_path / "linked")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -154,7 +146,7 @@ def masked(tmp_path) -> Path:
     return tmp_path / "mlm"
 
 
-def load_masked(folder: Path):
+def load_masked(folder):
     return build_masked_lm(MaskedLMArguments(model_name_or_path=str(folder)))
 
 

@@ -1,4 +1,4 @@
-"""The slow second copy: whole and verified or absent, whatever the target does, and training never waits for it."""
+"""The second copy: whole and verified or absent, whatever the target does; a run continues from it on a new machine."""
 
 import errno
 import logging
@@ -8,12 +8,23 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from datasets import Dataset
+from miniature_esm import make_esm
+from run_outcomes import losses
+from safetensors.torch import load_file
+from transformers import EsmForSequenceClassification
 
 from hf_ext.checkpoints import mirror
 from hf_ext.checkpoints.manifest import check_files
 from hf_ext.checkpoints.mirror import MirroredStore
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import CheckpointError
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+# --- the slow second copy ---------------------------------------------------------------------------------------------
+
 
 copy_file = mirror.copy_file
 
@@ -38,17 +49,13 @@ def save(store, *steps):
         store.commit(step, step / 10, {"seed": 7})
 
 
-def copied(store, best=None) -> list[int]:
-    """Steps at the target once all is copied, each of which must verify."""
+def copied_steps(store, best=None) -> list[int]:
+    """Steps at the target once all is copied_steps, each of which must verify."""
     assert store.finish_copies(best) is None
     assert [check_files(s.path, s.manifest) for s in store.target.checkpoints()].count([]) == len(
         store.target.checkpoints()
     )
     return [stored.step for stored in store.target.checkpoints()]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Gate:
@@ -64,14 +71,6 @@ class Gate:
         copy_file(source, target)
 
 
-def test_a_copy_is_the_local_checkpoint_byte_for_byte(store, drive):
-    save(store, 10)
-    assert copied(store) == [10]
-    assert os.listdir(drive) == ["checkpoint-10"]
-    assert contents(drive / "checkpoint-10") == contents(store.path(10))
-    assert len(contents(drive / "checkpoint-10")) == 4
-
-
 def test_a_copy_is_made_beside_training_and_pins_the_local_checkpoint(store, drive, monkeypatch):
     gate = Gate(monkeypatch)
     save(store, 1)
@@ -83,14 +82,14 @@ def test_a_copy_is_made_beside_training_and_pins_the_local_checkpoint(store, dri
         save(store, step)
         store.begin_copies(2)
     gate.open.set()
-    assert copied(store, best=2) == [1, 2, 4]  # of those that waited, the newest and the best
+    assert copied_steps(store, best=2) == [1, 2, 4]  # of those that waited, the newest and the best
     assert store.delete(1)
 
 
 def test_nothing_is_deleted_at_the_target_before_it_holds_something_newer_to_continue_from(store, monkeypatch):
     save(store, 10, 20)
     store.begin_copies(None)
-    assert copied(store) == [20]
+    assert copied_steps(store) == [20]
     save(store, 30)
     store.delete(10)
     store.delete(20)
@@ -99,13 +98,13 @@ def test_nothing_is_deleted_at_the_target_before_it_holds_something_newer_to_con
     assert store.finish_copies(None) is not None
     assert [stored.step for stored in store.target.checkpoints()] == [20]
     failing.undo()
-    assert copied(store) == [30]
+    assert copied_steps(store) == [30]
     save(store, 40)
-    assert copied(store, best=30) == [30, 40]
+    assert copied_steps(store, best=30) == [30, 40]
     emptied = []
     monkeypatch.setattr(os, "truncate", lambda path, size: emptied.append(path.name))
     store.delete(30)
-    assert copied(store) == [40]
+    assert copied_steps(store) == [40]
     assert "model.safetensors" in emptied  # the trash of a Drive counts what it holds
 
 
@@ -127,7 +126,7 @@ def test_a_failed_copy_leaves_nothing_half_is_said_and_made_up_for(store, drive,
     assert lacking in [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert os.listdir(drive) == []
     monkeypatch.undo()
-    assert copied(store) == [10]
+    assert copied_steps(store) == [10]
 
 
 def flip_a_bit(source, target):
@@ -161,52 +160,81 @@ def test_a_drive_that_is_gone_is_said_and_not_made_anew(store, drive):
 def test_what_another_run_left_at_the_target_is_moved_and_never_deleted(store, drive):
     save(CheckpointStore(drive, "other"), 10)
     save(store, 10)
-    assert copied(store) == [10]
+    assert copied_steps(store) == [10]
     assert sorted(os.listdir(drive)) == ["checkpoint-10", "previous-checkpoint-10"]
 
 
 # --- both folders together ------------------------------------------------------------------------------------------
 
 
-def test_a_run_on_another_machine_finds_the_newest_at_the_target(store, drive):
-    save(store, 10, 20)
-    assert copied(store) == [20]
-    assert store.find_newest().path == store.path(20)
-    shutil.rmtree(store.folder)
-    again = MirroredStore(store.folder, drive)
-    assert again.find_newest().path == again.locate(20) == drive / "checkpoint-20"
-    assert again.has(drive / "checkpoint-20")
-    again.adopt(store.run_id)
-    save(again, 30)
-    assert copied(again) == [30]
-
-
-def test_a_target_is_read_only_where_it_has_something_newer_and_damage_there_is_set_aside(store, drive):
-    save(store, 10)
-    copied(store)
-    (drive / "checkpoint-10" / "model.safetensors").write_bytes(b"half")
-    assert store.find_newest().path == store.path(10)
-    assert os.listdir(drive) == ["checkpoint-10"]
-    store.delete(10)
-    assert store.find_newest() is None
-    assert os.listdir(drive) == ["damaged-checkpoint-10"]
-
-
-def test_what_is_newer_is_set_aside_in_both_folders(store, drive):
-    save(store, 10, 20)
-    copied(store)
-    store.set_aside_after(10)
-    assert store.locate(20) is None
-    assert os.listdir(drive) == ["previous-checkpoint-20"]
-
-
-@pytest.mark.parametrize(("place", "text"), [("local", "outside of"), ("local/in", "outside of"), (".", "outside of")])
-def test_a_target_in_or_around_the_local_folder_is_refused(tmp_path, place, text):
-    with pytest.raises(CheckpointError, match=text):
-        MirroredStore(tmp_path / "local", tmp_path / place)
-
-
 def test_a_target_under_a_folder_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="Mount the disk"):
         MirroredStore(tmp_path / "local", tmp_path / "content" / "drive")
     assert not (tmp_path / "content").exists()
+
+
+# --- training with `local_checkpoint_dir` -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    """A tiny classifier of 16 rows; 8 steps, saved every second one, the best by the loss on the same rows."""
+
+    def make(output="drive", local="local", **given):
+        model = make_esm(EsmForSequenceClassification)
+        ids = torch.randint(4, 24, (16, 9)).tolist()
+        rows = Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(16)]})
+        args = FastTrainingArguments(
+            **{
+                "output_dir": str(tmp_path / output),
+                "local_checkpoint_dir": local and str(tmp_path / local),
+                "per_device_train_batch_size": 2,
+                "max_steps": 8,
+                "save_steps": 2,
+                "save_total_limit": 1,
+                "eval_strategy": "steps",
+                "eval_steps": 2,
+                "load_best_model_at_end": True,
+                "logging_steps": 1,
+                "resume": "auto",
+                "report_to": "none",
+                "disable_tqdm": True,
+                "use_cpu": True,
+                **given,
+            }
+        )
+        return FastTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+
+    return make
+
+
+def test_a_run_on_a_new_machine_is_the_uninterrupted_one(make_trainer, tmp_path):
+    whole = make_trainer("whole", local=None, load_best_model_at_end=False, eval_strategy="no")
+    whole.train()
+    given = {"load_best_model_at_end": False, "eval_strategy": "no", "save_total_limit": None}
+    first = make_trainer(**given)
+    first.train()
+    shutil.rmtree(tmp_path / "local")
+    shutil.rmtree(tmp_path / "drive" / "checkpoint-8")
+    newest = max((tmp_path / "drive").glob("checkpoint-*"))  # a slow copy leaves out one that a newer follows
+    resumed = make_trainer(**given)
+    resumed.train()
+    assert resumed._ext_resumer.resumed.stored.path == newest
+    assert losses(resumed) == losses(whole)
+    ours, theirs = (load_file(tmp_path / run / "checkpoint-8" / "model.safetensors") for run in ("drive", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_best_checkpoint_is_found_where_only_the_output_folder_has_it(make_trainer, tmp_path):
+    first = make_trainer(learning_rate=1e-9, max_steps=8)  # the best is the one of step 2 or any later, by chance
+    first.train()
+    best = first.state.best_global_step
+    shutil.rmtree(tmp_path / "local")
+    resumed = make_trainer(learning_rate=1e-9, max_steps=8)
+    resumed.train()
+    assert resumed.state.best_model_checkpoint == str(tmp_path / "drive" / f"checkpoint-{best}")
+
+
+def test_a_local_folder_inside_the_output_folder_is_refused(make_trainer):
+    with pytest.raises(CheckpointError, match="outside"):
+        make_trainer(local="drive/local")

@@ -50,13 +50,6 @@ def test_the_newest_that_ends_an_epoch_is_kept_and_needs_a_place_in_the_limit():
         Policy(2, True, keep_epoch=True)
 
 
-def test_what_is_uploaded_or_copied_stays_and_weights_alone_are_no_newest():
-    standing = [*entries(1, is_pinned=True), *entries(2, 3)]
-    assert steps_beyond_limit(standing, None, Policy(1, False)) == [2]
-    assert steps_for_room(standing, 10, None, Policy(None, False)) == [2]
-    assert steps_beyond_limit([*entries(1, 2), *entries(3, is_resumable=False)], None, Policy(1, False)) == [1, 3]
-
-
 @pytest.mark.parametrize(
     ("excess", "best", "is_new_best", "outcome"),
     [

@@ -1,13 +1,14 @@
 """FSDP2 and HSDP: the losses and weights of one process, and model folders that load bit for bit."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from closeness import largest
 from equal_cases import CASES, TOWERS, differences, load_numbers, make_esm, make_trainer, save_numbers, write_encoders
-from fsdp2_on_ranks import CHECKPOINTED, RECOMPUTING, SHORT_STEPS, WITHOUT_PEFT, run_others
+from fsdp2_on_ranks import CHECKPOINTED, RECOMPUTING
 from hub_server import serve_hub
 from locations import HELPERS
 from peft import PeftModel
@@ -16,6 +17,8 @@ from sharded_launch import FSDP2
 from transformers import EsmcForMaskedLM, EsmForMaskedLM, EsmForSequenceClassification
 
 from hf_ext.models.affinity import AffinityModel
+
+pytestmark = pytest.mark.nightly
 
 SCRIPT = HELPERS / "fsdp2_on_ranks.py"
 HSDP = {  # two copies, each split over two processes
@@ -58,49 +61,6 @@ def differing(folder: Path, name: str, case: str) -> list[str]:
     return [weight for weight, known in names.items() if not torch.equal(loaded[weight], gathered[known])]
 
 
-# --- three steps, on every commit -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def short(place) -> Path:
-    return place / "short"
-
-
-@pytest.mark.nightly
-def test_three_steps_of_fsdp2_are_those_of_one_process(short):
-    alone = make_trainer("masked_lm", short / "alone", 1, short / "none", max_steps=SHORT_STEPS)
-    before = alone.evaluate(alone.train_dataset.select(range(10)))["eval_loss"]
-    alone.train()
-    save_numbers(short, "alone", alone)
-    ours, theirs = load_numbers(short, "short"), load_numbers(short, "alone")
-    assert largest(differences(ours, theirs, SHORT_STEPS)) < CLOSE
-    assert about(short, "short")["before"] == pytest.approx(before, abs=1e-5)  # evaluated before training
-    untrained = dict(make_esm().named_parameters())
-    assert max((ours[1][name] - untrained[name]).abs().max().item() for name in ours[1]) > 10 * CLOSE
-
-
-@pytest.mark.nightly
-def test_the_plan_says_how_the_model_was_split(short):
-    found = about(short, "short")
-    assert found["status"] == "applied"
-    assert found["reason"].startswith("FSDP2; layer by layer (EsmLayer); 2 weights of ESM's contact head are frozen")
-    assert (found["split"] > 30, found["whole"]) == (True, 0)
-
-
-@pytest.mark.nightly
-def test_a_model_that_fsdp2_saved_loads_bit_for_bit_with_its_tied_weights_once(short):
-    assert differing(short, "short", "masked_lm") == []
-    loaded = load_saved(short / "short-saved", "masked_lm")
-    assert loaded.lm_head.decoder.weight is loaded.esm.embeddings.word_embeddings.weight
-    with torch.no_grad():
-        loaded.lm_head.bias[3] += 1e-6
-    loaded.save_pretrained(short / "short-saved")  # the broken twin
-    assert differing(short, "short", "masked_lm") == ["lm_head.bias"]
-
-
-# --- all cases, 20 steps --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
     """Every case in one process."""
@@ -125,7 +85,6 @@ def hsdp(alone) -> Path:
     return alone
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["fsdp2", "hsdp"])
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_weights_are_those_of_one_process(request, case, kind, record_property):
@@ -139,14 +98,27 @@ def test_losses_and_weights_are_those_of_one_process(request, case, kind, record
     assert min(broken) > 3 * CLOSE
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["fsdp2", "hsdp"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_saved_model_loads_whole_and_bit_for_bit(request, case, kind):
     assert differing(request.getfixturevalue(kind), f"{kind}-{case}", case) == []
 
 
-@pytest.mark.nightly
+def test_the_plan_says_how_the_model_was_split_and_tied_weights_are_saved_once(fsdp2):
+    found = about(fsdp2, "fsdp2-masked_lm")
+    assert found["status"] == "applied"
+    assert found["reason"].startswith("FSDP2; layer by layer (EsmLayer); 2 weights of ESM's contact head are frozen")
+    assert (found["split"] > 30, found["whole"]) == (True, 0)
+    loaded = load_saved(fsdp2 / "fsdp2-masked_lm-saved", "masked_lm")
+    assert loaded.lm_head.decoder.weight is loaded.esm.embeddings.word_embeddings.weight
+    with torch.no_grad():
+        loaded.lm_head.bias[3] += 1e-6
+    loaded.save_pretrained(fsdp2 / "broken-saved")  # the twin
+    for kind in ("json", "safetensors"):
+        shutil.copy(fsdp2 / f"fsdp2-masked_lm.{kind}", fsdp2 / f"broken.{kind}")
+    assert differing(fsdp2, "broken", "masked_lm") == ["lm_head.bias"]
+
+
 def test_a_push_sends_the_whole_weights_and_both_processes_hear_of_it(tmp_path, monkeypatch):
     with serve_hub(monkeypatch, TOKEN) as hub:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -158,19 +130,6 @@ def test_a_push_sends_the_whole_weights_and_both_processes_hear_of_it(tmp_path, 
     assert differing(tmp_path, "push", "masked_lm") == []
 
 
-@pytest.mark.nightly
-def test_a_bert_that_trains_twice_and_frozen_encoders_without_a_cache_are_as_in_one_process(alone):
-    launch(alone, "others")
-    run_others(alone, "others-alone", 1)
-    ours, theirs = (json.loads((alone / f"{name}.json").read_text()) for name in ("others", "others-alone"))
-    assert (len(ours["losses"]), len(ours["live"])) == (SHORT_STEPS, SHORT_STEPS)
-    for name in ("losses", "eval", "live", "features"):
-        assert ours[name] == pytest.approx(theirs[name], abs=CLOSE)
-    assert ours["features"] != pytest.approx(theirs["features"][::-1], abs=CLOSE)
-    assert ours["why"] == "FSDP2; layer by layer, once encoders are loaded"
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", RECOMPUTING)
 @pytest.mark.parametrize("case", CHECKPOINTED)
 def test_recomputed_activations_change_nothing(fsdp2, case, name):
@@ -178,17 +137,6 @@ def test_recomputed_activations_change_nothing(fsdp2, case, name):
     assert differences(ours, load_numbers(fsdp2, f"fsdp2-{case}")) == (0.0, 0.0)
 
 
-@pytest.mark.nightly
-def test_recomputing_by_fsdp_itself_changes_nothing_either(alone, fsdp2, tmp_path):
-    (tmp_path / "encoders").symlink_to(alone / "encoders")
-    launch(tmp_path, "own", limit_s=900, FSDP_ACTIVATION_CHECKPOINTING="true")
-    for case in WITHOUT_PEFT:
-        ours = load_numbers(tmp_path, f"own-{case}")
-        assert largest(differences(ours, load_numbers(fsdp2, f"fsdp2-{case}"))) < 1e-6
-        assert differing(tmp_path, f"own-{case}", case) == []
-
-
-@pytest.mark.nightly
 def test_bfloat16_sums_gradients_in_float32_and_a_head_on_cached_embeddings_stays_exact(alone, tmp_path):
     (tmp_path / "encoders").symlink_to(alone / "encoders")
     launch(tmp_path, "half", limit_s=900, ACCELERATE_MIXED_PRECISION="bf16")

@@ -30,15 +30,14 @@ CASES = ("full", "lora", "frozen_cache", "masked_lm")
 FILES = {2: "4gpu_zero2.yaml", 3: "4gpu_zero3_offload.yaml"}
 
 
-def launch(stage: int, folder: Path, mode: str, processes: int = 2, is_killed: bool = False) -> None:
+def launch(stage: int, folder: Path, mode: str, processes: int = 2) -> None:
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FOLDER / FILES[stage])]
     script = [str(HELPERS / "zero_on_ranks.py"), str(folder), mode]
     command = [*launcher, "--num_processes", str(processes), "--mixed_precision", "no", *script]
     paths = os.pathsep.join([str(ROOT), str(HELPERS)])
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CUDA_", "FSDP_"))}
     done = subprocess.run(command, env={**clean, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=580)
-    assert (done.returncode != 0) == is_killed, done.stderr[-4000:]
-    assert not is_killed or "SIGKILL" in done.stderr
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +86,6 @@ def test_a_run_that_goes_on_from_the_tenth_step_ends_bit_for_bit_alike(trained, 
     for own in read(trained):
         assert own[case]["same_weights"]
         assert own[case]["same_losses"]
-
-
-def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(trained):
-    stage, folder = trained
-    launch(stage, folder, "killed", is_killed=True)
-    assert (folder / "killed" / "checkpoint-10" / "manifest.json").is_file()
-    assert not (folder / "killed" / "checkpoint-20").exists()
-    launch(stage, folder, "resumed")
-    assert differences(load_numbers(folder, "resumed"), load_numbers(folder, "masked_lm-whole")) == (0.0, 0.0)
 
 
 def test_a_checkpoint_is_one_folder_under_one_manifest(trained):

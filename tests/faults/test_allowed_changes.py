@@ -6,15 +6,13 @@ import logging
 from importlib.metadata import version
 from pathlib import Path
 
-import datasets
 import pytest
-import torch
 from faulty_runs import make_rows
 from miniature_esm import make_narrow_esm
 from stock_runs import KINDS, NUM_STEPS, SAVED, Runs, differing
 
 from hf_ext.checkpoints.compare import compare_runs
-from hf_ext.errors import ArgumentError, CheckpointError
+from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -104,12 +102,6 @@ def test_states_of_another_optimizer_or_schedule_are_refused_whatever_is_allowed
     assert "its states do not fit; start from the weights alone" in refusal_of(trainer, bench.checkpoint)
 
 
-def test_an_unknown_name_to_allow_is_refused_with_those_that_there_are(bench, tmp_path):
-    trainer, _ = bench.changed(tmp_path, {}, allow_changed=["lerning_rate"])
-    with pytest.raises(ArgumentError, match=r"unknown \['lerning_rate'\]. Known: all, .*learning_rate"):
-        trainer.train(resume_from_checkpoint=str(bench.checkpoint))
-
-
 def test_another_model_is_refused_by_its_configuration_and_where_that_is_allowed_by_its_shapes(bench, tmp_path):
     trainer, _ = bench.changed(tmp_path, {}, allow_changed=["seed"])
     trainer.model = make_narrow_esm(intermediate_size=16)
@@ -127,48 +119,6 @@ def test_what_trains_and_how_adapters_are_scaled_are_part_of_the_model(bench, tm
     trainer.model.peft_config["default"].lora_alpha = 9
     message = refusal_of(trainer, tmp_path / "lora" / f"checkpoint-{SAVED}")
     assert "\n  model.adapters.default.lora_alpha: 8 in the checkpoint, 9 now" in message
-
-
-class Masking:
-    """A collator with a setting."""
-
-    def __init__(self, collate, mask_share):
-        self.collate, self.mask_share = collate, mask_share
-
-    def __call__(self, rows):
-        return self.collate(rows)
-
-
-def test_settings_of_the_collator_are_compared(bench, tmp_path):
-    def make(folder, share):
-        trainer, _ = bench.make(KIND, FastTrainer, tmp_path / folder)
-        trainer.data_collator = Masking(trainer.data_collator, share)
-        return trainer
-
-    make("old", 0.15).train()
-    trainer, checkpoint = make("new", 0.3), tmp_path / "old" / f"checkpoint-{SAVED}"
-    assert "\n  collator.mask_share: 0.15 in the checkpoint, 0.3 now" in refusal_of(trainer, checkpoint)
-    trainer.args.allow_changed = ["collator"]
-    trainer.train(resume_from_checkpoint=str(checkpoint))
-
-
-def write_stream(path, *labels):
-    rows = [{"input_ids": [4, 5, 6], "labels": label} for label in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, *labels)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return datasets.load_dataset("json", data_files=str(path), split="train", streaming=True)
-
-
-def test_the_files_of_a_stream_are_compared_by_name_size_and_time(bench, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    trainer, _ = bench.make(KIND, FastTrainer, tmp_path / "run", resume="auto", max_steps=4, save_steps=4)
-    trainer.train_dataset, size = write_stream(path), path.stat().st_size
-    trainer.train()
-    trainer.train()  # finds the same file
-    for labels in ((), (0.7,)):  # written again alike, and longer
-        trainer.train_dataset = write_stream(path, *labels)
-        message = refusal_of(trainer, tmp_path / "run" / "checkpoint-4")
-        assert f"\n  data: file rows.jsonl: {size:,} bytes of 20" in message
-        assert f"in the checkpoint, {path.stat().st_size:,} bytes of 20" in message
 
 
 # --- recorded --------------------------------------------------------------------------------------------------------
@@ -193,19 +143,6 @@ def test_a_checkpoint_says_what_it_was_written_with_without_secrets_or_paths(ben
     assert str(tmp_path) not in text
 
 
-def test_another_number_of_threads_and_other_decisions_of_the_machine_are_said(bench, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "hf_ext")
-    torch.set_num_threads(2)
-    try:
-        bench.resume(tmp_path, speedups=["fused_gelu"])
-    finally:
-        torch.set_num_threads(1)
-    assert "machine.threads: 1 in the checkpoint, 2 now" in caplog.text
-    assert "speedups: [] in the checkpoint, ['fused_gelu'] now" in caplog.text
-
-
-STEP = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-FACTS = {"arguments": STEP, "world_size": 1, "devices_per_process": 1, "speedups": {}}
 BUDGET = {"token_budget": {"max_tokens": 100, "max_batch_size": None}}
 
 
@@ -234,13 +171,6 @@ def test_batches_and_processes_may_change_while_every_step_takes_the_same_rows(s
     lines, others = (changes.notes, changes.contradictions) if is_same else (changes.contradictions, changes.notes)
     assert (len(lines), others) == (sum(one != other for one, other in zip(numbers, (8, 2, 1, 1))), [])
     assert all(("(the same rows" in line) == is_same for line in lines)
-
-
-def test_another_number_of_processes_is_refused_with_what_keeps_the_rows_and_can_be_allowed():
-    old, new = stepping(8, 2, 1, 1, {}), stepping(8, 2, 4, 1, {})
-    (line,) = compare_runs(old, new).contradictions
-    assert line == "world_size: 1 in the checkpoint, 4 now; --effective_batch_size 16 keeps the rows of every step"
-    assert compare_runs(old, new, ["world_size"]).allowed == {"world_size"}
 
 
 @pytest.mark.parametrize(

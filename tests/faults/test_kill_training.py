@@ -75,7 +75,7 @@ def test_a_kill_before_any_file_operation_of_a_save_and_its_rotation_loses_nothi
     assert spared.end == "spared"
     assert spared.began_at == SAVED
     for number in range(1, spared.num_operations[rank] + 1):
-        kill = Kill(operation=number, after_step=NEXT, rank=rank, both=number % 2 == 0)
+        kill = Kill(operation=number, after_step=NEXT, rank=rank)
         problems += run_with_kills(bench, bench.copy(bench.begun(family)), [kill], row)
     assert row["kills"] == spared.num_operations[rank]
     assert row["kills"] > 50 or rank > 0

@@ -2,12 +2,11 @@
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
-from faulty_runs import NUM_STEPS, Maker, bits, make_rows, messages, names
+from faulty_runs import NUM_STEPS, Maker, bits, make_rows, messages
 from miniature_esm import make_narrow_esm
 
 from hf_ext.errors import NotFiniteError
@@ -88,34 +87,3 @@ def test_a_row_with_nan_gradients_now_and_then_ends_the_run_too_before_the_scale
     assert all(re.search(r"rows (7, \d+|\d+, 7) of the training data", text) for text in left_out)
     assert re.search(r"rows (7, \d+|\d+, 7) of the training data", str(end.value))
     assert trainer.accelerator.scaler.get_scale() == 1.0
-
-
-def test_a_loss_that_is_not_finite_costs_no_scale_where_such_steps_are_left_out(make):
-    trainer = make(rows=make_rows(row7=math.nan), max_steps=40 * NUM_STEPS, nan_policy="skip")
-    trainer.train()
-    assert trainer.state.global_step == 40 * NUM_STEPS
-    assert trainer.accelerator.scaler.get_scale() == START
-
-
-def test_the_device_is_waited_for_as_often_as_without_a_scale(make, monkeypatch):
-    reads = []
-    for name in ("item", "tolist"):
-        real = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda self, real=real: reads.append(self) or real(self))
-    counts = {}
-    for kind in ("scaled", "plain"):
-        trainer = make(max_steps=NUM_STEPS, logging_strategy="no", optim="adamw_torch_fused")
-        if kind == "plain":
-            trainer.accelerator.scaler, trainer.accelerator.native_amp = None, False
-        reads.clear()
-        trainer.train()
-        counts[kind] = len(reads)
-    assert counts["scaled"] == counts["plain"]
-
-
-def test_a_resumed_run_whose_scale_is_gone_ends_at_once(make):
-    trainer = make(lambda model: spoil_gradients(model, range(12)), scale=0.0)
-    with pytest.raises(NotFiniteError, match="that is 0 by now"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-    assert names(Path(trainer.args.output_dir)) == []

@@ -120,14 +120,6 @@ def test_without_logs_and_saves_it_is_found_all_the_same(strategy, make, tmp_pat
     assert names(tmp_path) == []
 
 
-def test_of_an_accumulation_the_one_micro_batch_is_named(make, tmp_path):
-    given = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 1, "save_steps": 1}
-    trainer = make(tmp_path, rows=make_rows(row7=NAN), **given)
-    message = stopped(trainer, tmp_path)
-    assert "; rows 7 of the training data" in message
-    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad_step(message))]
-
-
 def test_of_streams_and_loaders_of_the_users_own_is_named_what_is_known(make, tmp_path):
     class Own(FastTrainer):
         def get_train_dataloader(self):
@@ -152,17 +144,6 @@ def test_a_step_is_left_out_by_request_as_if_its_rows_had_not_been_there(make, t
     assert all(0.0 < loss < math.inf for loss in shown.values())
     bad = (set(range(1, NUM_STEPS + 1)) - set(shown)).pop()
     assert make.watch.weights[bad] == make.watch.weights[bad - 1]
-
-
-def test_the_mean_of_logged_losses_leaves_the_step_out(make, tmp_path):
-    given = {"rows": make_rows(row7=NAN), "nan_policy": "skip"}
-    each = make(tmp_path / "each", logging_steps=1, **given)
-    each.train()
-    losses = [entry["loss"] for entry in each.state.log_history if "loss" in entry]
-    once = make(tmp_path / "once", logging_steps=NUM_STEPS, **given)
-    once.train()
-    (loss,) = [entry["loss"] for entry in once.state.log_history if "loss" in entry]
-    assert loss == pytest.approx(sum(losses) / (NUM_STEPS - 1), rel=1e-5)
 
 
 def test_a_run_with_a_step_left_out_resumes_as_it_would_have_gone_on(make, tmp_path):
@@ -205,29 +186,6 @@ def test_a_number_that_is_none_between_two_saves_leaves_the_last_good_checkpoint
     trainer = make(tmp_path, callbacks=[poison], save_total_limit=1)
     assert "at step 5 " in stopped(trainer, tmp_path)
     assert names(tmp_path) == ["checkpoint-4"]
-
-
-def test_a_frozen_parameter_that_is_no_number_and_not_used_is_harmless(make, tmp_path):
-    trainer = make(tmp_path)
-    name = "esm.contact_head.regression.weight"
-    trainer.model.get_parameter(name).requires_grad_(False)
-    spoil_weight(NAN, name)(trainer.model, None)
-    trainer.train()
-    assert trainer.state.global_step == NUM_STEPS
-    make(tmp_path, model=trainer.model, resume="auto").train()
-    assert make.watch.began_at == NUM_STEPS
-
-
-@pytest.mark.parametrize("greater", [True, False])
-def test_a_metric_that_is_no_number_is_never_best(greater, make, tmp_path):
-    scores = iter([NAN, 1.0, INF if greater else -INF])
-    given = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": make_rows(2), "save_total_limit": 1}
-    given |= {"metric_for_best_model": "score", "greater_is_better": greater, "load_best_model_at_end": True}
-    trainer = make(tmp_path, compute_metrics=lambda _: {"score": next(scores)}, **given)
-    trainer.train()
-    assert (trainer.state.best_global_step, trainer.state.best_metric) == (4, 1.0)
-    assert {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()} == make.watch.weights[4]
-    assert names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
 
 
 # --- what comes after -------------------------------------------------------------------------------------------------

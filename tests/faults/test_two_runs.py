@@ -4,16 +4,15 @@ import os
 import sys
 import time
 import traceback
-from pathlib import Path
 
 import pytest
 from closing_line import tally
 from faulty_runs import Maker, bits, contents, names
 from miniature_esm import make_narrow_esm
-from other_runs import other_run, plant_lock
+from other_runs import other_run
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.run_lock import LOCK, local_folder, run_folder
+from hf_ext.checkpoints.run_lock import LOCK, run_folder
 from hf_ext.errors import FolderError
 
 LIMIT_S = 60
@@ -24,7 +23,7 @@ PAIRS = [(0.0, 1), (0.02, 2), (0.05, 3), (0.1, 4), (0.2, 5), (0.4, 6), (0.8, "en
 class WaitForTheOther(TrainerCallback):
     """Waits at a step, or at the end of training, until the other run of the pair has ended."""
 
-    def __init__(self, flag: Path, at: int | str):
+    def __init__(self, flag, at):
         self.flag, self.at = flag, at
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -41,7 +40,7 @@ class WaitForTheOther(TrainerCallback):
             time.sleep(0.01)
 
 
-def train(folder: Path, seed: int, flag: Path, at: int | str) -> dict[str, bytes]:
+def train(folder, seed, flag, at) -> dict[str, bytes]:
     """What a recipe does: the folder is the run's from before the trainer is made until the model is saved."""
     trainer = Maker(make_narrow_esm())(folder, seed=seed, resume="auto", callbacks=[WaitForTheOther(flag, at)])
     with run_folder(trainer.args):
@@ -50,7 +49,7 @@ def train(folder: Path, seed: int, flag: Path, at: int | str) -> dict[str, bytes
     return bits(trainer.model)
 
 
-def start(folder: Path, seed: int, flag: Path, at: int | str) -> int:
+def start(folder, seed, flag, at) -> int:
     """A process that trains; it ends with 0, or with REFUSED."""
     pid = os.fork()
     if pid == 0:
@@ -68,7 +67,7 @@ def start(folder: Path, seed: int, flag: Path, at: int | str) -> int:
     return pid
 
 
-def run_pair(folder: Path, delay_s: float, at: int | str) -> tuple[dict[int, int], dict[str, bytes | str]]:
+def run_pair(folder, delay_s, at) -> tuple[dict[int, int], dict[str, bytes | str]]:
     """Seeds 1 and 2, the second later; seed -> status, and what is in the folder."""
     flag = folder / "one has ended"
     seeds = {start(folder / "run", 1, flag, at): 1}
@@ -123,7 +122,7 @@ def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, counts, tmp_pa
 class LookAt(TrainerCallback):
     """Notes what the folder holds during training, and whether another process could have it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder, self.seen, self.refused = folder, [], 0
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -161,27 +160,3 @@ def test_a_trainer_that_only_evaluates_needs_no_folder_and_writes_none_of_anothe
                 refused()
         assert contents(tmp_path / "run") == before
         trainer.save_model(str(tmp_path / "elsewhere"))
-
-
-def test_a_run_that_was_taken_over_saves_no_more(tmp_path):
-    class TakeOver(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                plant_lock(tmp_path / "run")
-
-    with pytest.raises(FolderError, match="in use by another run"):
-        Maker(make_narrow_esm())(tmp_path / "run", callbacks=[TakeOver()]).train()
-    assert "checkpoint-4" not in names(tmp_path / "run")
-    assert (tmp_path / "run" / LOCK).is_file()
-
-
-def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders(tmp_path):
-    local = str(tmp_path / "local")
-    own = local_folder(local, str(tmp_path / "run"))
-    plant_lock(own)
-    make = Maker(make_narrow_esm())
-    with pytest.raises(FolderError, match=f"{own} is in use"):
-        make(tmp_path / "run", local_checkpoint_dir=local).train()
-    assert LOCK not in names(tmp_path / "run")
-    make(tmp_path / "other", local_checkpoint_dir=local).train()
-    assert "checkpoint-6" in names(tmp_path / "other")

@@ -21,6 +21,7 @@ from hf_ext.trainer import FastTrainer
 PACKED = {"speedups": ["attention", "packing"], "max_tokens_per_batch": 64}
 DATA = {  # of masked language modelling: what else than rows in random order
     "packed": {**PACKED, "effective_batch_size": None, "per_device_train_batch_size": 8},
+    "grouped": {"train_sampling_strategy": "group_by_length"},
     "stream": {},
 }
 ALL_CASES = (*CASES, *DATA)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
-import io
-import json
 import os
-import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -85,38 +81,6 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
-def in_child(act: Callable[[], Any], file_bytes: int) -> Any:
-    """What `act` returns, JSON-able, from a silent forked process that may write files of so many bytes."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            for descriptor in (1, 2):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
-            os.write(writing, json.dumps(act()).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text)
-
-
-class FailingFile(io.FileIO):
-    """Takes half of what is written, then fails."""
-
-    def __init__(self, path: Any, fail: Callable[[], None]):
-        super().__init__(path, "w")
-        self._fail = fail
-
-    def write(self, data: Any) -> int:
-        super().write(memoryview(data)[: len(data) // 2])
-        self._fail()
-        raise AssertionError("unreachable")
-
-
 class Faults:
     """Makes one kind of file operation inside a checkpoint's folder fail, while armed.
 
@@ -125,23 +89,19 @@ class Faults:
         number: errno of what is raised; weights raise it as safetensors does, the optimizer as torch does: without.
     """
 
-    PLACES = ("mkdir", "weights", "optimizer", "json", "fsync", "rename", "manifest", "deletion")
+    PLACES = ("mkdir", "weights", "optimizer", "fsync", "rename", "deletion")
 
     def __init__(self, place: str, number: int, patch: pytest.MonkeyPatch):
         self.place, self.number = place, number
         self.is_armed = False
         self.count = 0
-        name = {"weights": "model.safetensors", "optimizer": "optimizer.pt", "json": "progress.json"}
-        self.name = {"manifest": "manifest.json.tmp", **name}.get(place)
+        self.name = {"weights": "model.safetensors", "optimizer": "optimizer.pt"}.get(place)
         patch.setattr(os, "mkdir", self._before(os.mkdir, lambda path, *_: place == "mkdir" and _is_staged(path)))
         patch.setattr(os, "fsync", self._before(os.fsync, lambda fd: place == "fsync" and _is_staged(_path_of(fd))))
         patch.setattr(os, "rename", self._before(os.rename, self._is_rename))
         patch.setattr(os, "unlink", self._before(os.unlink, self._is_deletion))
         patch.setattr(safetensors.torch, "serialize_file", self._tensors(safetensors.torch.serialize_file))
         patch.setattr(torch, "save", self._saves(torch.save))
-        real_open = builtins.open
-        for module in (builtins, io):
-            patch.setattr(module, "open", self._opens(real_open))
 
     def fail(self) -> None:
         self.count += 1
@@ -183,15 +143,6 @@ class Faults:
             return real(content, path, *args, **kwargs)
 
         return save
-
-    def _opens(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def open_file(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            is_meant = isinstance(path, str | Path) and os.path.basename(path) == self.name and _is_staged(path)
-            if self.is_armed and mode == "w" and is_meant:
-                return io.TextIOWrapper(io.BufferedWriter(FailingFile(path, self.fail)), encoding="utf-8")
-            return real(path, mode, *args, **kwargs)
-
-        return open_file
 
 
 def _is_staged(path: Any) -> bool:

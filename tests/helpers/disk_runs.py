@@ -11,7 +11,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from faulty_runs import WORKERS
 from miniature_esm import make_narrow_esm
 from peft import LoraConfig, get_peft_model
 from token_rows import make_number_rows, stack_rows
@@ -26,7 +25,7 @@ NUM_STEPS, SAVE_STEPS = 8, 2
 KINDS = ("full", "lora", "frozen")
 SETTINGS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False, "seed": 3}
 SETTINGS |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 8, "learning_rate": 1e-2}
-SETTINGS |= {"logging_steps": 1, "max_steps": NUM_STEPS, "save_steps": SAVE_STEPS, **WORKERS}
+SETTINGS |= {"logging_steps": 1, "max_steps": NUM_STEPS, "save_steps": SAVE_STEPS}
 
 
 def make_esm(**shape: Any) -> EsmForSequenceClassification:

@@ -26,10 +26,6 @@ NUM_STEPS = 6  # of 2 rows: one epoch
 SETTINGS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False, "seed": 3}
 SETTINGS |= {"per_device_train_batch_size": 2, "num_train_epochs": 1, "learning_rate": 1e-2}
 SETTINGS |= {"logging_steps": 1, "save_steps": 2, "max_grad_norm": 1.0}
-# HF_EXT_WORKERS=1 puts data workers that live on under every fault; see test_with_workers.py.
-NUM_WORKERS = int(os.environ.get("HF_EXT_WORKERS", "0"))
-WORKERS = {"dataloader_num_workers": NUM_WORKERS}
-SETTINGS |= WORKERS
 
 
 class Killed(Exception):

@@ -7,17 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-import torch
 from equal_cases import CASES, make_trainer, save_numbers
-from miniature_esm import PAD
 from ranks import leave
-from run_outcomes import losses
-from token_rows import pad_rows
 from torch.distributed.tensor import DTensor
-from transformers import BertConfig, BertForMaskedLM, TrainerCallback
-
-from hf_ext.affinity.baselines import pooled_features
-from hf_ext.trainer import FastTrainer
+from transformers import TrainerCallback
 
 SHORT_STEPS = 3
 CHECKPOINTED = ("full", "lora")  # cases that are also trained with recomputed activations
@@ -35,27 +28,19 @@ class CountRounded(TrainerCallback):
             self.share = exact / sum(part.numel() for part in found)
 
 
-def run(folder: Path, name: str, case: str, num_processes: int, evaluate: bool = False, **given):
-    """Trains a case, evaluating before where asked, and saves it; returns the trainer."""
+def run(folder: Path, name: str, case: str, num_processes: int, **given):
+    """Trains a case and saves it; returns the trainer."""
     trainer = make_trainer(case, folder / name, num_processes, folder / "encoders", **given)
-    report = {}
-    if evaluate:
-        report["before"] = trainer.evaluate(trainer.train_dataset.select(range(10)))["eval_loss"]
     trainer.train()
     save_numbers(folder, name, trainer)
     trainer.save_model(str(folder / f"{name}-saved"))
     decision = next(d for d in trainer.plan.decisions if d.name == "sharding")
     split = [parameter for parameter in trainer.model.parameters() if isinstance(parameter, DTensor)]
-    report |= {"status": decision.status, "reason": decision.reason, "split": len(split), "evidence": decision.evidence}
+    report = {"status": decision.status, "reason": decision.reason, "split": len(split), "evidence": decision.evidence}
     report["whole"] = len([*trainer.model.parameters()]) - len(split)
     if trainer.args.process_index == 0:
         (folder / f"{name}-about.json").write_text(json.dumps(report))
     return trainer
-
-
-def run_short(folder: Path, num_processes: int):
-    """The one run of every commit, in the launch of `conftest.py`."""
-    return run(folder, "short", "masked_lm", num_processes, evaluate=True, max_steps=SHORT_STEPS)
 
 
 def run_half(folder: Path, num_processes: int) -> None:
@@ -78,45 +63,15 @@ def run_half(folder: Path, num_processes: int) -> None:
         (folder / "shares.json").write_text(json.dumps(shares))
 
 
-def make_bert() -> BertForMaskedLM:
-    """Its output bias has two names, one outside the layer that scores tokens."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    fixed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForMaskedLM(BertConfig(vocab_size=33, pad_token_id=PAD, **shape, **fixed))
-
-
-def run_others(folder: Path, name: str, num_processes: int):
-    """A BERT that is trained twice and then evaluated; frozen encoders that are not cached, and then encode."""
-    like = make_trainer("masked_lm", folder / name, num_processes, folder / "encoders", max_steps=SHORT_STEPS)
-    bert = FastTrainer(make_bert(), like.args, pad_rows, like.train_dataset)
-    bert.train()
-    bert.train()
-    report = {"losses": losses(bert), "eval": bert.evaluate(bert.train_dataset.select(range(10)))["eval_loss"]}
-    given = {"speedups": [], "max_steps": SHORT_STEPS}
-    trainer = make_trainer("frozen_cache", folder / f"{name}-live", num_processes, folder / "encoders", **given)
-    trainer.train()
-    features = pooled_features(trainer, trainer.train_dataset.select(range(10)))
-    report |= {"live": losses(trainer), "features": features.sum(1).tolist(), "why": trainer.plan["sharding"].reason}
-    if trainer.args.process_index == 0:
-        (folder / f"{name}.json").write_text(json.dumps(report))
-    return trainer
-
-
 def main(folder: Path, part: str, num_processes: int) -> None:
     if part == "push":
         pushing = {"push_to_hub": True, "hub_model_id": "me/sharded", "hub_strategy": "end", "max_steps": 1}
         trainer = run(folder, "push", "masked_lm", num_processes, **pushing)
         commit = trainer.push_to_hub().oid
         (folder / f"commit-{trainer.args.process_index}.json").write_text(json.dumps(commit))
-    elif part == "others":
-        trainer = run_others(folder, "others", num_processes)
     elif part == "half":
         run_half(folder, num_processes)
         trainer = None
-    elif part == "own":
-        for case in WITHOUT_PEFT:
-            trainer = run(folder, f"own-{case}", case, num_processes)
     else:
         for case in CASES:
             trainer = run(folder, f"{part}-{case}", case, num_processes)

@@ -18,8 +18,7 @@ from killing import STOCK, Attempt, Job, Kill, attempt
 
 from hf_ext.checkpoints.manifest import MANIFEST, Manifest
 
-ROTATION_OPERATIONS = 12  # at least: one for each file of a checkpoint
-COUNTS = ("kills", "in_a_save", "in_a_rotation", "elsewhere", "where_saved_before", "resumed", "identical")
+COUNTS = ("kills", "resumed", "identical")
 
 
 class Table:
@@ -40,14 +39,8 @@ class Table:
     def line(self) -> str:
         ours = sum((row for (family, _), row in self.rows.items() if family != STOCK), Counter())
         stock = sum((row for (family, _), row in self.rows.items() if family == STOCK), Counter())
-        lost = max((row["lost_steps_max"] for (f, _), row in self.rows.items() if f != STOCK), default=0)
-        return (
-            f"kill -9 while training: {ours['kills']} kills ({ours['in_a_save']} in a save, "
-            f"{ours['in_a_rotation']} in a rotation, {ours['where_saved_before']} where a step was saved before), "
-            f"{ours['resumed']} resumed, {ours['identical']} ended identical, at most {lost} steps lost of "
-            f"{SAVE_STEPS} between saves; "
-            f"{STOCK}: {stock['kills']} kills, {stock['resumed']} resumed, {stock['identical']} ended identical"
-        )
+        said = [", ".join(f"{row[name]} {name}" for name in COUNTS) for row in (ours, stock)]
+        return f"kill -9 while training: {said[0]}; {STOCK}: {said[1]}"
 
 
 @dataclass
@@ -106,7 +99,6 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
     """
     problems: list[str] = []
     num_kills = furthest = 0
-    saved_before = job.resume != "auto"
     while True:
         committed = max(steps_of(job), default=0) if job.resume == "auto" else 0
         result = attempt(job, kills[num_kills] if num_kills < len(kills) else None)
@@ -124,9 +116,7 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
             problems += differences(job, bench.whole(job.family)[0])
             break
         num_kills += 1
-        row[place_of_kill(job)] += 1
     row["kills"] += num_kills
-    row["where_saved_before"] += num_kills if saved_before else 0
     row["resumed"] += num_kills - (result.end != "ended")
     row["identical"] += num_kills if not problems else 0
     shutil.rmtree(job.folder)
@@ -134,32 +124,15 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
 
 
 def draw_kills(rng: random.Random, whole: Attempt, num: int) -> list[Kill]:
-    """Kills before random file operations, anywhere or of a rotation, and at random times of a run like `whole`."""
-    kills = []
-    for _ in range(num):
-        rank = rng.randrange(len(whole.num_operations))
-        both = rng.random() < 0.5
-        kind = rng.choice(("time", "anywhere", "anywhere", "rotation"))
-        if kind == "time":
-            kills.append(Kill(after_s=rng.uniform(*whole.seconds), rank=rank, both=both))
-        elif kind == "anywhere":
-            kills.append(Kill(operation=rng.randint(1, whole.num_operations[rank]), rank=rank, both=both))
-        else:
-            kills.append(Kill(operation=rng.randint(1, ROTATION_OPERATIONS), within=".trash-", both=both))
-    return kills
+    """Kills before random file operations of a run like `whole`."""
+    ranks = [rng.randrange(len(whole.num_operations)) for _ in range(num)]
+    return [Kill(operation=rng.randint(1, whole.num_operations[rank]), rank=rank) for rank in ranks]
 
 
 def steps_of(job: Job) -> list[int]:
     """Of the checkpoints under their final names."""
     found = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in job.output_dir.glob("checkpoint-*"))
     return sorted(int(name[1]) for name in found if name)
-
-
-def place_of_kill(job: Job) -> str:
-    """What was going on, told by what is left of it; stock Trainer saves in place, and is killed while it saves."""
-    if job.family == STOCK or any(job.output_dir.glob(".staging/*")):
-        return "in_a_save"
-    return "in_a_rotation" if any(job.output_dir.glob(".trash-*")) else "elsewhere"
 
 
 def differences(job: Job, whole: Job) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trains in processes of their own that are killed with SIGKILL before a chosen file operation, step, or at any time.
+"""Trains in processes of their own that are killed with SIGKILL before a chosen file operation or after a step.
 
 Processes are forked from one that has everything imported, so that an attempt costs no imports.
 """
@@ -29,28 +29,23 @@ import hf_ext
 STOCK = "stock Trainer"
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 LIMIT_S = 120
-SURVIVOR_S = 1.0  # how long the other processes may go on when one was killed
 
 
 @dataclass(frozen=True)
 class Kill:
-    """When a process is killed: before file operation `operation` in the output folder, at step `at_step`, or by time.
+    """When a process is killed, and the others with it.
 
     Attributes:
-        operation: counted from 1, over the whole process, or over what follows step `after_step` until the end of the
-            next, in which a save is finished.
-        within: only operations on paths with this in them count.
+        operation: before which file operation in the output folder: counted from 1, over the process, or over what
+            follows step `after_step` until the end of the next, in which a save is finished.
+        at_step: after which optimizer step.
         rank: which process.
-        both: whether the others are killed with it, rather than left to themselves for a second.
     """
 
     operation: int | None = None
-    within: str = ""
     after_step: int | None = None
     at_step: int | None = None
-    after_s: float | None = None
     rank: int = 0
-    both: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,14 +76,12 @@ class Attempt:
         began_at: the step that training began with; None if it did not come to that.
         last_step: optimizer steps done at the end, by any process.
         num_operations: of each process in the output folder; 0 where it was killed.
-        seconds: until the first step, and in all; 0 unless it came to that.
     """
 
     end: str
     began_at: int | None
     last_step: int
     num_operations: tuple[int, ...]
-    seconds: tuple[float, float]
 
 
 class Observer(TrainerCallback):
@@ -108,15 +101,14 @@ class Observer(TrainerCallback):
     def see(self, event: str, args: Any) -> None:
         if event not in OPERATIONS or not self.is_armed:
             return
-        path, within = str(args[0]), self.kill.within if self.kill else ""
         by_descriptor = event in ("os.remove", "os.rmdir") and args[1] != -1  # as in shutil.rmtree
-        if by_descriptor or (path.startswith(str(self.job.output_dir)) and within in path):
+        if by_descriptor or str(args[0]).startswith(str(self.job.output_dir)):
             self.num_operations = next(self.operations)
             if self.kill and self.num_operations == self.kill.operation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def note(self, what: str, number: int) -> None:
-        os.write(self.log, f"{what} {number} {time.monotonic()}\n".encode())
+        os.write(self.log, f"{what} {number}\n".encode())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.note("begin", state.global_step)
@@ -146,7 +138,6 @@ def train(job: Job, kill: Kill | None, rank: int, port: int) -> None:
         os.dup2(os.open(job.folder / f"output-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
     log = os.open(_log(job, rank), os.O_CREAT | os.O_WRONLY)
     observer = Observer(job, kill if kill and kill.rank == rank else None, log)
-    observer.note("start", 0)
     observer.watch_files()
     if job.family == STOCK:
         trainer: Any = make_stock_trainer(job.output_dir, seed=job.seed)
@@ -167,25 +158,19 @@ def attempt(job: Job, kill: Kill | None = None) -> Attempt:
     job.folder.mkdir(parents=True, exist_ok=True)
     for rank in range(job.num_ranks):
         _log(job, rank).unlink(missing_ok=True)
-    began = time.monotonic()
     processes = _start(job, kill)
-    deadline = began + (kill.after_s if kill and kill.after_s is not None else LIMIT_S)
+    deadline = time.monotonic() + LIMIT_S
     try:
-        while _running(processes) and not _dead(processes) and time.monotonic() < deadline:
-            wait([process.sentinel for process in _running(processes)], deadline - time.monotonic())
-        is_late = bool(_running(processes)) and not _dead(processes)
-        assert not is_late or (kill and kill.after_s), f"{job} took more than {LIMIT_S} s"
+        while _running(processes) and not _dead(processes):
+            assert time.monotonic() < deadline, f"{job} took more than {LIMIT_S} s"
+            wait([process.sentinel for process in _running(processes)], LIMIT_S)
         ends = {process.exitcode for process in _dead(processes)}
-        if is_late:
-            processes[kill.rank].kill()
-        if kill and not kill.both:
-            time.sleep(SURVIVOR_S if _running(processes) else 0)
     finally:
         for process in processes:  # as a launcher does when one is dead
             process.kill()
             process.join()
-    is_killed = is_late or -signal.SIGKILL in ends  # of the others, one may have failed for it
-    return _describe(job, kill, "killed" if is_killed else "failed" if ends else "ended")
+    end = "killed" if -signal.SIGKILL in ends else "failed" if ends else "ended"  # of the others, one may have failed
+    return _describe(job, kill, end)
 
 
 def _log(job: Job, rank: int) -> Path:
@@ -218,19 +203,14 @@ def _start(job: Job, kill: Kill | None) -> list[Any]:
 
 def _describe(job: Job, kill: Kill | None, end: str) -> Attempt:
     noted = []
-    times: dict[str, float] = {}
     for rank in range(job.num_ranks):
         path = _log(job, rank)  # not there yet where the process was killed at once
         lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        noted.append({what: int(number) for what, number, _ in lines})
-        for what, _, moment in lines:
-            times.setdefault(what, float(moment))
+        noted.append({what: int(number) for what, number in lines})
     own = noted[kill.rank if kill else 0]
     if "spared" in own:
         end = "spared"
     elif end == "failed":
         end = (job.folder / "output-0.txt").read_text().strip().splitlines()[-1]
     operations = tuple(rank.get("operations", rank.get("spared", 0)) for rank in noted)
-    start = times.get("start", 0.0)
-    seconds = (times.get("step", start) - start, times.get("operations", start) - start)
-    return Attempt(end, own.get("begin"), max(rank.get("step", 0) for rank in noted), operations, seconds)
+    return Attempt(end, own.get("begin"), max(rank.get("step", 0) for rank in noted), operations)

@@ -27,7 +27,7 @@ NUM_ROWS = 14
 BATCH = 2  # 7 batches an epoch: accumulated over 2 or 5, the last step of an epoch has one or two of them
 NUM_PASSES = 3
 STREAMS = ("stream", "shuffled stream")
-SHAPE = MaskedLMArguments(num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
+SHAPE = MaskedLMArguments(num_hidden_layers=1, hidden_size=64, num_attention_heads=2)  # states of matrices fit 8 bits
 COMPARED = (
     "loss",
     "total_flos",
@@ -164,10 +164,10 @@ class Runs:
             return trainer
         raise AssertionError("the run was not killed")
 
-    def resume(self, case: Case, interrupted: SeenRows, **given: Any) -> SeenRows:
+    def resume(self, case: Case, interrupted: SeenRows, *callbacks: TrainerCallback, **given: Any) -> SeenRows:
         """The same run again, from the checkpoint of the one that was killed."""
         folder = interrupted.args.output_dir
-        trainer = self.make(case, output_dir=folder, **given)
+        trainer = self.make(case, list(callbacks), output_dir=folder, **given)
         trainer.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{case.step}"))
         trainer.close()
         return trainer

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import torch
-from fsdp2_on_ranks import run_short
 from miniature_esm import make_esm
 from peft import LoraConfig, get_peft_model
 from ranks import leave
@@ -37,7 +36,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 @dataclass
 class Run:
-    """`name`: of what it writes. `kind`: "short" is `run_short`. `kill`: where all processes die. `given`: arguments.
+    """`name`: of what it writes. `dies`: all processes do, in the save at step 4. `given`: arguments.
 
     `source`: checkpoints that are copied into the folder first; `harm`: what is done to the last of them. `full`: whose
     disk takes nothing in the save at step 4. `record`: also write what it began with, and had after step 4.
@@ -46,7 +45,7 @@ class Run:
     folder: str
     name: str
     kind: str = "full"
-    kill: str = ""
+    dies: bool = False
     source: list[str] = field(default_factory=list)
     harm: str = ""
     full: str = ""
@@ -81,17 +80,6 @@ class Recorder(TrainerCallback):
             write_tensors(self.run, self.trainer, "four")
 
 
-class Kill(TrainerCallback):
-    """Kills this process with all others, between steps."""
-
-    def __init__(self, step: int):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            die()
-
-
 def die() -> None:
     """SIGKILL for the launcher, the other processes, and this one last."""
     own = psutil.Process()
@@ -101,17 +89,10 @@ def die() -> None:
         process.send_signal(signal.SIGKILL)
 
 
-def prepare_to_die(where: str, step: int) -> list[TrainerCallback]:
-    """In the save at `step`: before its commit or its rename; or a step after it."""
-    if where == "step":
-        return [Kill(step + 1)]
-    if where == "commit":
-        commit = CheckpointStore.commit
-        CheckpointStore.commit = lambda self, number, *args: die() if number == step else commit(self, number, *args)
-    if where == "rename":
-        publish = CheckpointStore.publish
-        CheckpointStore.publish = lambda self, number: die() if number == step else publish(self, number)
-    return []
+def die_in_save(step: int) -> None:
+    """Before the save at `step` is committed."""
+    commit = CheckpointStore.commit
+    CheckpointStore.commit = lambda self, number, *args: die() if number == step else commit(self, number, *args)
 
 
 def copy_sources(run: Run) -> None:
@@ -142,11 +123,10 @@ def train(run: Run) -> FastTrainer:
     fixed |= {"resume": "auto"} if run.source else {}
     fixed |= {"speedups": "muon"} if run.kind == "muon" else {}
     fixed |= {"eval_strategy": "steps", "eval_steps": 2} if "metric_for_best_model" in run.given else {}
-    callbacks = prepare_to_die(run.kill, 4) if run.kill else []
+    if run.dies:
+        die_in_save(4)
     args = FastTrainingArguments(**{**settings(folder), **fixed, **run.given})
-    trainer = FastTrainer(
-        make_model(run.kind), args, RecordingCollator(), make_rows(40), make_rows(8), callbacks=callbacks
-    )
+    trainer = FastTrainer(make_model(run.kind), args, RecordingCollator(), make_rows(40), make_rows(8))
     if run.record:
         recorder = Recorder(run)
         recorder.trainer = trainer
@@ -210,9 +190,6 @@ def main(spec: Path) -> None:
     trainer = None
     for given in json.loads(spec.read_text()):
         run = Run(**given)
-        if run.kind == "short":
-            trainer = run_short(Path(run.folder), torch.distributed.get_world_size())
-            continue
         try:
             trainer = train(run)
         except HfExtError as error:

@@ -74,7 +74,7 @@ class Runs:
             lambda: make_lora(self.base),
             make_t5,
         )
-        self.models = {kind: make() for kind, make in zip(KINDS, makers)}
+        self.makers, self.models = dict(zip(KINDS, makers)), {}
         self.collators = dict(zip(KINDS, (stack_rows, collate_tokens, stack_rows, collate_with_eos)))
 
     def make(self, kind: str, trainer_class: type[Trainer], folder: Path, **given: Any) -> tuple[Any, Watch]:
@@ -84,6 +84,8 @@ class Runs:
         watch = Watch()
         rows: Dataset = make_rows()
         held_out = make_rows(6) if args.eval_strategy != "no" else None
+        if kind not in self.models:
+            self.models[kind] = self.makers[kind]()
         model = copy.deepcopy(self.models[kind])
         return trainer_class(model, args, self.collators[kind], rows, held_out, callbacks=[watch]), watch
 

@@ -42,14 +42,3 @@ def largest_weight_difference(model: torch.nn.Module, other: torch.nn.Module) ->
     theirs = dict(other.named_parameters())
     assert dict(model.named_parameters()).keys() == theirs.keys()
     return largest((weight - theirs[name]).abs().max() for name, weight in model.named_parameters())
-
-
-def resumed_difference(folder, seed: int = 3, **given) -> float:
-    """Between the weights of 4 steps of AdamW and of a run that goes on from the second; `seed` is that one's."""
-    given = {"optim": "adamw_torch", "learning_rate": 1e-2, **given}
-    whole = make_trainer(folder / "whole", save_strategy="steps", save_steps=2, **given)
-    whole.train()
-    resumed = make_trainer(folder / "resumed", seed=seed, **given)
-    resumed.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-2"))
-    assert whole.state.global_step == resumed.state.global_step == 4
-    return largest_weight_difference(whole.model, resumed.model)

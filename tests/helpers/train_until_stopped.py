@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ import termios
 import threading
 import time
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, get_context, set_start_method
+from multiprocessing import active_children, forkserver, get_context, set_start_method
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from token_rows import make_number_rows, stack_rows
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 import hf_ext
-from hf_ext.errors import TrainingStopped
+from hf_ext.errors import MemoryExhausted, TrainingStopped, exit_on_errors
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -46,6 +47,7 @@ class Case:
     eval_sets: int = 1
     early_stopping: int | None = None
     crash: bool = False  # instead of a signal, end without a word
+    end: str = ""  # instead of a signal, what ends a run by itself: "NaN", "memory", "worker", "disk" or "bug"
     new_group: bool = False  # so that a signal can be sent to the process and all it started
     in_thread: bool = False
     terminal: bool = False  # of its own, which the signal "close" closes
@@ -79,6 +81,16 @@ class Trigger(TrainerCallback):
 def send(case: Case) -> None:
     if case.crash:
         os._exit(9)
+    if case.end == "worker":
+        os.kill(active_children()[0].pid, signal.SIGKILL)
+    elif case.end == "disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))  # messages fit, weights do not
+    elif case.end == "memory":
+        raise MemoryExhausted("no memory")
+    elif case.end == "bug":
+        raise KeyError("a bug")
+    if case.end:
+        return
     for name in case.signals:
         time.sleep(0.02)  # so that each is handled by itself
         if name == "close":
@@ -115,7 +127,7 @@ def make_trainer(folder: Path, case: Case, rank: int) -> FastTrainer:
         make_narrow_esm(),
         args,
         Collator(case),
-        make_number_rows(NUM_ROWS, 1),
+        make_number_rows(NUM_ROWS, 1, **({"row9": float("nan")} if case.end == "NaN" else {})),
         evals if case.eval_sets > 1 else evals["set0"],
         callbacks=callbacks,
     )
@@ -142,7 +154,8 @@ def run(folder: Path, case: Case, name: str, ranks: int, rank: int, port: int) -
         thread.start()
         thread.join()
     else:
-        train(folder, case, name, rank)
+        with exit_on_errors():
+            train(folder, case, name, rank)
 
 
 def open_terminal() -> None:

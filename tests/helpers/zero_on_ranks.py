@@ -1,13 +1,12 @@
 """What each process of `test_zero_equals_one_process.py` runs: `zero_on_ranks.py FOLDER MODE`, under a ZeRO file.
 
 "whole": 20 steps of each case, the model saved, a run that goes on from the tenth, a broken twin, what is refused.
-"killed": a run that a process of it kills at step 13. "resumed": what goes on from there. "alone": one process tries.
+"alone": one process tries to go on.
 """
 
 import json
 import os
 import shutil
-import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 import torch
 from equal_cases import gathered, make_trainer, save_numbers, train
 from run_outcomes import losses
-from transformers import TrainerCallback
 
 from hf_ext.errors import CheckpointError, HfExtError, NotFiniteError, PlanRefused
 
@@ -26,14 +24,6 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ENCODERS = FOLDER / "encoders"
 SAVES = {"save_strategy": "steps", "save_steps": 10}
 CASES = ("full", "lora", "frozen_cache", "masked_lm")
-
-
-class KillAt13(TrainerCallback):
-    """The second process ends as if the machine had taken it."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 13 and RANK == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class InfiniteAtStep3:
@@ -119,18 +109,11 @@ def main() -> None:
         message = refused(HfExtError, resume, FOLDER / "masked_lm", FOLDER / "masked_lm" / "checkpoint-10")
         (FOLDER / "alone.json").write_text(json.dumps(message))
         return
-    if MODE == "whole":
-        report = {case: run_case(case) for case in CASES}
-        trainer = train("masked_lm", FOLDER / "broken", WORLD, ENCODERS, broken=True)
-        save_gathered("broken", trainer)
-        report |= {"refused": refusals(trainer), "stop": infinite_loss("stop"), "skip": infinite_loss("skip")}
-        (FOLDER / f"report-{RANK}.json").write_text(json.dumps(report))
-    else:
-        trainer = make_trainer("masked_lm", FOLDER / "killed", WORLD, ENCODERS, **SAVES)
-        if MODE == "killed":
-            trainer.add_callback(KillAt13())
-        trainer.train(resume_from_checkpoint="auto")
-        save_gathered("resumed", trainer)
+    report = {case: run_case(case) for case in CASES}
+    trainer = train("masked_lm", FOLDER / "broken", WORLD, ENCODERS, broken=True)
+    save_gathered("broken", trainer)
+    report |= {"refused": refusals(trainer), "stop": infinite_loss("stop"), "skip": infinite_loss("skip")}
+    (FOLDER / f"report-{RANK}.json").write_text(json.dumps(report))
     trainer.end()
 
 

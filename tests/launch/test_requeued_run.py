@@ -8,9 +8,9 @@ import torch
 from closeness import largest
 from launched_training import NUM_ROWS, ROWS_PER_BATCH, ROWS_PER_STEP, STEPS
 from locations import HELPERS, ROOT
-from resume_on_ranks import rows_of_steps
 from safetensors.torch import load_file
 from slurm_jobs import submit
+from train_on_ranks import rows_of_steps
 
 pytestmark = pytest.mark.nightly
 

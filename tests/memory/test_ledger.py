@@ -1,9 +1,21 @@
-"""The ledger counts what torch allocates, each storage once, for as long as it lives: hand-computed."""
+"""The ledger: what a pass without memory says is what real passes, real optimizers and whole models hold."""
 
+import pytest
 import torch
+from any_models import Layer, Net, gpt2
+from ledger_subjects import keep_whole, make_model, make_subject
 from torch import nn
+from torch.nn import functional
+from transformers.optimization import Adafactor
 
-from hf_ext.memory.probe import GRADIENTS, OTHER, WEIGHTS, Ledger
+from hf_ext.memory.fakes import autocast_rule
+from hf_ext.memory.forecast import MemoryModel, TrainConfig
+from hf_ext.memory.probe import BLOCK_BYTES, GRADIENTS, OTHER, WEIGHTS, Ledger, record_pass
+from hf_ext.memory.stored import gradient_bytes, optimizer_bytes, weight_bytes
+from hf_ext.models.activation_checkpointing import set_policy
+from hf_ext.models.blocks import find_base_layers
+
+# --- the ledger counts what torch allocates, each storage once, for as long as it lives -------------------------------
 
 
 def test_a_linear_layer_takes_its_output():
@@ -19,38 +31,6 @@ def test_a_linear_layer_takes_its_output():
     assert output.shape == (64, 200)
 
 
-def use_views(ledger):
-    base = torch.zeros(256)  # 1,024 bytes
-    with ledger:
-        ledger.know([base], OTHER)
-        views = [base.view(16, 16), base[3:], base.view(16, 16).t(), base.expand(4, 256)]
-        base.add_(1)
-    return base, views
-
-
-def test_views_and_changes_in_place_take_nothing():
-    ledger = Ledger()
-    base, views = use_views(ledger)
-    assert (len(views), ledger.total, ledger.peak) == (4, 1024, 1024)
-    del base, views
-    assert ledger.total == 0
-
-
-def let_go(ledger):
-    start = torch.zeros(128)  # 512 bytes each
-    with ledger:
-        for _ in range(10):
-            start = start + 1
-    return start
-
-
-def test_what_is_let_go_is_not_counted_any_more():
-    ledger = Ledger()
-    last = let_go(ledger)
-    # The new one, made while the one before was there; the first was made before the ledger, and is not known to it.
-    assert (last.nbytes, ledger.total, ledger.peak) == (512, 512, 1024)
-
-
 def test_what_autograd_keeps_counts_until_the_backward_pass():
     weight = nn.Parameter(torch.zeros(128))
     with Ledger() as ledger:
@@ -62,3 +42,205 @@ def test_what_autograd_keeps_counts_until_the_backward_pass():
         del loss
     assert kept == 512 + 512  # the exponential, and the loss
     assert ledger.current == {WEIGHTS: 512, GRADIENTS: 512, OTHER: 0}
+
+
+# --- bytes by formula are those of the real optimizers and of weights stored in fewer bits ----------------------------
+
+
+# 100 x 64 x 4 = 25,600 of a table; 128 x 64 = 8,192 numbers of a matrix; 128 of its bias, too few for 8 bits.
+TABLE, MATRIX, BIAS = 6400, 8192, 128
+
+
+def small_model():
+    return nn.ModuleDict({"table": nn.Embedding(100, 64), "layer": nn.Linear(64, 128)})
+
+
+def test_weights_gradients_and_two_states_of_adamw():
+    model = small_model()
+    assert weight_bytes(model) == gradient_bytes(model) == 4 * (TABLE + MATRIX + BIAS)
+    assert optimizer_bytes(model, "adamw_torch_fused") == (8 * (TABLE + MATRIX + BIAS), 0)
+    model["table"].requires_grad_(False)
+    assert gradient_bytes(model) == 4 * (MATRIX + BIAS)
+    assert optimizer_bytes(model, "adamw_torch") == (8 * (MATRIX + BIAS), 4 * (MATRIX + BIAS))
+
+
+def state_bytes(optimizer):
+    states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    return sum(tensor.nbytes for tensor in states if isinstance(tensor, torch.Tensor) and tensor.numel() > 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("adamw_torch_fused", lambda weights: torch.optim.AdamW(weights, fused=True)),
+        ("adagrad", torch.optim.Adagrad),
+        ("rmsprop", torch.optim.RMSprop),
+        ("sgd", torch.optim.SGD),
+        ("adafactor", lambda weights: Adafactor(weights, relative_step=False, scale_parameter=False, lr=1e-3)),
+    ],
+)
+def test_the_formula_is_what_the_optimizer_keeps(name, make):
+    model = small_model()
+    optimizer = make([*model.parameters()])
+    (model["table"].weight.sum() + model["layer"].weight.sum() + model["layer"].bias.sum()).backward()
+    optimizer.step()
+    assert state_bytes(optimizer) == optimizer_bytes(model, name)[0]
+
+
+def test_a_frozen_base_takes_what_its_bits_say():
+    model = make_model((64, 2, 2), "lora")
+    layers = find_base_layers(model)
+    size = sum(layer.weight.numel() for layer in layers)
+    rows = sum(layer.out_features for layer in layers)
+    assert size == 2 * (4 * 64 * 64 + 2 * 64 * 256)
+    saved = {base: weight_bytes(model) - weight_bytes(model, base, layers) for base in ("half", "8-bit", "4-bit")}
+    assert saved["half"] == 2 * size
+    assert saved["8-bit"] == 3 * size - 4 * rows
+    assert saved["4-bit"] == 4 * size - size // 2 - 4 * size // 64
+
+
+# --- a pass of three layers without memory says what a pass of the whole model holds, for any number of r -------------
+
+
+ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
+
+CONFIGS = [
+    TrainConfig(5, "none"),
+    TrainConfig(5, "attention"),
+    TrainConfig(5, "full"),
+    TrainConfig(5, "half", half=True),
+    TrainConfig(5, "attention", half=True),
+    TrainConfig(5, "none", half=True),
+    TrainConfig(5, "full", half=True),
+]
+
+
+def peaks(subject, config):
+    timeline = subject.timeline(config)
+    return timeline.peak(), timeline.peak(standing=10**6)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_three_layers_give_the_peak_of_the_whole_model(config):
+    model = make_model()
+    cut = make_subject(model, scales=False)
+    assert peaks(cut, config) == peaks(keep_whole(make_subject(model)), config)
+    assert any(repeat.copies > 1 for repeat in cut.timeline(config).repeats)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (TrainConfig(5, "none", half=True), {"training": "lora"}),
+        (TrainConfig(5, "full", half=True, base="half"), {"training": "lora"}),
+        (TrainConfig(5, "attention", half=True, base="4-bit"), {"training": "lora"}),
+        (TrainConfig(5, "none"), {"training": "frozen"}),
+        (TrainConfig(5, "none"), {"attention": "eager"}),
+        (TrainConfig(5, "full", half=True), {"family": "bert"}),
+        (TrainConfig(5, "none"), {"family": "t5"}),
+        (TrainConfig(5, "half"), {"family": "t5"}),
+    ],
+    ids=str,
+)
+def test_so_it_does_with_adapters_packing_and_other_families(config, settings):
+    model = make_model(**settings)
+    labelled = settings.get("family", "esm") == "esm"
+    cut, whole = make_subject(model, labelled=labelled, scales=False), make_subject(model, labelled=labelled)
+    assert peaks(cut, config) == peaks(keep_whole(whole), config)
+
+
+REAL = {
+    "full": ({}, TrainConfig(5, "none")),
+    "full, bf16": ({}, TrainConfig(5, "none", half=True)),
+    "recomputing all": ({}, TrainConfig(5, "full", half=True)),
+    "recomputing attention": ({}, TrainConfig(5, "attention")),
+    "every second": ({}, TrainConfig(5, "half")),
+    "LoRA": ({"training": "lora"}, TrainConfig(5, "none", half=True)),
+    "frozen": ({"training": "frozen"}, TrainConfig(5, "none")),
+    "eager": ({"attention": "eager"}, TrainConfig(5, "none")),
+    "T5": ({"family": "t5"}, TrainConfig(5, "none")),
+    "BERT": ({"family": "bert"}, TrainConfig(5, "none", half=True)),
+}
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", REAL)
+def test_fake_tensors_hold_what_real_ones_hold(name):
+    settings, config = REAL[name]
+    labelled = settings.get("family", "esm") == "esm"
+    subject = make_subject(make_model(**settings), kind="cpu", labelled=labelled)
+    model = make_model(device="cpu", **settings)
+    set_policy(model, config.policy)
+    ids = torch.randint(4, 24, (5, 16))
+    mask = torch.ones_like(ids)
+    mask[0, 9:] = 0  # some padding: else transformers leaves the mask out
+    batch = {"input_ids": ids, "attention_mask": mask, **({"labels": ids} if labelled else {})}
+    real = record_pass(Ledger(BLOCK_BYTES, 0), model, [], batch, config.half, "cpu").peak()
+    fake = subject.timeline(config).peak()
+    assert sum(fake) == pytest.approx(sum(real), rel=0.02, abs=ROUNDING)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("cuda", torch.float32), ("cpu", torch.bfloat16)])
+def test_cuda_keeps_norms_and_softmax_in_float32_and_a_cpu_does_not(kind, dtype):
+    states = torch.zeros(2, 8, dtype=torch.bfloat16)
+    with autocast_rule(True, kind) as opened, opened():
+        assert functional.layer_norm(states, (8,)).dtype == dtype
+        assert (states @ states.T).dtype == torch.bfloat16
+        assert functional.softmax(states, -1).dtype == (torch.float32 if kind == "cuda" else states.softmax(-1).dtype)
+
+
+def test_the_model_itself_is_left_as_it_was():
+    model = make_model(device="cpu")
+    before = {name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()}
+    make_subject(model).timeline(TrainConfig(5, "full", half=True))
+    after = {name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()}
+    assert before == after
+    assert not model.is_activation_checkpointing
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# --- the ledger on models that are no encoders of transformers --------------------------------------------------------
+
+
+def deep_net(kind=nn.Sequential):
+    torch.manual_seed(0)
+    layers = [Layer(32, 64) for _ in range(8)]
+    return Net(nn.Sequential(*layers) if kind is nn.Sequential else kind(*layers), width=32).train()
+
+
+def numbers(rows):
+    return {"x": torch.zeros(rows, 5, device="meta"), "labels": torch.zeros(rows, dtype=torch.long, device="meta")}
+
+
+def tokens(rows):
+    ids = torch.zeros(rows, 16, dtype=torch.long, device="meta")
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def peak(subject, policy="none"):
+    return subject.timeline(TrainConfig(64, policy)).peak()
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("policy", ["none", "full", "half"])
+@pytest.mark.parametrize(
+    ("make", "batch"), [(deep_net, numbers), (lambda: gpt2(n_layer=8).train(), tokens)], ids=["Sequential", "GPT-2"]
+)
+def test_a_few_layers_give_the_peak_of_the_whole_model(make, batch, policy):
+    cut, whole = MemoryModel(make(), batch, scales=False), keep_whole(MemoryModel(make(), batch))
+    assert peak(cut, policy) == peak(whole, policy)
+    assert any(repeat.copies > 1 for repeat in cut.timeline(TrainConfig(64, policy)).repeats)
+
+
+def test_a_pattern_says_which_layers_are_recomputed_and_get_muon():
+    def activations(pattern):
+        return peak(MemoryModel(deep_net(), numbers, scales=False, pattern=pattern), "full").activations
+
+    assert activations(None) == activations(r"trunk\.\d+") < activations(r"trunk\.[0-3]")
+    model = deep_net()
+    kept = [optimizer_bytes(model, "adamw_torch", True, pattern)[0] for pattern in (None, r"trunk\.[0-3]")]
+    assert (
+        kept[1] - kept[0] == 4 * 2 * 32 * 64 * 4
+    )  # four layers of two matrices, a float32 number more for each weight

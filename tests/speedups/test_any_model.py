@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from any_models import TRAINED, recomputed_layers, resnet, rows_of_images
+from any_models import TRAINED, recomputed_layers
 from tiny_encoders import tiny_bert, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows
 from token_rows import pad_rows
@@ -16,8 +16,6 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models.blocks import find_blocks
 from hf_ext.models.muon import MuonAdamW
 from hf_ext.plan import make_plan
-from hf_ext.speedups import Run, compile, parity
-from hf_ext.speedups.sample import find_samples
 from hf_ext.trainer import FastTrainer
 
 MODELS = pytest.mark.parametrize("name", TRAINED)
@@ -122,50 +120,6 @@ def test_a_pattern_is_one_for_all_of_them(tmp_path):
     model.block_pattern = "layers"
     with pytest.raises(ArgumentError, match=r"There are: trunk\\\.\\d\+"):
         FastTrainer(model, args, train_dataset=rows())
-
-
-# --- parity ----------------------------------------------------------------------------------------------------------
-
-
-def run_of(name) -> Run:
-    make, rows = TRAINED[name]
-    torch.manual_seed(0)
-    return Run(make_args(), make(), None, rows())
-
-
-@MODELS
-def test_parity_sees_a_layer_whose_gradients_are_others(name):
-    run = run_of(name)
-    last = find_blocks(run.model)[-1]
-
-    class Flat(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 1.05
-
-    def bend(module, args, output):
-        return (Flat.apply(output[0]), *output[1:]) if isinstance(output, tuple) else Flat.apply(output)
-
-    found = parity.prove(run, lambda: last.register_forward_hook(bend))
-    assert found.problem.startswith("gradients differ")
-
-
-def test_probing_changes_no_mean_of_a_batch_norm_and_no_random_number():
-    torch.manual_seed(0)
-    model = resnet().train()
-    before = [buffer.clone() for buffer in model.buffers()]
-    state = torch.get_rng_state()
-    run = Run(make_args(), model, None, rows_of_images())
-    (probe,) = find_samples(run)
-    compile._train_once(run, [probe])
-    assert all(torch.equal(old, new) for old, new in zip(before, model.buffers()))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.training
-    assert all(weight.grad is None for weight in model.parameters())
 
 
 # --- an encoder that we know in a module of the user's ---------------------------------------------------------------

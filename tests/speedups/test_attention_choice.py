@@ -4,17 +4,12 @@ import json
 
 import pytest
 import torch
-from datasets import Dataset
 from flash_attn_reference import flash  # noqa: F401  a fixture
 from miniature_esm import make_wide_esm
-from tiny_affinity import ROWS as ROWS_OF_PAIRS
-from tiny_affinity import make_model as make_affinity_model
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
 from transformers import EsmForMaskedLM
 
-from hf_ext.affinity.building import build_collator
-from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import attention as kernels
@@ -28,21 +23,6 @@ def implementations(model) -> list[str]:
 
 
 # --- what it does to a model -----------------------------------------------------------------------------------------
-
-
-def test_flex_may_encode_on_a_cpu_is_packed_and_is_proven_before_it_is_used(demo_encoders, tmp_path):
-    model = make_affinity_model([demo_encoders[1]], "frozen")
-    args = make_args(tmp_path, attention="flex", speedups=["packing"])
-    trainer = FastTrainer(model, args, build_collator(model, DataArguments()), Dataset.from_list(ROWS_OF_PAIRS))
-    decision = trainer.plan["attention"]
-    assert (decision.status, decision.evidence["kernel"]) == ("applied", "flex")
-    assert 0 < decision.evidence["max_difference"] < 1e-4
-    assert trainer.plan["packing"].status == "applied"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(kernels.KERNELS, "flex", lambda *given: kernels.padded_attention(*given) + 1e-2)
-        other = make_affinity_model([demo_encoders[1]], "frozen")
-        with pytest.raises(PlanRefused, match="flex against the old attention: states differ"):
-            FastTrainer(other, args, build_collator(other, DataArguments()), Dataset.from_list(ROWS_OF_PAIRS))
 
 
 def count_sdpa(model) -> int:
@@ -75,17 +55,6 @@ def test_a_model_that_was_trained_with_it_is_saved_without_its_name(tmp_path):
     reloaded = EsmForMaskedLM.from_pretrained(tmp_path / "saved")
     assert implementations(reloaded) == ["sdpa"]
     assert largest_weight_difference(reloaded, ours.model.cpu()) == 0
-
-
-@pytest.mark.parametrize("asked", ["padded", "eager"])
-def test_every_kernel_that_runs_on_a_cpu_can_be_asked_for_and_is_taken_back(tmp_path, asked):
-    model = make_wide_esm()
-    trainer = make_trainer(tmp_path, model, attention=asked)
-    assert trainer.plan["attention"].evidence["kernel"] == asked
-    assert trainer.plan["attention"].evidence["max_difference"] < 1e-4
-    assert implementations(model) == [{"padded": "hf_ext_padded"}.get(asked, asked)]
-    trainer.end()
-    assert implementations(model) == ["sdpa"]
 
 
 # --- kernels that do not hold ----------------------------------------------------------------------------------------
@@ -126,18 +95,6 @@ def test_a_flash_kernel_that_does_not_run_here_leaves_the_model_exactly_as_it_wa
     assert after == settings
     trainer.train()
     assert trainer.state.global_step == 4
-
-
-def test_what_was_asked_for_and_does_not_run_here_is_refused_and_leaves_the_model_as_it_was(tmp_path):
-    model, rows = make_wide_esm(), make_rows()
-    logits, settings = states_and_settings(model)
-    args = make_args(tmp_path / "run", bf16=True, attention="varlen")
-    with pytest.raises(PlanRefused, match="--attention varlen against the old attention: it does not run here"):
-        FastTrainer(model, args, pad_rows, rows, plan=flash_plan(model, rows, args))
-    found, after = states_and_settings(model)
-    assert torch.equal(found, logits)
-    assert after == settings
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
@@ -197,21 +154,7 @@ def test_a_kernel_that_is_right_forward_and_wrong_backward_is_not_used(tmp_path,
     assert implementations(trainer.model) == ["sdpa"]
 
 
-@pytest.mark.usefixtures("broken_blocked")
-def test_what_follows_from_a_rejected_kernel_is_decided_again(tmp_path):
-    trainer = make_trainer(tmp_path, speedups=["all"], without=["precision", "cpu_matmul"])
-    names = ("attention", "packing", "length_grouping")
-    assert [trainer.plan[name].status for name in names] == ["skipped", "skipped", "applied"]
-    assert trainer.args.train_sampling_strategy == "group_by_length"
-
-
 # --- towers ----------------------------------------------------------------------------------------------------------
-
-
-def tower_trainer(folder, make_affinity, rows, *towers, **given):
-    model, collator = make_affinity(*towers)
-    args = make_args(folder, **{"speedups": ["attention"], **given})
-    return FastTrainer(model, args, collator, rows)
 
 
 @pytest.mark.usefixtures("flash")

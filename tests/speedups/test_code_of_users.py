@@ -1,22 +1,37 @@
-"""What a user put in the place of transformers' code is what trains: with every speed-up, as with stock Trainer."""
+"""What users put in the place of transformers' code, and trainers side by side, train as in stock Trainer."""
 
+import gc
 import random
-from types import MethodType
+from functools import partial
 
 import pytest
 import torch
 from datasets import Dataset
 from tiny_encoders import tiny_esm, tiny_esmc
+from tiny_masked_lm import make_trainer
+from torch import nn
 from torch.nn import functional
-from transformers import EsmForMaskedLM, EsmModel, EsmTokenizer, Trainer, TrainingArguments
+from transformers import (
+    EsmConfig,
+    EsmForMaskedLM,
+    EsmModel,
+    EsmPreTrainedModel,
+    EsmTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import PlanRefused
-from hf_ext.models.affinity import AffinityModel
+from hf_ext.speedups import cpu_threads
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
+
+# --- what a user put in the place of transformers' code is what trains ------------------------------------------------
+
 
 FAST = {"speedups": ["all"], "without": ["precision", "compile", "length_grouping"]}
 
@@ -116,29 +131,6 @@ def test_the_loss_of_the_users_own_is_what_trains(tmp_path, make_collator, make_
     assert vars(trainer.model).get("forward") == mine
 
 
-class Doubled(AffinityModel):
-    def forward(self, labels=None, **kwargs):
-        output = AffinityModel.forward(self, labels=labels, **kwargs)
-        output["loss"] = 2 * output["loss"]
-        return output
-
-
-def double_on_the_instance(model):
-    model.forward = MethodType(Doubled.forward, model)
-
-
-def test_the_loss_of_an_evaluation_is_that_of_the_forward(tmp_path, make_affinity, demo_rows):
-    found = []
-    for changes in (lambda model: None, double_on_the_instance):
-        model, collator = make_affinity()
-        changes(model)
-        args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
-        found.append(
-            FastTrainer(model, args, collator, eval_dataset=demo_rows.select(range(16))).evaluate()["eval_loss"]
-        )
-    assert found[1] == pytest.approx(2 * found[0], rel=1e-5)
-
-
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
@@ -194,12 +186,6 @@ def test_a_loss_that_reads_attentions_gets_them(tmp_path, make_collator):
     trainer.end()
 
 
-def test_another_attention_for_it_is_refused(tmp_path, make_collator):
-    fast = type("Fast", (ReadsScores, FastTrainer), {})
-    with pytest.raises(PlanRefused, match=r"--attention blocked: .* set_attn_implementation\('sdpa'\)"):
-        train(tmp_path, fast, FastTrainingArguments, eager(tiny_esm), make_collator(), attention="blocked")
-
-
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -245,3 +231,199 @@ def test_layers_of_the_users_own_stay(tmp_path, make_collator, make_model, name)
     trainer.end()
     mine = [m for m in make_model().modules() if "forward" in vars(m)]
     assert len([m for m in trainer.model.modules() if "forward" in vars(m)]) == len(mine)
+
+
+# --- a model that reads what the attention mask leaves out keeps its padded encoder -----------------------------------
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "token_dropout": False}
+CONFIG = EsmConfig(
+    **{"vocab_size": 33, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    **{"pad_token_id": 1, "mask_token_id": 32, "position_embedding_type": "rotary"},
+    **NO_DROPOUT,
+)
+
+
+class Pooling(EsmPreTrainedModel):
+    """A regression on the mean of states: of all positions, as people write it, or of those in the mask."""
+
+    reads_padding = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.esm = EsmModel(config, add_pooling_layer=False)
+        self.head = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        states = self.esm(input_ids, attention_mask).last_hidden_state
+        weights = torch.ones_like(attention_mask) if self.reads_padding else attention_mask
+        predicted = self.head((states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True))[:, 0]
+        return {"loss": ((predicted - labels) ** 2).mean(), "logits": predicted}
+
+
+class MaskedPooling(Pooling):
+    reads_padding = False
+
+
+def pad(rows):
+    longest = max(len(row["input_ids"]) for row in rows)
+    ids = torch.tensor([row["input_ids"] + [1] * (longest - len(row["input_ids"])) for row in rows])
+    return {"input_ids": ids, "attention_mask": (ids != 1).long()}
+
+
+def pooled(rows):
+    return {**pad(rows), "labels": torch.tensor([row["value"] for row in rows])}
+
+
+def masked_in_the_mask(rows):
+    """The third token of each row is hidden by the attention mask, and is what is to be found."""
+    batch = pad(rows)
+    labels = torch.full_like(batch["input_ids"], -100)
+    labels[:, 2] = batch["input_ids"][:, 2]
+    batch["attention_mask"][:, 2] = 0
+    return {**batch, "labels": labels}
+
+
+def make_padded_rows(num=12) -> Dataset:
+    """Of 22 tokens, but for the last two of every four, which are shorter; nothing to see in the first and the last."""
+    draw = random.Random(0)
+    lengths = [20 if i % 4 < 2 or i == num - 1 else 5 + i for i in range(num)]
+    ids = [[0, *(draw.randint(4, 23) for _ in range(length)), 2] for length in lengths]
+    return Dataset.from_list([{"input_ids": row, "value": float(i % 7), "place": i} for i, row in enumerate(ids)])
+
+
+def tokens(rows, reads_padding):
+    """Every third token is to be found; where `reads_padding`, what pads labels is a label itself."""
+    batch = pad(rows)
+    labels = torch.full_like(batch["input_ids"], -100)
+    labels[:, ::3] = batch["input_ids"][:, ::3]
+    if not reads_padding:
+        labels[batch["attention_mask"] == 0] = -100
+    return {**batch, "labels": labels}
+
+
+class PenalisedTrainer(FastTrainer):
+    """A term on what the model puts out at the last position, of a row or of padding, from the second epoch on."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        output = model(**inputs)
+        reads = self.state.epoch >= 1
+        loss = output["loss"] + (0.01 * output["logits"][:, -1].pow(2).mean() if reads else 0.0)
+        return (loss, output) if return_outputs else loss
+
+
+class PenalisesStates(FastTrainer):
+    """Its loss has a term on all states of the encoder; at zeros it has no gradient."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        states = model.esm(inputs["input_ids"], inputs["attention_mask"]).last_hidden_state
+        loss = model(**inputs)["loss"] + states.pow(2).mean()
+        return (loss, {}) if return_outputs else loss
+
+
+PACKED = {"speedups": ["packing"], "attention": "blocked"}
+ALL = {"speedups": ["all"], "without": ["precision", "compile"]}
+
+
+def train_pooling(folder, model_cls, collator, cls=FastTrainer, args_cls=FastTrainingArguments, resume=None, **given):
+    torch.manual_seed(0)
+    fixed = {"use_cpu": True, "num_train_epochs": 2, "logging_steps": 1, "per_device_train_batch_size": 4, "seed": 1}
+    fixed |= {"report_to": "none", "save_steps": 1, "disable_tqdm": True, "remove_unused_columns": False}
+    args = args_cls(output_dir=str(folder), **fixed, **given)
+    trainer = cls(model_cls(CONFIG), args, train_dataset=make_padded_rows(), data_collator=collator)
+    trainer.train(resume_from_checkpoint=resume)
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log], trainer
+
+
+SAID = r"packing: the loss of step \d reads positions that the attention mask leaves out .* weights were not touched"
+
+
+@pytest.mark.parametrize(("model", "collator"), [(Pooling, pooled), (EsmForMaskedLM, masked_in_the_mask)])
+def test_such_a_run_is_stock_trainers_and_says_why(tmp_path, model, collator):
+    stock, _ = train_pooling(tmp_path / "stock", model, collator, Trainer, TrainingArguments)
+    ours, trainer = train_pooling(tmp_path / "ours", model, collator, **ALL)
+    assert ours == pytest.approx(stock, rel=1e-6)
+    assert [trainer.plan[name].status for name in ("attention", "packing")] == ["skipped", "skipped"]
+    assert "the loss reads positions that attention_mask leaves out" in trainer.plan["attention"].reason
+    trainer.end()
+    with pytest.raises(PlanRefused, match="the loss reads positions that attention_mask leaves out"):
+        train_pooling(tmp_path / "named", model, collator, **PACKED)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("model", "collator", "cls"),
+    [
+        (EsmForMaskedLM, partial(tokens, reads_padding=True), FastTrainer),
+        (EsmForMaskedLM, partial(tokens, reads_padding=False), PenalisedTrainer),
+        (Pooling, pooled, FastTrainer),
+        (MaskedPooling, pooled, PenalisesStates),
+    ],
+    ids=["labels on padding", "a loss of one's own, later", "mean", "a penalty"],
+)
+def test_training_ends_before_the_step_in_which_it_shows(tmp_path, monkeypatch, model, collator, cls):
+    monkeypatch.setattr("hf_ext.speedups.parity._sample_around", lambda *given: [])  # where no sample could show it
+    with pytest.raises(PlanRefused, match=SAID):
+        train_pooling(tmp_path, model, collator, cls, **PACKED, gradient_accumulation_steps=3)
+
+
+def test_what_reads_no_padding_trains_as_ever(tmp_path):
+    stock, _ = train_pooling(tmp_path / "stock", MaskedPooling, pooled, Trainer, TrainingArguments)
+    ours, trainer = train_pooling(tmp_path / "ours", MaskedPooling, pooled, **PACKED)
+    assert trainer.plan["packing"].status == "applied"
+    assert ours == pytest.approx(stock, rel=1e-5)
+    trainer.end()
+
+
+# --- trainers that live side by side ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process(torch_settings, monkeypatch):
+    """What runs set here for the process: two threads, and oneDNN's products, whatever they are worth."""
+    gc.collect()  # trainers of tests before
+    for name in cpu_threads.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("hf_ext.plan.count_cpu_cores", lambda: 2)
+    monkeypatch.setattr("hf_ext.speedups.precision.MAX_ERROR", 1.0)
+    monkeypatch.setattr("hf_ext.speedups.precision.is_amd_cpu", lambda: True)
+    return lambda: (torch.get_num_threads(), torch_settings()["matmul"].on_cpu)
+
+
+def make_run(folder, **given):
+    return make_trainer(folder, speedups=["cpu_threads", "cpu_matmul"], **given)
+
+
+# --- settings of the process ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first_out", "way"), [(0, "end"), (1, "close")])
+def test_two_trainers_may_end_in_any_order(process, tmp_path, first_out, way):
+    before = process()
+    trainers = [make_run(tmp_path / name) for name in "ab"]
+    assert process() == (2, "bf16") != before
+    assert [trainer.plan["cpu_matmul"].status for trainer in trainers] == ["applied"] * 2
+    getattr(trainers.pop(first_out), way)()
+    assert process() == (2, "bf16")
+    trainers[0].train()
+    trainers[0].end()
+    assert process() == before
+
+
+class Fails(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        raise KeyError("a callback of the user's")
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_trainer_that_nobody_ends_lets_go_of_the_process_when_it_goes(process, tmp_path, trains):
+    before = process()
+    trainer = make_run(tmp_path, callbacks=[Fails()])
+    if trains:
+        with pytest.raises(KeyError, match="a callback of the user's"):
+            trainer.train()
+    assert process() == (2, "bf16")
+    del trainer
+    gc.collect()
+    assert process() == before

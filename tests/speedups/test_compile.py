@@ -1,13 +1,46 @@
-"""Blocks compiled in place: the same training, few graphs, plain checkpoints; with a cheap backend, on a CPU."""
+"""Compiled blocks and recomputed activations: the same training, few graphs, plain checkpoints, undone at the end."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from compiled_runs import BLOCKS, compiled_trainer, evidence
+from any_models import recomputed_layers
 from miniature_esm import make_wide_esm
 from safetensors.torch import load_file
-from tiny_masked_lm import largest_weight_difference, make_trainer, resumed_difference
+from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
+from token_rows import pad_rows
 
+from hf_ext.models.activation_checkpointing import POLICIES
 from hf_ext.models.blocks import find_blocks
+from hf_ext.plan import make_plan
+
+# --- trainers whose blocks are compiled by a cheap backend, on a CPU --------------------------------------------------
+
+
+BLOCKS = {"speedups": ["compile"]}
+
+
+def compiled_trainer(folder, backend="eager", model=None, given=BLOCKS, dynamic=True, **others):
+    """A trainer whose plan names another compiler than inductor: `eager` runs the same graphs as they are."""
+    model, rows = make_wide_esm() if model is None else model, make_rows()
+    plan = make_plan(make_args(folder, **given, **others), model, rows, pad_rows)
+    found = plan["compile"]
+    assert found.settings == {"dynamic": True}
+    named = replace(found, settings={"dynamic": dynamic, "backend": backend})
+    plan.decisions = [named if decision.name == "compile" else decision for decision in plan.decisions]
+    return make_trainer(folder, model, rows, plan, **given, **others)
+
+
+def graphs_of(trainer) -> dict:
+    """What the plan on disk says of `compile`."""
+    written = json.loads((Path(trainer.args.output_dir) / "plan.json").read_text())["decisions"]
+    return next(decision["evidence"] for decision in written if decision["name"] == "compile")
+
+
+# --- blocks compiled in place -----------------------------------------------------------------------------------------
+
 
 PACKED_BLOCKS = {"speedups": ["attention", "packing", "compile"]}
 
@@ -25,13 +58,13 @@ def nothing_compiled_before():
 def test_compiled_training_ends_in_the_weights_of_stock_training(tmp_path):
     stock, compiled = make_trainer(tmp_path / "stock"), compiled_trainer(tmp_path / "compiled", "aot_eager")
     assert [block._compiled_call_impl is None for block in find_blocks(compiled.model)] == [False, False]
-    start = evidence(compiled)
+    start = graphs_of(compiled)
     assert start["blocks"] == 2
     assert start["graphs"] >= 1
     stock.train()
     compiled.train()
     assert largest_weight_difference(compiled.model, stock.model) < 1e-6
-    found = evidence(compiled)
+    found = graphs_of(compiled)
     assert found.keys() == {"blocks", "graphs", "compile_s", "recompilations", "recompile_s"}
     assert found["graphs"] == start["graphs"]
     assert found["recompilations"] == 0
@@ -47,7 +80,7 @@ def count_recompilations(folder, dynamic) -> int:
     trainer.model.esm.encoder.register_forward_pre_hook(lambda module, inputs: lengths.add(inputs[0].shape[1]))
     trainer.train()
     assert len(lengths) >= 4
-    return evidence(trainer)["recompilations"]
+    return graphs_of(trainer)["recompilations"]
 
 
 @pytest.mark.nightly
@@ -67,11 +100,6 @@ def test_names_in_the_state_dict_and_in_checkpoints_stay_as_they_are(tmp_path):
     assert saved <= names
 
 
-def test_a_run_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch):
-    monkeypatch.setattr("tiny_masked_lm.make_trainer", lambda folder, **given: compiled_trainer(folder, **given))
-    assert resumed_difference(tmp_path, given=BLOCKS) == 0
-
-
 # --- compilers that fail ---------------------------------------------------------------------------------------------
 
 
@@ -82,3 +110,73 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     for trainer in (stock, compiled):
         trainer.train()
     assert largest_weight_difference(compiled.model, stock.model) < 1e-5
+
+
+# --- policies in a run ------------------------------------------------------------------------------------------------
+
+
+PACKED = {"speedups": ["attention", "packing"]}
+
+
+@pytest.fixture
+def compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def small_esm():
+    return make_wide_esm(hidden_dropout_prob=0.1)
+
+
+def evidence(trainer) -> dict:
+    written = json.loads((Path(trainer.args.output_dir) / "plan.json").read_text())["decisions"]
+    return next(decision["evidence"] for decision in written if decision["name"] == "activation_checkpointing")
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.usefixtures("bf16_cpu")
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
+def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
+    half = {**PACKED, "bf16": True}
+    settings = {"padded": {}, "packed": PACKED, "blocked": half}
+    for name, given in settings.items():
+        given = {**given, "attention": name} if given is half else given
+        stock = make_trainer(tmp_path / name / "stock", small_esm(), **given)
+        stock.train()  # at once: making a trainer sets the seed that its dropout is drawn with
+        trainer = make_trainer(tmp_path / name / policy, small_esm(), activation_policy=policy, **given)
+        assert len(recomputed_layers(trainer.model)) == (1 if policy == "half" else 2)
+        trainer.train()
+        assert largest_weight_difference(stock.model, trainer.model) == 0
+        assert evidence(trainer) == {"layers": 1 if policy == "half" else 2}
+        trainer.end()
+        assert recomputed_layers(trainer.model) == []
+
+
+# --- together with compiled blocks -----------------------------------------------------------------------------------
+
+
+POLICY, TRAINERS = {"activation_policy": "attention"}, {"activation_checkpointing": True}
+PADDED = {**PACKED, "attention": "padded"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("given", "asked"), [(PACKED, POLICY), ({}, POLICY), (PADDED, TRAINERS)])
+def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, compiler, given, asked):
+    blocks = {**given, "speedups": [*given.get("speedups", []), "compile"]}
+    stock = make_trainer(tmp_path / "stock", **given)
+    trainer = compiled_trainer(tmp_path / "run", "aot_eager", given=blocks, **asked)
+    assert trainer.plan.applied("compile")
+    assert graphs_of(trainer)["graphs"] >= 3
+    first = trainer.model.esm.encoder.layer[0]
+    assert first._compiled_call_impl is None  # the checkpoint stands around what is compiled
+    assert first.attention._compiled_call_impl is not None
+    for each in (stock, trainer):
+        each.train()
+    assert largest_weight_difference(stock.model, trainer.model) < 1e-6
+    assert graphs_of(trainer)["recompilations"] == 0
+    trainer.end()
+    assert first.attention._compiled_call_impl is None

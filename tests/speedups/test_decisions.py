@@ -1,15 +1,34 @@
-"""What is decided from facts alone, for machines that need not be present."""
+"""What is decided from facts alone, for machines that need not be present; and what an applied decision sets."""
 
+import inspect
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.optional import import_problem
-from hf_ext.speedups import REGISTRY, Context, DataFacts, ModelFacts, Run
+from hf_ext.plan import make_plan
+from hf_ext.speedups import (
+    REGISTRY,
+    Context,
+    DataFacts,
+    Decision,
+    ModelFacts,
+    Run,
+    Tf32,
+    cpu_threads,
+    sharding,
+)
 from hf_ext.training_args import FastTrainingArguments
+
+# --- what is decided from facts alone, for machines that need not be present ------------------------------------------
+
 
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", **NUMBERS)
@@ -55,24 +74,16 @@ def test_without_leaves_one_speedup_out_and_no_other():
         assert after[name] == "off"
 
 
-def test_deciding_changes_no_argument_and_every_decision_names_its_reason():
-    found = context(cached_batch_size=64)
-    before = found.args.to_dict()
-    decisions = [speedup.decide(found) for speedup in REGISTRY]
-    assert found.args.to_dict() == before
-    assert all(decision.reason for decision in decisions)
-
-
 # Flags that change what is learned, or cost time: `all` does not mean them, and their name alone says which flag does.
 ASKED = {
     "lora": ({"use_peft": True}, "give --use_peft: it changes what is learned"),
-    "muon": ({"speedups": ["muon"]}, None),
-    "cpu_offload": ({"speedups": ["cpu_offload"]}, None),
+    "muon": ({"optim_ext": "muon"}, "give --optim_ext muon: it changes what is learned"),
+    "cpu_offload": ({"optim_ext": "cpu_offload"}, "give --optim_ext cpu_offload"),
     "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "activation_checkpointing": ({"activation_policy": "full"}, None),
     "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
     "oom_ladder": ({"oom_policy": "step_down"}, None),
-    "find_batch_size": ({"speedups": ["find_batch_size"]}, None),
+    "find_batch_size": ({"find_batch_size": True}, None),
     "batch_size": ({"effective_batch_size": 64}, "--effective_batch_size"),
 }
 
@@ -80,9 +91,9 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_applied_on_request_alone(name):
     flags, named = ASKED[name]
-    assert decide(name).status == "off"  # with all
-    assert decide(name, **{"speedups": [], **flags}).status == "applied"
-    assert decide(name, **{**flags, "speedups": ["all", *flags.get("speedups", [])]}).status == "applied"
+    assert decide(name).status == "off"
+    assert decide(name, **flags).status == "applied"
+    assert decide(name, **flags, speedups=[]).status == "applied"
     if named:
         decision = decide(name, speedups=[name])
         assert (decision.status, named in decision.reason) == ("skipped", True)
@@ -138,26 +149,26 @@ FACTS = [
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "data": DataFacts()}, "refused", "no training rows"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "without": ["encoder_precision"]}, "refused",
      "contradict each other"),
-    ("muon", {"speedups": "muon"}, "applied", "6 matrices of 2 EsmLayer get Muon, the rest AdamW"),
-    ("muon", {"speedups": "muon", "hardware": "T4"}, "applied", "T4 emulates the bfloat16"),
-    ("muon", {"speedups": "muon", "optim": "adafactor"}, "refused", "--optim adafactor was asked for"),
-    ("muon", {"speedups": "muon", "use_peft": True}, "refused", "leave out --use_peft or muon"),
-    ("muon", {"speedups": "muon", "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
-    ("muon", {"speedups": "muon", "model": replace(FROZEN, num_parameters=9)}, "refused", "no matrix of a repeated"),
-    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "T4", "fp16": True, "nan_policy": "skip"}, "applied",
+    ("muon", {"optim_ext": "muon"}, "applied", "6 matrices of 2 EsmLayer get Muon, the rest AdamW"),
+    ("muon", {"optim_ext": "muon", "hardware": "T4"}, "applied", "T4 emulates the bfloat16"),
+    ("muon", {"optim_ext": "muon", "optim": "adafactor"}, "refused", "--optim adafactor was asked for"),
+    ("muon", {"optim_ext": "muon", "use_peft": True}, "refused", "leave out --use_peft or --optim_ext muon"),
+    ("muon", {"optim_ext": "muon", "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
+    ("muon", {"optim_ext": "muon", "model": replace(FROZEN, num_parameters=9)}, "refused", "no matrix of a repeated"),
+    ("cpu_offload", {"optim_ext": "cpu_offload", "hardware": "T4", "fp16": True, "nan_policy": "skip"}, "applied",
      "adamw_torch_fused steps in host memory: its states leave T4"),
-    ("cpu_offload", {"speedups": ["muon", "cpu_offload"]}, "applied", "matrix products are slow on a CPU"),
-    ("cpu_offload", {"speedups": "cpu_offload", "world_size": 4}, "applied", "each of 4 processes keeps all"),
-    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
-    ("cpu_offload", {"speedups": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
-    ("cpu_offload", {"speedups": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
+    ("cpu_offload", {"optim_ext": ["muon", "cpu_offload"]}, "applied", "matrix products are slow on a CPU"),
+    ("cpu_offload", {"optim_ext": "cpu_offload", "world_size": 4}, "applied", "each of 4 processes keeps all"),
+    ("cpu_offload", {"optim_ext": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
+    ("cpu_offload", {"optim_ext": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
+    ("cpu_offload", {"optim_ext": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
     ("oom_ladder", {"oom_policy": "step_down", "auto_find_batch_size": True}, "refused", "leave it out"),
     ("oom_ladder", {"preset": "max_speed"}, "applied", ""),
-    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "find_batch_size finds what fits"),
+    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "--find_batch_size"),
     ("oom_ladder", {"oom_policy": "step_down", "world_size": 2}, "refused", ""),
-    ("find_batch_size", {"speedups": "find_batch_size", "auto_find_batch_size": True}, "refused", "leave it out"),
-    ("find_batch_size", {"speedups": "find_batch_size", "data": STREAM}, "refused", ""),
-    ("find_batch_size", {"speedups": "find_batch_size", "max_tokens_per_batch": 100}, "refused", ""),
+    ("find_batch_size", {"find_batch_size": True, "auto_find_batch_size": True}, "refused", "leave it out"),
+    ("find_batch_size", {"find_batch_size": True, "data": STREAM}, "refused", ""),
+    ("find_batch_size", {"find_batch_size": True, "max_tokens_per_batch": 100}, "refused", ""),
     ("activation_checkpointing", {"activation_checkpointing": True}, "off", ""),  # Trainer's own, as it is
     ("activation_checkpointing", {"activation_policy": "half", "gradient_checkpointing": True}, "refused", "give one"),
     ("activation_checkpointing", {"preset": "low_memory", "activation_checkpointing": True}, "off",
@@ -174,7 +185,7 @@ FACTS = [
     ("compile", {"torch_compile": True}, "skipped", "--torch_compile compiles the whole model"),
     ("compile", {"attention": "faesm"}, "skipped", "faesm's attention is not compiled"),
     ("compile", {"attention": "flex"}, "skipped", "was not tried inside of compiled blocks"),
-    ("compile", {"model": ModelFacts(("bert",))}, "skipped", "no repeated layers: name them by model.block_pattern"),
+    ("compile", {"model": ModelFacts(("bert",))}, "skipped", "no repeated layers: name them with --block_pattern"),
     ("compile", {"model": FROZEN}, "skipped", "no encoder trains: blocks run once per distinct sequence"),
     ("attention", {"without": ["precision"]}, "applied", "flash attention needs bf16 or fp16, this run is in float32"),
     ("attention", {"model": replace(ESM, families=("bert", "esm"))}, "applied", "flash attention of A100-40GB"),
@@ -302,25 +313,6 @@ def test_the_cached_batch_leaves_64_steps_an_epoch(num_rows, largest, batch):
     assert decision.settings["per_device_train_batch_size"] == batch
 
 
-def test_the_cached_batch_is_split_over_processes_and_given_up_for_a_size_set_by_hand():
-    given = {"model": FROZEN, "data": replace(ROWS, num_rows=104_800), "cached_batch_size": 1024}
-    decision = decide("batch_size", **given)
-    assert decision.settings == {"per_device_train_batch_size": 1024, "gradient_accumulation_steps": 1}
-    assert decide("batch_size", world_size=4, **given).settings["per_device_train_batch_size"] == 256
-    assert decide("batch_size", **given, effective_batch_size=512).settings["per_device_train_batch_size"] == 512
-    assert decide("batch_size", **given, per_device_train_batch_size=32).status == "off"
-    assert decide("batch_size", **{**given, "model": ESM}).status == "off"
-    assert decide("batch_size", **given, without=["embedding_cache"]).status == "off"
-
-
-def test_the_effective_batch_is_reached_by_accumulation_and_the_rate_stays_on_any_number_of_processes():
-    given = {"per_device_train_batch_size": 4, "effective_batch_size": 32, "learning_rate": 1e-3}
-    for world_size, passes in ((1, 8), (2, 4), (8, 1)):
-        decision = decide("batch_size", world_size=world_size, **given)
-        assert (decision.status, decision.settings) == ("applied", {"gradient_accumulation_steps": passes})
-        assert "the learning rate stays as given" in decision.reason
-
-
 @pytest.mark.parametrize(
     ("effective", "world_size", "each", "passes"), [(32, 2, 8, 2), (32, 8, 4, 1), (36, 2, 6, 3), (13, 1, 1, 13)]
 )
@@ -328,26 +320,6 @@ def test_rows_per_device_that_nobody_set_are_the_most_that_divide(effective, wor
     decision = decide("batch_size", world_size=world_size, effective_batch_size=effective)
     found = {"per_device_train_batch_size": 8, **decision.settings}  # 8 is the default, and the most
     assert found == {"per_device_train_batch_size": each, "gradient_accumulation_steps": passes}
-
-
-def test_a_row_cap_of_a_token_budget_is_the_users_and_not_a_presets():
-    given = {"max_tokens_per_batch": 4096}
-    assert decide("token_budget", **given, per_device_train_batch_size=16).settings["max_batch_size"] == 16
-    preset = context(**given, per_device_train_batch_size=1)
-    preset.args.mark_explicit(frozenset({"max_tokens_per_batch"}))
-    (budget,) = [one for one in REGISTRY if one.NAME == "token_budget"]
-    assert budget.decide(preset).settings == {"max_tokens": 4096, "max_batch_size": None}
-
-
-def test_finding_the_batch_size_is_refused_for_a_loss_that_compares_rows_and_named_for_one_of_the_users():
-    (finder,) = [one for one in REGISTRY if one.NAME == "find_batch_size"]
-    decision = decide("find_batch_size", speedups="find_batch_size")
-    ranking = SimpleNamespace(config=SimpleNamespace(loss="ranking"))
-    refused = finder.apply(decision, Run(None, ranking))
-    assert (refused.status, "compares the rows" in refused.reason) == ("refused", True)
-    changed = finder.apply(decision, Run(None, None, own_loss="Mine.compute_loss"))
-    assert (changed.status, changed.kind) == ("applied", "L")
-    assert finder.apply(decision, Run(None, None)) == decision
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -400,3 +372,312 @@ def test_half_precision_that_was_refused_is_not_used(card, refused, reason):
     found.args.mark_explicit(found.args.explicit_fields | {refused})
     (precision,) = [one for one in REGISTRY if one.NAME == "precision"]
     assert precision.decide(found).reason == reason
+
+
+# --- every speed-up is in the registry once and says what it is -------------------------------------------------------
+
+
+NAMES = [speedup.NAME for speedup in REGISTRY]
+
+
+@pytest.mark.parametrize("speedup", REGISTRY, ids=NAMES)
+def test_a_speedup_states_its_class_and_has_the_two_functions(speedup):
+    assert speedup.KIND in ("I", "N", "L")
+    assert f"Class {speedup.KIND}" in speedup.__doc__
+    assert list(inspect.signature(speedup.decide).parameters) == ["context"]
+    assert list(inspect.signature(speedup.apply).parameters) == ["decision", "run"]
+    assert speedup.decide.__doc__
+    assert speedup.apply.__doc__
+
+
+def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states():
+    order = {name: i for i, name in enumerate(NAMES)}
+    assert order["cpu_matmul"] == 0
+    assert order["fused_gelu"] < order["encoder_precision"] < order["embedding_cache"] < order["batch_size"]
+    for earlier in ("precision", "encoder_precision", "lora"):  # parity is proven in the dtype and on the layers to be
+        assert order[earlier] < order["attention"]
+    assert order["lora"] < order["quantized_base"] < order["lora_base"] < order["fused_gelu"]
+    assert order["precision"] < order["lora_base"] < order["attention"]
+    assert order["attention"] < order["packing"] < order["masked_lm_head"]
+    assert order["muon"] < order["sharding"]
+    assert order["compile"] == len(NAMES) - 1
+
+
+# --- bf16 on a CPU is taken where its products are the faster ones ----------------------------------------------------
+
+
+WITH, WITHOUT = {"avx512_bf16", "amx_bf16"}, {"avx512_bf16"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_amd", "status"), [(WITH, False, "applied"), (WITHOUT, True, "applied"), (WITHOUT, False, "skipped")]
+)
+def test_a_cpu_that_lists_bf16_is_fast_in_it_with_amx_or_of_amd(tmp_path, monkeypatch, flags, is_amd, status):
+    monkeypatch.setattr("hf_ext.hardware._cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr("hf_ext.speedups.precision.is_amd_cpu", lambda: is_amd)
+    trainer = make_trainer(tmp_path / "chosen", speedups=["precision"])
+    assert trainer.plan["precision"].status == status
+    assert trainer.args.bf16 == (status == "applied")
+    if status == "skipped":
+        assert "products in bf16 are slower there" in trainer.plan["precision"].reason
+    assert make_trainer(tmp_path / "asked for", speedups=["precision"], bf16=True).args.bf16
+
+
+# --- one thread for each core, where nobody said how many -------------------------------------------------------------
+
+
+@pytest.fixture
+def nobody_said(monkeypatch):
+    for name in (*cpu_threads.VARIABLES, "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def decide_threads(hardware="cpu", cores=4, world_size=1, **given):
+    args = make_args(**{"speedups": ["all"], **given})
+    return cpu_threads.decide(Context(describe_hardware(hardware), args, world_size=world_size, cpu_cores=cores))
+
+
+def test_a_cpu_of_several_cores_gets_a_thread_for_each(nobody_said):
+    assert (decide_threads().status, decide_threads().settings) == ("applied", {"threads": 4})
+    assert decide_threads(hardware="T4").reason == "T4 is not a CPU"
+    assert decide_threads(cores=1).reason == "one core"
+    assert decide_threads(world_size=2).reason == "2 processes share the cores: the launcher says how many each has"
+
+
+@pytest.mark.parametrize("name", cpu_threads.VARIABLES)
+def test_what_the_user_set_is_met(nobody_said, monkeypatch, name):
+    monkeypatch.setenv(name, "3")
+    assert (decide_threads().status, decide_threads().reason) == ("skipped", f"{name}=3 is set")
+    monkeypatch.setenv(name, "")
+    assert decide_threads().status == "applied"
+
+
+def test_a_run_trains_on_a_thread_per_core_and_gives_them_back(nobody_said, monkeypatch, tmp_path):
+    alone = make_trainer(tmp_path / "alone")
+    monkeypatch.setattr("hf_ext.plan.count_cpu_cores", lambda: 2)
+    trainer = make_trainer(tmp_path / "run", speedups=["cpu_threads"])
+    assert torch.get_num_threads() == 2
+    trainer.train()
+    trainer.end()
+    assert torch.get_num_threads() == 1
+    alone.train()
+    assert largest_weight_difference(trainer.model, alone.model) < 1e-6
+
+
+# --- what the plan says of several processes --------------------------------------------------------------------------
+
+
+RECOMPUTES = {"ACTIVATION_CHECKPOINTING": "true"}
+OFFLOADS = {"OFFLOAD_PARAMS": "true"}
+MUON, HOST = {"optim_ext": "muon"}, {"optim_ext": "cpu_offload"}
+
+
+@pytest.fixture
+def fsdp2(monkeypatch):
+    """The launcher's environment for FSDP2; what is given goes over it."""
+
+    def launch(**given):
+        fixed = {"VERSION": "2", "AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "CPU_RAM_EFFICIENT_LOADING": "false"}
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        for name, value in {**fixed, **given}.items():
+            monkeypatch.setenv(f"FSDP_{name}", value)
+
+    return launch
+
+
+def decide_for_two(name="sharding", args=None, world_size=2, **given):
+    args = args or make_args(**{"optim": "adamw_torch_fused", **given})
+    context = Context(describe_hardware("A100"), args, ESM, world_size=world_size)
+    return next(one for one in REGISTRY if name == one.NAME).decide(context)
+
+
+def zero_args(stage=2, offload=False, **given):
+    args = make_args(**{"optim": "adamw_torch_fused", **given})
+    optimizer = {"offload_optimizer": {"device": "cpu"}} if offload else {}
+    config = {"zero_optimization": {"stage": stage, **optimizer}}
+    args.deepspeed_plugin = SimpleNamespace(
+        hf_ds_config=HfDeepSpeedConfig(config), deepspeed_config=config, zero_stage=stage
+    )
+    return args
+
+
+def apply(decision, model=None):
+    args = SimpleNamespace(deepspeed_plugin=None, block_pattern=None)
+    return sharding.apply(decision, Run(args, model or make_wide_esm()))
+
+
+def trainable_esm():
+    model = make_wide_esm()
+    model.requires_grad_(True)
+    return model
+
+
+def trains_contacts(model):
+    return any(p.requires_grad for name, p in model.named_parameters() if "contact_head" in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "launched", "given", "status", "words"),
+    [
+        ("sharding", {}, {}, "applied", "FSDP2"),
+        ("sharding", {"VERSION": "1"}, {}, "refused", "set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)"),
+        ("sharding", {"CPU_RAM_EFFICIENT_LOADING": "true"}, {}, "refused", "set fsdp_cpu_ram_efficient_loading: false"),
+        ("sharding", {}, {"optim": "adafactor"}, "refused", "--optim adafactor cannot step"),
+        ("sharding", {}, {"optim": "sgd", "activation_checkpointing": True}, "applied", ""),
+        ("sharding", RECOMPUTES, {}, "applied", ""),
+        ("sharding", RECOMPUTES, {"activation_checkpointing": True}, "refused", ""),
+        ("activation_checkpointing", RECOMPUTES, {"activation_policy": "full"}, "refused", "leave one of them out"),
+        ("compile", RECOMPUTES, {"speedups": ["compile"]}, "refused", "activation checkpointing"),
+        ("compile", {}, {"speedups": ["compile"]}, "applied", ""),
+        ("muon", {"VERSION": "1"}, MUON, "refused", ""),
+        ("muon", {}, MUON, "applied", ""),
+        ("quantized_base", {}, {"use_peft": True, "load_in_8bit": True}, "refused", "split frozen weights over"),
+        ("cpu_offload", {}, HOST, "refused", "4gpu_fsdp2_offload.yaml"),
+        ("cpu_offload", {}, {}, "off", ""),
+        (
+            "cpu_offload",
+            OFFLOADS,
+            {},
+            "applied",
+            "FSDP2 keeps weights, gradients and the states of adamw",
+        ),
+        ("cpu_offload", OFFLOADS, {"optim": "lion_8bit"}, "refused", "use --optim adamw_torch_fused"),
+    ],
+)
+def test_under_fsdp2(fsdp2, name, launched, given, status, words):
+    fsdp2(**launched)
+    decision = decide_for_two(name, **given)
+    assert (decision.status, words in decision.reason) == (status, True), decision.reason
+
+
+OFFLOADED = {"stage": 3, "offload": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "status", "words"),
+    [
+        ("sharding", {}, "applied", "DeepSpeed ZeRO-2"),
+        ("sharding", OFFLOADED, "applied", "DeepSpeed ZeRO-3; DeepSpeed's CPU Adam makes AdamW's steps on the cpu"),
+        ("sharding", {**OFFLOADED, "optim": "sgd"}, "refused", "not --optim sgd: use --optim adamw_torch_fused"),
+        ("sharding", {"stage": 3, "optim": "sgd"}, "applied", ""),
+        ("precision", {"speedups": ["all"]}, "skipped", "accelerate launch --mixed_precision bf16"),
+        ("muon", MUON, "refused", "ZeRO hands the optimizer flat slices"),
+        ("cpu_offload", {"stage": 3, **HOST}, "refused", "4gpu_zero3_offload.yaml"),
+        ("quantized_base", {"use_peft": True, "load_in_8bit": True}, "refused", "FSDP and ZeRO split"),
+    ],
+)
+def test_under_zero(name, given, status, words):
+    decision = decide_for_two(name, zero_args(**given))
+    assert (decision.status, words in decision.reason) == (status, True), decision.reason
+
+
+# --- carried out -----------------------------------------------------------------------------------------------------
+
+
+def test_ddp_that_fails_on_unused_weights_freezes_the_contact_head_and_says_so():
+    for given in ({"ddp_find_unused_parameters": False}, {"activation_checkpointing": True}):
+        model = trainable_esm()
+        decision = apply(decide_for_two(**given), model)
+        assert (decision.status, trains_contacts(model)) == ("applied", False)
+        assert "2 weights of ESM's contact head are frozen: they never get a gradient" in decision.reason
+        assert apply(decide_for_two(**given), model).status == "off"  # nothing is left to freeze
+
+
+def test_fsdp2_wraps_the_classes_of_the_model_or_those_that_the_user_names(fsdp2):
+    fsdp2()
+    model = trainable_esm()
+    decision = apply(decide_for_two(), model)
+    assert decision.reason.startswith("FSDP2; layer by layer (EsmLayer); 2 weights of ESM's contact head are frozen")
+    assert not trains_contacts(model)
+    fsdp2(TRANSFORMER_CLS_TO_WRAP="EsmAttention")
+    assert apply(decide_for_two()).settings["classes"] == ["EsmAttention"]
+    fsdp2(TRANSFORMER_CLS_TO_WRAP="EsmLayer,T5Block")
+    refused = apply(decide_for_two())
+    assert (refused.status, "T5Block: the model has no such module" in refused.reason) == ("refused", True)
+
+
+# --- process-wide settings -------------------------------------------------------------------------------------------
+
+
+def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch_settings, monkeypatch):
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
+    args = make_args(torch_compile=True)  # sets torch.backends.fp32_precision, as it would on an A100
+    before = torch_settings()
+    assert before["general"] == "tf32"
+    with pytest.raises(RuntimeError):
+        torch.get_float32_matmul_precision()
+    run = Run(args, None)
+    Tf32.apply(Decision("tf32", "N", "applied", "A100 has TF32"), run)
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.get_float32_matmul_precision() == "high"  # others may read it, torch's compiler does
+    run.restore()
+    assert torch_settings() == before
+
+
+# --- Trainer's own fields --------------------------------------------------------------------------------------------
+
+
+def test_applied_settings_land_in_the_fields_that_trainer_reads(demo_rows, make_affinity):
+    model, collator = make_affinity("lora", "lora")
+    args = FastTrainingArguments(
+        output_dir="o",
+        speedups=["all"],
+        without=["tf32", "compile"],
+        per_device_train_batch_size=4,
+        effective_batch_size=16,
+    )
+    plan = make_plan(args, model, demo_rows, collator, describe_hardware("A100"))
+    plan.apply(Run(args, model, collator, demo_rows))
+    assert (args.bf16, args.fp16, args.mixed_precision) == (True, False, "bf16")
+    assert args.gradient_accumulation_steps == 4
+    assert args.accelerator_config.non_blocking is True
+    assert args.dataloader_pin_memory is True
+    assert args.train_sampling_strategy in ("random", "group_by_length")
+
+
+# --- encoder precision -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bf16_run(demo_rows, make_affinity):
+    """Applies encoder_precision for described hardware; returns decision, model and float32 reference embeddings."""
+
+    def apply(hardware: str, max_noise: float, **settings):
+        model, collator = make_affinity(**settings)
+        args = make_args(speedups=["encoder_precision"], max_encoder_noise=max_noise)
+        batch = collator.encode("antigen", [demo_rows["antigen"][0]])
+        reference = model.encode("antigen", batch)
+        plan = make_plan(args, model, demo_rows, collator, describe_hardware(hardware))
+        plan.apply(Run(args, model, collator, demo_rows))
+        return plan["encoder_precision"], model, reference, model.encode("antigen", batch)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("hardware", "dtype", "autocast", "stored"),
+    [("cpu-avx512-bf16", "float32", "bfloat16", torch.float32), ("A100", "bfloat16", None, torch.bfloat16)],
+)
+def test_half_precision_encoders_differ_from_float32_by_no_more_than_their_rounding(
+    bf16_run, hardware, dtype, autocast, stored
+):
+    decision, model, reference, half = bf16_run(hardware, max_noise=1.0)
+    assert decision.status == "applied"
+    assert set(decision.evidence["noise_share"]) == {"heavy", "light", "antigen"}
+    assert all(0 < share < 0.2 for share in decision.evidence["noise_share"].values())
+    assert (model.config.encoder_dtype, model.config.encoder_autocast) == (dtype, autocast)
+    assert {p.dtype for p in model.encoders.parameters()} == {stored}
+    assert {p.dtype for p in model.head.parameters()} == {torch.float32}
+    assert half.dtype == torch.float32
+    assert 0 < (half - reference).norm() / reference.norm() < 0.02
+
+
+@pytest.mark.parametrize("hardware", ["cpu-avx512-bf16", "A100"])
+def test_encoders_whose_rounding_exceeds_the_bound_stay_in_float32_with_the_evidence(bf16_run, hardware):
+    decision, model, reference, after = bf16_run(hardware, max_noise=1e-6)
+    assert decision.status == "skipped"
+    assert "of the spread between sequences" in decision.reason
+    assert decision.evidence["bound"] == 1e-6
+    assert min(decision.evidence["noise_share"].values()) > 1e-6
+    assert (model.config.encoder_dtype, model.config.encoder_autocast) == ("float32", None)
+    assert torch.equal(after, reference)

@@ -1,8 +1,26 @@
-"""Speed-ups that leave learning as it is: a run ends in the weights of one without, goes on exactly, is undone."""
+"""Speed-ups in runs: the weights of a run without, what each did, less kept or computed, and that it is undone."""
+
+import copy
+import json
+from pathlib import Path
 
 import pytest
-from miniature_esm import make_wide_esm
-from tiny_masked_lm import largest_weight_difference, make_trainer, resumed_difference
+import torch
+from datasets import Dataset
+from miniature_esm import NO_DROPOUT, make_esm, make_wide_esm
+from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer
+from token_rows import RecordingCollator, pad_rows
+from transformers import EsmForTokenClassification, Trainer
+from transformers.models.esm.modeling_esm import EsmIntermediate
+
+from hf_ext.errors import ArgumentError, DataError, PlanRefused
+from hf_ext.models.muon import MuonAdamW, block_matrices
+from hf_ext.speedups.fused_layers import label_only
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+# --- speed-ups that leave learning as it is ---------------------------------------------------------------------------
+
 
 PACKED = {"speedups": ["attention", "packing"]}
 SAME = {  # what switches it on, and the entry of the plan that has to be applied
@@ -11,14 +29,6 @@ SAME = {  # what switches it on, and the entry of the plan that has to be applie
     "masked_lm_head": {"speedups": ["masked_lm_head"]},
     "fused_gelu": {"speedups": ["fused_gelu"]},
     "activation_checkpointing": {"activation_policy": "attention"},
-}
-ALL = {"speedups": ["all"], "without": ["precision", "cpu_matmul", "cpu_threads", "compile"]}
-CONTINUED = {
-    "packing": PACKED,
-    "masked_lm_head": SAME["masked_lm_head"],
-    "muon": {"speedups": "muon", "learning_rate": 1e-3, "gradient_accumulation_steps": 2},
-    "token_budget": {**PACKED, "max_tokens_per_batch": 100},
-    "all": ALL,
 }
 
 
@@ -41,17 +51,238 @@ def test_a_run_ends_in_the_weights_of_one_without_and_the_model_is_as_it_was(tmp
     assert ours.model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("name", CONTINUED)
-def test_a_run_that_was_stopped_goes_on_exactly(tmp_path, name):
-    assert resumed_difference(tmp_path, **CONTINUED[name]) == 0
-
-
-def test_other_rows_would_be_seen(tmp_path):
-    assert resumed_difference(tmp_path, seed=4, allow_changed=["seed"], **PACKED) > 1e-3
-
-
 def test_off_means_untouched(tmp_path):
     model = make_wide_esm()
     before = own_parts(model)
     make_trainer(tmp_path, model)
     assert own_parts(model) == before
+
+
+# --- torch's GELU in ESM's feed-forward layers ------------------------------------------------------------------------
+
+
+def count_operations(model) -> tuple[int, int]:
+    with torch.profiler.profile() as profile, torch.no_grad():
+        model.cpu().eval()(**pad_rows(make_rows(4)))
+    calls = {event.key: event.count for event in profile.key_averages()}
+    return calls.get("aten::erf", 0), calls.get("aten::gelu", 0)
+
+
+def test_fewer_operations_run_and_those_of_before_come_back(tmp_path):
+    model = make_wide_esm()
+    stock = count_operations(model)
+    trainer = make_trainer(tmp_path, model, speedups=["fused_gelu"])
+    assert count_operations(model) == (stock[0] - 2, stock[1] + 2)  # a layer each; the head's own stays
+    trainer.end()
+    assert count_operations(model) == stock
+
+
+# --- the masked-LM head at labelled tokens ----------------------------------------------------------------------------
+
+
+BATCH = pad_rows(make_rows(4))
+NUM_LABELS = int(BATCH["labels"].ne(IGNORED).sum())
+HEAD = {"speedups": ["masked_lm_head"]}
+
+
+@pytest.fixture
+def pair():
+    """A model whose head computes where labels are, and one of transformers."""
+    stock = make_wide_esm()
+    model = copy.deepcopy(stock)
+    assert label_only(model) == 1
+    return model, stock
+
+
+def test_the_head_computes_one_row_per_labelled_token(pair):
+    seen = []
+    for model in pair:
+        model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:-1].numel()))
+        model.train()(**BATCH)
+    assert seen == [NUM_LABELS, BATCH["labels"].numel()]
+    assert seen[1] > 2 * seen[0]
+
+
+def test_stock_trainer_weighs_labels_by_how_a_step_is_split_and_this_does_not(tmp_path):
+    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    ours = make_trainer(tmp_path / "ours", **HEAD, **split)
+    stock = Trainer(make_wide_esm(), make_args(tmp_path / "stock", **split), pad_rows, make_rows())
+    whole = make_trainer(tmp_path / "whole", per_device_train_batch_size=8)
+    for trainer in (ours, stock, whole):
+        trainer.train()
+    assert largest_weight_difference(ours.model, whole.model) < 1e-5
+    assert largest_weight_difference(stock.model, whole.model) > 1e-4
+
+
+# --- `--optim_ext muon` -----------------------------------------------------------------------------------------------
+
+
+MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
+
+
+def rates(optimizer) -> dict[str, set[float]]:
+    found: dict[str, set[float]] = {"muon": set(), "adamw": set()}
+    for group in optimizer.param_groups:
+        found[group["algorithm"]].add(group["lr"])
+    return found
+
+
+def test_the_optimizer_holds_every_parameter_once_with_trainers_weight_decay(tmp_path):
+    model = make_wide_esm()
+    plain = make_trainer(tmp_path / "a", model, **{**MUON, "optim_ext": None}).create_optimizer()
+    assert type(plain) is torch.optim.AdamW  # off means untouched
+    ours = make_trainer(tmp_path / "m", model, **MUON).create_optimizer()
+    assert type(ours) is MuonAdamW
+
+    def decay(optimizer):
+        pairs = [(id(p), group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]]
+        return sorted(pairs)
+
+    assert decay(ours) == decay(plain)
+    matrices = [p for group in ours.param_groups if group["algorithm"] == "muon" for p in group["params"]]
+    assert {id(p) for p in matrices} == {id(p) for p in block_matrices(model)}
+    assert all(group["fused"] for group in ours.param_groups if group["algorithm"] == "adamw")
+
+
+def test_the_schedule_scales_both_and_a_matrix_keeps_one_number_a_weight(tmp_path):
+    trainer = make_trainer(tmp_path, **MUON)
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    assert rates(optimizer) == {"muon": {0.0}, "adamw": {0.0}}  # linear, at its end
+    assert {group["initial_lr"] for group in optimizer.param_groups} == {1e-3}
+    matrices = sum(p.numel() for p in block_matrices(trainer.model))
+    assert matrices == 2 * (4 * 32 * 32 + 2 * 32 * 64)
+    kept = [tensor.numel() for state in optimizer.state.values() for tensor in state.values() if tensor.numel() > 1]
+    trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"] if p in optimizer.state)
+    assert sum(kept) == 2 * trained - matrices
+    trainer.train()  # a second time, with the optimizer it has
+    assert trainer.optimizer.optimizer is optimizer
+
+
+def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):
+    trainer = make_trainer(tmp_path, **MUON)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    with pytest.raises(ArgumentError, match=r"--optim_ext muon: the trainer was given an optimizer \(SGD\)"):
+        trainer.train()
+
+
+# --- packing in FastTrainer -------------------------------------------------------------------------------------------
+
+
+def count_tokens(trainer) -> list[int]:
+    """Tokens that the first feed-forward layer computes on while the trainer trains."""
+    seen = []
+    layer = next(module for module in trainer.model.modules() if isinstance(module, EsmIntermediate))
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:-1].numel()))
+    trainer.train()
+    return seen
+
+
+def test_packed_training_computes_on_no_padding(tmp_path):
+    stock, packed = make_trainer(tmp_path / "stock"), make_trainer(tmp_path / "packed", **PACKED)
+    evidence = packed.plan["packing"].evidence
+    assert evidence["max_difference"] < 1e-4
+    assert evidence["cosine"] == 1.0
+    torch.manual_seed(stock.args.seed)
+    batches = list(stock.get_train_dataloader())[:4]  # those that training sees: both draw their order from the seed
+    torch.manual_seed(stock.args.seed)
+    real = [int(batch["attention_mask"].sum()) for batch in batches]
+    padded = [batch["input_ids"].numel() for batch in batches]
+    assert count_tokens(stock) == padded
+    assert count_tokens(packed) == real
+    assert sum(real) < 0.9 * sum(padded)
+
+
+def test_a_token_budget_counts_the_tokens_of_packed_rows(tmp_path):
+    given = {"max_tokens_per_batch": 100, "per_device_train_batch_size": 8}
+    packed = make_trainer(tmp_path / "packed", **PACKED, **given)
+    padded = make_trainer(tmp_path / "padded", **given)
+    packed.train()
+    sizes = [batch["attention_mask"].sum().item() for batch in packed.get_train_dataloader()]
+    assert max(sizes) <= 100
+    assert sum(sizes) == sum(make_rows()["length"])
+    assert packed.plan["token_budget"].evidence["budget_used"] > 0.8
+    assert max(batch["input_ids"].numel() for batch in packed.get_train_dataloader()) > 100
+    assert max(batch["input_ids"].numel() for batch in padded.get_train_dataloader()) <= 100
+
+
+def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
+    # Packing that forgets where each sequence begins, as transformers' own packed inputs do for ESM.
+    monkeypatch.setattr("hf_ext.models.packing._for_layers", lambda kwargs, segments: {})
+    monkeypatch.setattr("hf_ext.models.packing.keeps_sequences_apart", lambda encoder: True)
+    model = make_wide_esm()
+    args = make_args(tmp_path, speedups=["all"], without=["cpu_matmul", "precision", "fused_gelu", "masked_lm_head"])
+    decision = FastTrainer(model, args, pad_rows, make_rows()).plan["packing"]
+    assert decision.status == "skipped"
+    assert decision.reason.startswith("against padded encoders: states differ by ")
+    assert "forward" not in vars(model.esm)
+    with pytest.raises(PlanRefused, match=r"packing: against padded encoders: states differ .* Leave packing out"):
+        make_trainer(tmp_path, make_wide_esm(), **PACKED)
+
+
+# --- token budgets in the plan and in FastTrainer ---------------------------------------------------------------------
+
+
+QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 3}
+
+
+def make_token_rows(num: int = 40) -> Dataset:
+    """Rows of 3 to 30 tokens with a label per token."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(3, 31, (num,), generator=generator).tolist()
+    ids = [torch.randint(4, 24, (size,), generator=generator).tolist() for size in sizes]
+    labels = [torch.randint(0, 3, (size,), generator=generator).tolist() for size in sizes]
+    return Dataset.from_dict({"row": list(range(num)), "input_ids": ids, "labels": labels, "length": sizes})
+
+
+@pytest.fixture
+def token_trainer(tmp_path):
+    def make(folder="run", rows=None, **given):
+        tokens = {"vocab_size": 24, "mask_token_id": 23, "num_labels": 3}
+        model = make_esm(EsmForTokenClassification, **tokens, **NO_DROPOUT)
+        settings = {"max_tokens_per_batch": 100, "num_train_epochs": 3, "learning_rate": 1e-2, **given}
+        args = FastTrainingArguments(
+            output_dir=str(tmp_path / folder), remove_unused_columns=False, **{**QUIET, **settings}
+        )
+        return FastTrainer(model, args, RecordingCollator(), make_token_rows() if rows is None else rows)
+
+    return make
+
+
+def test_training_sees_every_row_once_an_epoch_within_the_budget_and_says_how_full_it_was(token_trainer):
+    trainer = token_trainer()
+    trainer.train()
+    evidence = json.loads((Path(trainer.args.output_dir) / "plan.json").read_text())["decisions"]
+    (evidence,) = [d["evidence"] for d in evidence if d["name"] == "token_budget"]
+    per_epoch = evidence["batches_per_epoch"]
+    assert trainer.state.max_steps == 3 * per_epoch == len(trainer.data_collator.batches)
+    lengths = trainer.train_dataset["length"][:]
+    for epoch in range(3):
+        batches = trainer.data_collator.batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(row for batch in batches for row in batch) == list(range(40))
+        assert max(len(batch) * max(lengths[row] for row in batch) for batch in batches) <= 100
+    assert 0.8 < evidence["real_tokens"] <= 1
+
+
+def test_a_row_above_the_budget_stops_the_run_before_its_first_step(token_trainer):
+    with pytest.raises(DataError, match=r"Row \d+ has \d+ tokens.*max_tokens_per_batch is 20"):
+        token_trainer(max_tokens_per_batch=20).train()
+    with pytest.raises(PlanRefused, match="token_budget"):
+        token_trainer(rows=make_token_rows().remove_columns("length"), train_sampling_strategy="group_by_length")
+
+
+@pytest.mark.parametrize("speedups", [[], ["embedding_cache"]], ids=["live", "cached"])
+def test_towers_train_on_budgets_of_the_residues_that_are_encoded(make_affinity, demo_rows, tmp_path, speedups):
+    model, collator = make_affinity("frozen", "lora")
+    args = FastTrainingArguments(
+        output_dir=str(tmp_path), max_tokens_per_batch=1000, speedups=speedups, max_steps=2, logging_steps=1, **QUIET,
+        embedding_cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    trainer = FastTrainer(model, args, collator, demo_rows)
+    batches = list(trainer.get_train_dataloader())
+    padded = [sum(tokens["input_ids"].numel() for tokens in batch["sequences"].values()) for batch in batches]
+    assert max(padded) <= 1000
+    assert sum(len(batch["labels"]) for batch in batches) == 200
+    assert sorted(batches[0]["sequences"]) == (["antigen"] if speedups else ["antigen", "heavy", "light"])
+    trainer.train()
+    assert len([entry for entry in trainer.state.log_history if "loss" in entry]) == 2

@@ -1,11 +1,7 @@
 """Auxiliary terms and drawn points in runs: alike for any accumulation, exact after a resume, in Trainer and ours."""
 
 import pytest
-from auxiliary_runs import CountsBatches, DrawsGlobally, Fast, Field, Stock, difference, make_trainer
-from transformers import TrainerCallback
-
-from hf_ext.models.auxiliary import OptimizerStep, compute_every
-from hf_ext.trainer import FastTrainer
+from auxiliary_runs import CountsBatches, DrawsGlobally, Fast, Stock, difference, make_trainer
 
 DUE = [0, 3, 6, 9]
 
@@ -45,27 +41,3 @@ def test_a_run_goes_on_bit_for_bit_where_the_term_is_due_and_where_it_is_not(tmp
         return
     assert sorted(set(resumed.due)) == [due for due in DUE if due >= step]
     assert difference(whole.model, resumed.model) == 0.0
-
-
-def test_a_model_that_is_given_the_step_has_the_term_in_its_own_forward(tmp_path):
-    class WithTerm(Field):
-        def __init__(self):
-            super().__init__()
-            self.clock = OptimizerStep()
-
-        def forward(self, places, labels, row=None):
-            found = super().forward(places, labels, with_inverse=True)
-            due = compute_every(3, lambda: found["term"], step=self.clock.taken, training=self.training)
-            seen.append((self.clock.taken, float(due) != 0.0))
-            return {"loss": found["loss"] + due}
-
-    class Ends(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 4
-
-    seen = []
-    trainer = make_trainer(FastTrainer, tmp_path, accumulation=2, model=WithTerm(), callbacks=[Ends()])
-    trainer.add_callback(trainer.model.clock)
-    seen.clear()
-    trainer.train()
-    assert seen[-8:] == [(step, step % 3 == 0) for step in range(4) for _ in range(2)]

@@ -1,21 +1,27 @@
-"""Early stopping in a run: what is decided and logged, that a resumed run decides the same, and what is refused."""
+"""Early stopping, alarms of collapse, metrics of binders and groups: what evaluations decide, log and refuse."""
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from datasets import Dataset
 from resuming_runs import Case, Runs
-from transformers import EarlyStoppingCallback
-from watched_runs import LABELS, NOISE, Kill, Terminate, make_script, make_trainer, model_of
+from transformers import EarlyStoppingCallback, TrainerCallback
+from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, Terminate, make_script, make_trainer, model_of
 
-from hf_ext.errors import ArgumentError, TrainingStopped
+from hf_ext.errors import ArgumentError, CheckpointError, DataError, TrainingStopped
+from hf_ext.evaluation import score_predictions
+from hf_ext.evaluation.row_metrics import RowMetrics, choose_rows
 from hf_ext.trainer import FastTrainer
+
+# --- early stopping in a run ------------------------------------------------------------------------------------------
+
 
 # Improves, gets worse, wavers, and settles where it is not certainly worse than the best: patience 2 stops at step 7.
 RUN = [model_of(e, i) for i, e in enumerate([1.5, 0.5, 1.0, 0.5])]
@@ -24,11 +30,11 @@ WORSE = [model_of(0.3), *(model_of(1.0, i) for i in range(6))]
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 
 
-def verdicts(trainer: FastTrainer) -> list[str]:
+def verdicts(trainer) -> list[str]:
     return [decision["verdict"] for decision in trainer.stopping_decisions]
 
 
-def evaluations(trainer: FastTrainer) -> list[dict[str, float]]:
+def evaluations(trainer) -> list[dict[str, float]]:
     """What was logged of each evaluation, without times."""
     logs = [entry for entry in trainer.state.log_history if "eval_loss" in entry or "eval_a_loss" in entry]
     return [{k: v for k, v in entry.items() if not k.endswith(("_runtime", "_per_second"))} for entry in logs]
@@ -69,12 +75,6 @@ def test_a_score_that_wavers_ends_a_run_with_stock_early_stopping_and_not_with_o
     assert "improved" not in verdicts(ours)[1:]
 
 
-def test_stock_early_stopping_beside_ours_still_stops(tmp_path):
-    trainer = make_trainer(tmp_path, make_script(*WORSE), EarlyStoppingCallback(2), early_stopping_patience=4)
-    trainer.train()
-    assert trainer.state.global_step == 3
-
-
 def test_evaluations_within_the_warm_up_do_not_stop_a_run(tmp_path):
     trainer = make_trainer(tmp_path, make_script(*WORSE), early_stopping_patience=2, warmup_steps=4)
     trainer.train()
@@ -91,42 +91,19 @@ def test_of_a_subset_the_same_rows_are_compared_and_a_stop_ends_with_all_rows(tm
     assert any("eval_full_spearman" in log for log in trainer.state.log_history if log["step"] == 3)
 
 
-def test_without_patience_nothing_is_decided_logged_or_saved(tmp_path):
-    trainer = make_trainer(tmp_path, make_script(*WORSE), max_steps=3, **SAVING)
-    trainer.train()
-    assert trainer.state.global_step == 3
-    assert trainer.stopping_decisions == []
-    assert not any("improvement" in name for log in trainer.state.log_history for name in log)
-    assert not list(tmp_path.rglob("early_stopping*"))
-
-
-def test_what_evaluate_returns_stays_as_in_trainer(tmp_path):
-    seen: list[set[str]] = []
-
-    class Look(FastTrainer):  # which Trainer sums into the objective of a search
-        def evaluate(self, *args, **kwargs):
-            metrics = super().evaluate(*args, **kwargs)
-            seen.append(set(metrics))
-            return metrics
-
-    make_trainer(tmp_path, make_script(*WORSE), kind=Look, early_stopping_patience=3, max_steps=2).train()
-    assert len(seen) == 2
-    assert not any("improvement" in name or "spread" in name for names in seen for name in names)
-
-
 # --- resuming ------------------------------------------------------------------------------------------------------
 
 
 class Forgetful(FastTrainer):
     """Resumes without what early stopping compares with: the broken twin."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         load = self._ext_parts.early_stopping.load
         self._ext_parts.early_stopping.load = lambda tree: load(tree and {**tree, "rule": None})
 
 
-def resumed_at(folder: Path, step: int, **given: Any) -> FastTrainer:
+def resumed_at(folder, step, **given) -> FastTrainer:
     """A run that is killed after the checkpoint of `step`, and its continuation."""
     settings = {"early_stopping_patience": 2, "save_strategy": "steps", "save_steps": step}
     with pytest.raises(KeyboardInterrupt):
@@ -149,20 +126,6 @@ def test_a_killed_run_continues_to_the_same_decisions_and_the_check_notices_lost
 
 
 @pytest.mark.nightly
-def test_a_checkpoint_between_resuming_and_the_next_evaluation_keeps_the_state(tmp_path):
-    sparse = {"early_stopping_patience": 3, "eval_steps": 4, "max_steps": 8, **SAVING}
-    whole = make_trainer(tmp_path / "whole", make_script(*RUN), **sparse)
-    whole.train()
-    for step in (5, 6):
-        with pytest.raises(KeyboardInterrupt):
-            make_trainer(tmp_path / "run", make_script(*RUN), Kill(step), resume="auto", **sparse).train()
-    resumed = make_trainer(tmp_path / "run", make_script(*RUN), resume="auto", **sparse)
-    resumed.train()
-    assert len(whole.stopping_decisions) == 2
-    assert resumed.stopping_decisions == whole.stopping_decisions
-
-
-@pytest.mark.nightly
 def test_an_evaluation_that_is_given_up_in_its_second_set_is_not_counted_twice(tmp_path):
     sets = {"a": make_script(*RUN), "b": make_script(*RUN[::-1])}
     settings = {"early_stopping_patience": 2, "metric_for_best_model": "a_spearman", "save_strategy": "epoch"}
@@ -179,20 +142,6 @@ def test_an_evaluation_that_is_given_up_in_its_second_set_is_not_counted_twice(t
     assert [decision["step"] for decision in resumed.stopping_decisions][:6] == [1, 2, 3, 4, 5, 7]
 
 
-def test_other_rows_after_resuming_are_said_and_counted_anew(tmp_path, caplog):
-    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 5}
-    with pytest.raises(KeyboardInterrupt):
-        make_trainer(tmp_path, make_script(*WORSE), Kill(3), early_stopping_patience=3, **settings).train()
-    other = make_script(*(column[::-1] for column in WORSE), labels=LABELS[::-1])
-    settings = {**settings, "resume": "auto", "allow_changed": ["all"]}
-    resumed = make_trainer(tmp_path, other, early_stopping_patience=3, **settings)
-    resumed.train()
-    assert "Early stopping counts anew. Early-stopping state was made on other rows" in caplog.text
-    counts = [d["num_without_improvement"] for d in resumed.stopping_decisions]
-    assert counts[:4] == [0, 1, 2, 0]
-    assert resumed.stopping_decisions[3]["against_best"] is None
-
-
 def test_a_run_that_has_stopped_trains_on_only_with_another_patience(tmp_path):
     settings = {"early_stopping_patience": 2, "save_strategy": "steps", "save_steps": 3}
     make_trainer(tmp_path, make_script(*WORSE), **settings).train()
@@ -202,15 +151,6 @@ def test_a_run_that_has_stopped_trains_on_only_with_another_patience(tmp_path):
     longer = make_trainer(tmp_path, make_script(*WORSE), resume="auto", **{**settings, "early_stopping_patience": 4})
     longer.train()
     assert longer.state.global_step == 5
-
-
-def test_the_disk_bound_covers_the_state(tmp_path):
-    trainer = make_trainer(tmp_path, make_script(*RUN), early_stopping_patience=3, max_steps=4, **SAVING)
-    bounds = trainer.checkpoint_sizes()
-    trainer.train()
-    stored = json.loads((tmp_path / "checkpoint-4" / "progress.json").read_text())["early_stopping"]["rule"]
-    trainer.args.early_stopping_patience = 7  # four evaluations more
-    assert 0 < len(json.dumps(stored)) <= trainer.checkpoint_sizes().other - bounds.other + 1000
 
 
 # --- other metrics, and what is refused ----------------------------------------------------------------------------
@@ -225,18 +165,6 @@ def test_masked_models_are_compared_by_the_loss_over_all_masked_residues(tmp_pat
     assert len(losses) == len(trainer.stopping_decisions) > 1
     for loss, decision in zip(losses[1:], trainer.stopping_decisions[1:]):
         assert decision["against_best"]["after"] == pytest.approx(loss)
-
-
-def test_predictions_that_are_no_sums_per_row_are_refused(tmp_path):
-    trainer = make_trainer(
-        tmp_path,
-        make_script(*RUN),
-        metric_for_best_model="accuracy",
-        early_stopping_patience=3,
-        metrics=lambda prediction: {"accuracy": 0.5},
-    )
-    with pytest.raises(ArgumentError, match=r"number of right predictions.*shape \(200,\)"):
-        trainer.train()
 
 
 SETS = {"a": make_script(*RUN), "ab": make_script(*RUN)}
@@ -267,11 +195,216 @@ def test_what_cannot_be_compared_is_refused_before_training_with_the_remedy(tmp_
         make(early_stopping_patience=3, **given)
 
 
-def test_of_several_sets_the_longest_matching_name_is_watched(tmp_path):
-    trainer = make_trainer(
-        tmp_path, SETS, early_stopping_patience=3, metric_for_best_model="eval_ab_spearman", max_steps=2
-    )
+# --- alarms about predictions that collapse ---------------------------------------------------------------------------
+
+
+GOOD = model_of(0.3)
+FLAT = 8 + (GOOD - 8) / 50  # in order, but close to a constant
+ROUNDED = torch.tensor(GOOD).bfloat16().double().numpy()
+
+
+def train(folder, *predictions, **given) -> FastTrainer:
+    trainer = make_trainer(folder, make_script(*predictions), **{"max_steps": len(predictions), **given})
     trainer.train()
-    assert len(trainer.stopping_decisions) == 2
-    assert "eval_ab_improvement" in trainer.state.log_history[-2]
-    assert not any("eval_a_improvement" in log for log in trainer.state.log_history)
+    return trainer
+
+
+def said(trainer) -> list[tuple[int, str]]:
+    """Step and first words of every alarm."""
+    entries = [(entry["step"], alarm) for entry in trainer.collapse_alarms for alarm in entry["alarms"]]
+    return [(step, " ".join(alarm.split()[:4])) for step, alarm in entries]
+
+
+def test_predictions_that_learn_raise_no_alarm_and_their_spread_is_logged(tmp_path, caplog):
+    trainer = train(tmp_path, GOOD, GOOD)
+    assert trainer.collapse_alarms == []
+    assert "ALARM" not in caplog.text
+    log = next(log for log in trainer.state.log_history if "eval_spread_ratio" in log)
+    assert log["eval_spread_ratio"] == pytest.approx(np.std(GOOD) / np.std(LABELS))
+    assert log["eval_num_distinct"] == NUM_ROWS
+
+
+def test_an_alarm_is_said_once_until_it_goes_away(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "hf_ext")
+    trainer = train(tmp_path, GOOD, FLAT, FLAT * 1.001, GOOD, FLAT, FLAT)
+    assert said(trainer) == [(2, "The predictions spread 0.020"), (5, "The predictions spread 0.020")]
+    assert [record.levelname for record in caplog.records if "ALARM" in record.message] == ["WARNING"] * 2
+
+
+def test_predictions_rounded_to_bfloat16_are_detected_at_the_first_evaluation(tmp_path):
+    assert said(train(tmp_path, ROUNDED, GOOD, max_steps=10)) == [(1, "Every prediction is a")]
+
+
+def test_a_fresh_head_may_be_constant_in_warm_up_and_not_after_it(tmp_path):
+    early = train(tmp_path / "early", *[FLAT] * 3, *[GOOD] * 7, warmup_steps=3, lr_scheduler_type="constant")
+    assert said(early) == []
+    late = train(tmp_path / "late", *[FLAT] * 4, *[GOOD] * 6, warmup_steps=3)
+    assert said(late) == [(4, "The predictions spread 0.020")]
+
+
+def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):
+    script = make_script(GOOD, FLAT, FLAT, FLAT, ROUNDED)
+    whole = make_trainer(tmp_path / "whole", script, max_steps=6)
+    whole.train()
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path / "run", script, Kill(3), max_steps=6, **SAVING).train()
+    resumed = make_trainer(tmp_path / "run", script, resume="auto", max_steps=6)
+    resumed.train()
+    assert [step for step, _ in said(whole)] == [2, 5]
+    assert resumed.collapse_alarms == whole.collapse_alarms
+
+
+# --- metrics of binders and within groups in every evaluation of a run ------------------------------------------------
+
+
+ANTIGENS = np.array([f"antigen {i % 8}" for i in range(NUM_ROWS)])  # of 25 rows each
+METRICS = RowMetrics(9.0, "antigen")
+KEEPING_BEST = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+
+
+def make_rows(*predictions, antigens=ANTIGENS) -> Dataset:
+    return make_script(*predictions).with_format(None).add_column("antigen", antigens.tolist()).with_format("torch")
+
+
+def make(folder, *predictions, **given) -> FastTrainer:
+    """A run whose evaluations_of_rows, in batches of 64, make these predictions after 1, 2, 3, ... steps."""
+    rows = given.pop("rows", None) or make_rows(*predictions)
+    given = {"metrics": METRICS, "per_device_eval_batch_size": 64, "max_steps": len(predictions), **given}
+    return make_trainer(folder, rows, **given)
+
+
+def evaluations_of_rows(trainer) -> list[dict[str, float]]:
+    return [log for log in trainer.state.log_history if "eval_loss" in log]
+
+
+def says(log, prefix, predicted, rows=slice(None), antigens=ANTIGENS) -> bool:
+    """Whether an evaluation logged what the final scores say of these rows."""
+    scores = score_predictions(predicted[rows], LABELS[rows], groups=antigens[rows], num_resamples=0)
+    found = {name: log[f"{prefix}{name}"] for name in scores}
+    return len(found) == 12 and found == pytest.approx({k: score["value"] for k, score in scores.items()}, abs=1e-5)
+
+
+def test_evaluations_of_all_rows_of_a_subset_and_after_training_say_what_the_final_scores_do(tmp_path):
+    models = [model_of(1.0), model_of(0.5), model_of(0.7)]
+    whole = make(tmp_path / "whole", *models)
+    whole.train()
+    assert [says(log, "eval_", model) for log, model in zip(evaluations_of_rows(whole), models, strict=True)] == [
+        True
+    ] * 3
+    assert [log["eval_num_defined_groups"] for log in evaluations_of_rows(whole)] == [8.0] * 3
+
+    part = make(tmp_path / "part", *models, eval_subset=120)
+    part.train()
+    rows = choose_rows(part.eval_dataset, size=120, group_column="antigen").rows
+    assert len(rows) == 120
+    assert [says(log, "eval_", model, rows) for log, model in zip(evaluations_of_rows(part), models, strict=True)] == [
+        True
+    ] * 3
+    last = evaluations_of_rows(part)[-1]
+    assert says(last, "eval_full_", models[-1])
+    of_other_rows = np.random.default_rng(0).permutation(ANTIGENS)  # the broken twin
+    assert not says(last, "eval_", models[-1], rows, of_other_rows)
+    assert not says(last, "eval_full_", models[-1], antigens=of_other_rows)
+
+    assert says(part.evaluate(), "eval_", models[-1])
+    others = make_rows(*models).select(range(150))
+    assert says(part.evaluate(others), "eval_", models[-1], slice(150))
+    predicted = part.predict(others).metrics  # of rows that nobody named
+    assert predicted["test_recall"] > 0
+    assert "test_per_group_spearman" not in predicted
+
+
+# --- the best model ---------------------------------------------------------------------------------------------------
+
+# Recall is highest at step 1, precision at 3 and undefined at 2, the order of all rows best at 4.
+HIGH, NOTHING = model_of(1.0) + 2.0, np.minimum(model_of(1.5), 8.9)
+CAREFUL, ORDERED = np.where(LABELS > 10, 9.5, model_of(1.5, 3).clip(max=8.9)), model_of(0.3) - 0.1
+MODELS = [HIGH, NOTHING, CAREFUL, ORDERED]
+
+
+def best_step(folder, metric, **given) -> int | None:
+    trainer = make(folder, *MODELS, metric_for_best_model=metric, **KEEPING_BEST, **given)
+    assert trainer.args.greater_is_better
+    trainer.train()
+    return trainer.state.best_global_step
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("metric", "step", "num_rows"),
+    [("recall", 1, 150), ("precision", 3, 150), ("per_group_spearman", 4, 150), ("average_precision", 4, None)],
+)
+def test_each_metric_chooses_its_own_best_model_on_all_rows_and_beside_a_subset(tmp_path, metric, step, num_rows):
+    assert best_step(tmp_path, metric, eval_subset=num_rows) == step
+
+
+def test_a_metric_without_a_value_never_makes_a_model_the_best_and_that_is_said(tmp_path, caplog):
+    trainer = make(tmp_path, NOTHING, NOTHING, CAREFUL, metric_for_best_model="precision", **KEEPING_BEST)
+    trainer.train()
+    assert [math.isnan(log["eval_precision"]) for log in evaluations_of_rows(trainer)] == [True, True, False]
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (3, 1.0)
+    said = [record.message for record in caplog.records if "never the best" in record.message]
+    assert said == [f"eval_precision is nan at step {step}: never the best." for step in (1, 2)]
+
+
+def test_a_run_goes_on_with_the_threshold_that_chose_its_best_model_or_chooses_anew(tmp_path):
+    given = {"metric_for_best_model": "recall", "resume": "auto", **KEEPING_BEST}
+    make(tmp_path, *MODELS, **{**given, "max_steps": 2}).train()
+    more = {**given, "max_steps": 4, "allow_changed": ["max_steps"]}
+    with pytest.raises(CheckpointError, match="metric_for_best_model: recall at 9 in the checkpoint, recall at 8 now"):
+        make(tmp_path, *MODELS, metrics=RowMetrics(8.0, "antigen"), **more).train()
+    more["allow_changed"] = ["max_steps", "metric_for_best_model"]
+    other = make(tmp_path, *MODELS, metrics=RowMetrics(8.0, "antigen"), **more)
+    other.train()
+    values = {log["step"]: log["eval_recall"] for log in evaluations_of_rows(other)}
+    assert values[1] > values[3] < values[4]  # at 9 and at 8: step 1 would have stayed the best
+    assert other.state.best_global_step == 4
+
+
+# --- early stopping ---------------------------------------------------------------------------------------------------
+
+WORSENING = [model_of(0.2), *(model_of(1.5, i) - 1.0 for i in range(1, 6))]
+
+
+@pytest.mark.parametrize("metric", ["recall", "average_precision", "per_group_spearman"])
+def test_a_run_that_gets_worse_in_a_metric_stops_by_it_at_its_threshold_and_groups(tmp_path, metric):
+    antigens = np.array([f"antigen {i % 16}" for i in range(NUM_ROWS)])
+    rows = make_rows(*WORSENING, antigens=antigens)
+    trainer = make(tmp_path, *WORSENING, rows=rows, metric_for_best_model=metric, early_stopping_patience=2)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    for log, decision in zip(evaluations_of_rows(trainer)[1:], trainer.stopping_decisions[1:], strict=True):
+        assert decision["against_best"]["after"] == pytest.approx(log[f"eval_{metric}"], abs=1e-6)
+        assert log["eval_improvement_high"] < 0
+
+
+class CountSteps(TrainerCallback):
+    """Of a run in which there may be none."""
+
+    num_steps = 0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.num_steps += 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"metrics": RowMetrics(99.0), "metric_for_best_model": "recall"},
+            "recall'.*threshold 99. Take another metric",
+        ),
+        ({"metric_for_best_model": "per_group_spearman", "eval_subset": 40}, "no antigen has 10 .* more rows"),
+        (
+            {"metric_for_best_model": "per_group_spearman", "early_stopping_patience": 2},
+            "early stopping needs 10 groups of 10 rows and more, here are 8",
+        ),
+        ({"metrics": RowMetrics(9.0, "antibody")}, "group_column='antibody': the evaluation set has"),
+    ],
+)
+def test_what_no_prediction_could_give_a_value_is_refused_before_the_first_step(tmp_path, given, message):
+    trainer, steps = make(tmp_path, *WORSENING, **given), CountSteps()
+    trainer.add_callback(steps)
+    with pytest.raises(DataError, match=message):
+        trainer.train()
+    assert steps.num_steps == 0

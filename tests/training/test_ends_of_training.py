@@ -1,22 +1,25 @@
-"""However training ends: the signal handlers from before are back, no data worker is left, and the end has a name."""
+"""However training ends, it ends well; and what users assign, return or call later counts as in Trainer."""
 
+import copy
 import gc
+import json
 import multiprocessing
 import os
 import re
 import signal
 import sys
-import threading
 from functools import partial
 
 import numpy as np
 import psutil
 import pytest
-from continued_runs import EVALUATING, SETTINGS, same, train
+import torch
+from continued_runs import EVALUATING, MODEL, SETTINGS, same, train
 from datasets import Dataset
 from miniature_esm import make_narrow_esm
 from resuming_runs import Killed
 from token_rows import make_number_rows
+from token_rows import make_number_rows as make_rows
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator
@@ -25,6 +28,9 @@ from transformers import TrainerCallback
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
+
+# --- however training ends --------------------------------------------------------------------------------------------
+
 
 ALONE = {"dataloader_num_workers": 0}
 OTHERS: set[int] = set()
@@ -161,36 +167,6 @@ def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_comman
     assert same(train(tmp_path / "killed", resume=True, rows=lambda table: more), whole)
 
 
-class Fatal(Collator):
-    """In a worker, `at_batch` is handed over by `last_words` of the worker's process number."""
-
-    def __init__(self, last_words, at_batch=5):
-        super().__init__(Case())
-        self.last_words, self.at_batch, self.num = last_words, at_batch, 0
-
-    def __call__(self, rows):
-        self.num += 1
-        batch = super().__call__(rows)
-        return {"last": HandedOver(self.last_words), **batch} if self.num == self.at_batch else batch
-
-
-class HandedOver:
-    """Calls a function with its sender's process number where it is received."""
-
-    def __init__(self, receive):
-        self.receive = receive
-
-    def __reduce__(self):
-        return self.receive, (os.getpid(),)
-
-
-def receive_nothing(error, kills, pid):
-    """The worker's connection is gone; its process follows a moment later, as torch looks whether it is alive."""
-    if kills:
-        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
-    raise error
-
-
 def train_with(tmp_path, collator):
     args = FastTrainingArguments(output_dir=str(tmp_path), **SETTINGS)
     trainer = FastTrainer(make_narrow_esm(), args, collator, make_number_rows(16, 1))
@@ -198,31 +174,6 @@ def train_with(tmp_path, collator):
         trainer.train()
     finally:
         trainer.end()
-
-
-BROKEN = {
-    "reset": ConnectionResetError(104, "Connection reset by peer"),
-    "end": EOFError(),
-    "no file": FileNotFoundError(2, "No such file or directory"),
-}
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, name):
-    last_words = partial(receive_nothing, BROKEN[name], True)
-    with pytest.raises(DataWorkerDied) as died:
-        train_with(tmp_path, Fatal(last_words))
-    text = str(died.value)
-    assert re.match(r"DataLoader worker \(pid \d+.*\. checkpoint-\d is the last one saved, and valid\. ", text)
-    assert "mostly where memory" in text
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", BROKEN)
-def test_the_same_error_with_the_workers_alive_stays_what_it_is(tmp_path, name):
-    with pytest.raises(type(BROKEN[name])):
-        train_with(tmp_path, Fatal(partial(receive_nothing, BROKEN[name], False)))
 
 
 class Ending(Collator):
@@ -260,13 +211,6 @@ def test_a_worker_that_ends_in_any_way_is_named_with_what_it_may_be(tmp_path, en
     assert "fewer than dataloader_num_workers=1. Or code of the dataset" in text
 
 
-def test_other_runtime_errors_stay_what_they_are(tmp_path):
-    trainer = make(tmp_path, lambda: raise_(RuntimeError("DataLoader workers, said a user's code")))
-    with pytest.raises(RuntimeError, match="said a user's code"):
-        trainer.train()
-    trainer.end()
-
-
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
@@ -287,24 +231,6 @@ def test_a_run_that_would_train_nothing_is_refused_and_can_still_evaluate(tmp_pa
         trainer.train()
     assert trainer.state.global_step == 0
     assert trainer.evaluate()["eval_loss"] > 0
-
-
-@pytest.mark.parametrize(("name", "value"), [("nan_policy", "Stop"), ("nan_policy", None), ("attention", "flash")])
-def test_a_word_that_was_assigned_later_is_refused_when_training_begins(tmp_path, name, value):
-    trainer = make(tmp_path, **ALONE)
-    setattr(trainer.args, name, value)
-    with pytest.raises(ArgumentError, match=f"{name}={value!r}: allowed are "):
-        trainer.train()
-    assert trainer.state.global_step == 0
-
-
-@pytest.mark.parametrize("value", ["Stop", None])
-def test_only_skip_leaves_steps_out(tmp_path, value):
-    rows = Dataset.from_dict({**make_number_rows(8, 1).to_dict(), "labels": [*range(7), np.nan]})
-    trainer = make(tmp_path, rows=rows, **ALONE)
-    trainer.add_callback(At("on_step_begin", 0, lambda: setattr(trainer.args, "nan_policy", value)))
-    with pytest.raises(NotFiniteError):
-        trainer.train()
 
 
 class Rows(TorchDataset):
@@ -339,7 +265,80 @@ def test_training_rows_that_are_none_are_refused_when_training_begins_and_evalua
     assert trainer.evaluate()["eval_loss"] > 0
 
 
-def test_a_run_that_had_come_to_its_end_ends_well_again_with_its_loss(tmp_path):
-    whole = train(tmp_path, **ALONE)
-    again = train(tmp_path, resume=True, **ALONE)
-    assert same(again, whole, ("loss", "grad_norm"))
+# --- what users assign, return or call after a trainer was made counts as it does in Trainer --------------------------
+
+
+def make_here(folder, cls=FastTrainer, callbacks=(), **given):
+    args = FastTrainingArguments(output_dir=str(folder), **{**SETTINGS, **ALONE, **given})
+    rows = make_rows(8, 1), make_rows(4, 2) if "eval_strategy" in given else None
+    return cls(copy.deepcopy(MODEL), args, Collator(Case()), *rows, callbacks=list(callbacks))
+
+
+def make_other(folder, **given):
+    # Made before the trainer: every TrainingArguments makes accelerate's shared state anew (transformers 5.23).
+    return FastTrainingArguments(**{**SETTINGS, **ALONE, "output_dir": str(folder), **given})
+
+
+def test_other_arguments_that_are_assigned_count_everywhere(tmp_path):
+    other = make_other(tmp_path, save_only_model=True)
+    trainer = make_here(tmp_path, save_steps=4)
+    before, trainer.args = trainer.args, other
+    assert trainer.args is other
+    assert not before.save_only_model
+    trainer.train()
+    trainer.end()
+    assert not (tmp_path / "checkpoint-2" / "optimizer.pt").exists()
+    assert json.loads((tmp_path / "checkpoint-2" / "training_args.json").read_text())["save_only_model"]
+
+
+def test_another_output_folder_counts_from_the_next_run_on(tmp_path):
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    other = make_other(third, save_steps=8, save_minutes=1e6, local_checkpoint_dir=str(tmp_path / "local"))
+    trainer = make_here(
+        tmp_path / "never", save_steps=4, save_minutes=1e6
+    )  # which keeps records: something is asked for
+    written = []
+    for folder in (first, second, third):
+        if folder == third:
+            trainer.args = other
+        else:
+            trainer.args.output_dir = str(folder)
+        trainer.train()
+        trainer.save_state()
+        assert all(path.stat().st_mtime_ns == then for path, then in written)  # earlier stages stay as they are
+        written += [(path, path.stat().st_mtime_ns) for path in folder.rglob("*")]
+        assert {"plan.json", "throughput.json", "trainer_state.json"} < {path.name for path in folder.iterdir()}
+    trainer.end()
+    found = {folder.name: {path.name for path in folder.glob("*checkpoint-*")} for folder in tmp_path.iterdir()}
+    saved = {"checkpoint-4", "checkpoint-8"}
+    assert found == {"never": set(), "first": saved, "second": saved, "third": {"checkpoint-8"}, "local": set()}
+    assert len([*tmp_path.glob("local/third-*/checkpoint-8")]) == 1
+
+
+class StopsInEvaluation(TrainerCallback):
+    """Is signalled in an evaluation, and returns a control object of its own, as Trainer allows."""
+
+    def __init__(self):
+        self.left = 1
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return copy.copy(control)
+
+
+def test_a_stop_in_an_evaluation_is_not_lost_with_a_control_object(tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 2}
+    whole = make_here(tmp_path / "whole", **given)
+    whole.train()
+    trainer = make_here(tmp_path / "stopped", callbacks=[StopsInEvaluation()], **given)
+    with pytest.raises(TrainingStopped, match="checkpoint-2"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    resumed = make_here(tmp_path / "stopped", resume="auto", **given)
+    resumed.train()
+    weights = zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+    for one in (whole, trainer, resumed):
+        one.end()

@@ -6,12 +6,9 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
 from token_rows import pad_rows
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.data.batching import RepeatedRows
-from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.exact_loss import LOSS_KINDS, exact_loss, find_loss_kind
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -140,19 +137,6 @@ def test_esm_has_one_gradient_and_one_loss_however_the_batch_is_split(kind, tmp_
         assert stock_distance > 0.05  # micro-batches have unequal numbers of labels
 
 
-@pytest.mark.parametrize("kind", ["single", "regression"])
-def test_batches_of_unequal_size_count_by_their_rows(kind, tmp_path):
-    name, settings = CASES[kind]
-    rows = make_rows(kind)
-
-    def step(trainer, split):
-        return train_step(*trainer, make_model(name, **settings), rows, tmp_path, split)[0]
-
-    whole = step(FAST, (16, 1))
-    assert distance(step(FAST, (7, 3)), whole) < 1e-5  # 7, 7 and 2 rows
-    assert distance(step(STOCK, (7, 3)), whole) > 0.02
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "T5ForTokenClassification", "T5ForConditionalGeneration"])
 def test_models_that_swallow_the_number_of_items_get_gradients_of_the_right_length(name, tmp_path):
@@ -166,18 +150,6 @@ def test_models_that_swallow_the_number_of_items_get_gradients_of_the_right_leng
     assert distance(step(FAST, (4, 4)), whole) < 1e-5
     # When this fails, transformers divides: take the class out of LOSS_KINDS.
     assert step(STOCK, (4, 4)).norm() > 3 * whole.norm()
-
-
-def test_a_peft_model_is_covered_by_what_it_wraps(tmp_path):
-    def step(trainer, split):
-        torch.manual_seed(0)
-        lora = LoraConfig(target_modules=["query", "value"], lora_dropout=0.0, init_lora_weights=False)
-        model = get_peft_model(make_model("EsmForMaskedLM"), lora)
-        return train_step(*trainer, model, make_rows("masked"), tmp_path, split)[0]
-
-    whole = step(FAST, (16, 1))
-    assert distance(step(FAST, (4, 4)), whole) < 1e-5
-    assert distance(step(STOCK, (4, 4)), whole) > 0.05
 
 
 def test_an_affinity_model_has_one_gradient_and_a_label_of_minus_100_counts(make_affinity, demo_rows, tmp_path):
@@ -284,39 +256,6 @@ def test_gpt2_counts_what_it_predicts_however_a_step_is_split_and_stock_trainer_
     assert distance(stock * num_tokens / (num_tokens - 16), whole) < 1e-5
 
 
-def test_the_evaluation_loss_of_a_causal_model_is_a_mean_over_its_tokens(tmp_path):
-    rows = [{**row, "labels": row["input_ids"]} for row in make_rows("masked")]
-    model = make_other("LlamaForCausalLM").eval()
-    settings = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "per_device_eval_batch_size": 3}
-    with torch.no_grad():
-        expected = model(**pad_rows(rows)).loss.item()
-
-    def evaluate(trainer_cls, args_cls):
-        trainer = trainer_cls(model, args_cls(**settings), pad_rows, eval_dataset=Dataset.from_list(rows))
-        return trainer.evaluate()["eval_loss"]
-
-    assert evaluate(*FAST) == pytest.approx(expected, rel=1e-5)
-    assert abs(evaluate(*STOCK) - expected) > 1e-4 * expected
-
-
-def test_the_loss_is_the_sum_over_items_divided_by_the_given_number_in_float32():
-    logits, labels = torch.zeros(1, 3, 4, requires_grad=True), torch.tensor([[0, -100, 3]])
-    assert exact_loss("tokens", None, logits, labels).item() == pytest.approx(1.3862944)  # log 4
-    assert exact_loss("tokens", None, logits, labels, num_items=8).item() == pytest.approx(0.3465736)  # 2 log 4 / 8
-    assert exact_loss("tokens", None, logits.bfloat16(), labels).dtype == torch.float32
-    config = make_model("EsmForSequenceClassification", num_labels=1).config
-    predicted, measured = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, -100.0])
-    assert exact_loss("sequences", config, predicted, measured).item() == (4 + 102**2) / 2
-    nothing = exact_loss("tokens", None, logits, torch.full((1, 3), -100), num_items=torch.tensor(0))
-    nothing.backward()
-    assert nothing.item() == logits.grad.abs().sum() == 0  # and not NaN
-    with pytest.raises(DataError, match="no 'labels'"):
-        exact_loss("tokens", None, logits, None)
-    config.problem_type = "ranking"
-    with pytest.raises(ArgumentError, match="problem_type='ranking'"):
-        exact_loss("sequences", config, predicted, measured)
-
-
 # --- when it is used -------------------------------------------------------------------------------------------------
 
 
@@ -360,24 +299,3 @@ def test_a_loss_function_of_the_users_label_smoothing_and_a_forward_of_ones_own_
     assert "The loss of OwnLoss may be averaged over each micro-batch" in caplog.text
     assert "OwnCompute.compute_loss decides the loss, so it is taken as Trainer takes it: averaged" in caplog.text
     assert find_loss_kind(type("Named", (transformers.EsmForMaskedLM,), {})(model.config)) == "tokens"
-
-
-# --- rows that another process trains on -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["tokens", "sequences"])
-def test_repeated_rows_have_loss_zero_and_no_items(kind, tmp_path):
-    settings = {} if kind == "tokens" else {"num_labels": 1}
-    head = "EsmForMaskedLM" if kind == "tokens" else "EsmForSequenceClassification"
-    trainer = make_trainer(make_model(head, **settings), tmp_path)
-    assert trainer.loss_counts_items()
-    batch = pad_rows(make_rows("masked" if kind == "tokens" else "regression")[:2])
-    repeated = trainer._prepare_inputs(RepeatedRows(batch))
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() > 0
-    loss = trainer.compute_loss(trainer.model, repeated)
-    assert loss.item() == 0
-    loss.backward()
-    assert all(p.grad is None or not p.grad.any() for p in trainer.model.parameters())
-    whole = trainer._get_num_items_in_batch([dict(batch)], torch.device("cpu"))
-    assert trainer._get_num_items_in_batch([dict(batch), repeated], torch.device("cpu")) == whole > 0
-    assert trainer._get_num_items_in_batch([repeated], torch.device("cpu")) == 0

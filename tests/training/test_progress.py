@@ -1,9 +1,11 @@
-"""The bar shows what a person watches, notebooks take our metrics, and what is logged fits TensorBoard."""
+"""What a person watches: bar, speed, notebook, TensorBoard, and a profile of a few steps."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
+import json
 import logging
 import re
 import sys
@@ -11,23 +13,28 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from transformers import PrinterCallback, TrainerCallback
+import torch
+from parts_alone import make_args
+from small_runs import make_trainer as make_profiled_trainer
+from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
-from watched_runs import Kill, make_script, make_trainer, model_of
+from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
-from hf_ext.reporting.progress import LiveProgress, describe_metrics, describe_training
+from hf_ext.hardware import describe_hardware
+from hf_ext.reporting.operations import STEP
+from hf_ext.reporting.progress import LiveProgress
+from hf_ext.reporting.throughput import ThroughputCallback
+from hf_ext.training.profiling import TRACE
+from hf_ext.training.progress import SpeedLine
+
+# --- the bar shows what a person watches, notebooks take our metrics, and what is logged fits TensorBoard -------------
+
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
 
 
-def test_the_bar_replaces_that_of_trainer_in_its_place(tmp_path):
-    (bar,) = [c for c in make_trainer(tmp_path, ROWS, disable_tqdm=False).callback_handler.callbacks if is_bar(c)]
-    assert type(bar) is LiveProgress
-
-
-def is_bar(callback: Any) -> bool:
+def is_bar(callback) -> bool:
     return isinstance(callback, ProgressCallback | PrinterCallback)
 
 
@@ -83,18 +90,6 @@ def test_the_pass_over_all_rows_gets_a_bar_of_its_own(tmp_path, capsys):
     assert "5/4" not in bars
 
 
-def test_no_bar_is_left_open_where_rows_are_looked_at_after_an_evaluation_that_ends_the_run(tmp_path):
-    class StopHere(TrainerCallback):
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop = True
-
-    trainer = make_trainer(tmp_path, ROWS, StopHere(), eval_subset=80, disable_tqdm=False)
-    trainer.train()
-    (bar,) = [c for c in trainer.callback_handler.callbacks if is_bar(c)]
-    assert trainer.state.global_step == 1
-    assert bar.prediction_bar is None
-
-
 def test_a_resumed_bar_begins_where_the_run_is(tmp_path, capsys):
     settings = {"disable_tqdm": False, "save_strategy": "steps", "save_steps": 1}
     with pytest.raises(KeyboardInterrupt):
@@ -104,22 +99,6 @@ def test_a_resumed_bar_begins_where_the_run_is(tmp_path, capsys):
     bars = capsys.readouterr().err.replace("\r", "\n")
     assert "| 3/10 [00:00" in bars
     assert "| 0/10 [" not in bars
-
-
-def test_what_stands_behind_the_bar_in_words() -> None:
-    numbers = {"loss": 0.31234, "learning_rate": 2.5e-4, "residues_per_s": 15_432.1, "hours_left": 1.25}
-    state, args = SimpleNamespace(best_metric=0.4821), SimpleNamespace(metric_for_best_model="eval_spearman")
-    text = describe_training(numbers, args, state)
-    assert text == "loss 0.3123, lr 0.00025, 15.43k residues/s, best spearman 0.4821, 1.2 h left"
-    assert describe_training({"tokens_per_s": 812.4, "hours_left": 0.5}, args, state).startswith("812 tokens/s")
-    assert describe_training({"hours_left": 0.5}, args, SimpleNamespace(best_metric=float("-inf"))) == "30 min left"
-    assert describe_training({"hours_left": 0.005}, args, SimpleNamespace(best_metric=None)) == "18 s left"
-    assert describe_training({}, args, SimpleNamespace(best_metric=None)) == ""
-
-
-def test_a_metric_without_a_value_reads_undefined() -> None:
-    metrics = {"eval_loss": 0.5, "eval_spearman": float("nan"), "eval_runtime": 2.0, "eval_a_samples_per_second": 3.0}
-    assert describe_metrics(metrics) == "loss 0.5, spearman undefined"
 
 
 @pytest.mark.parametrize("eval_subset", [None, 100])
@@ -136,7 +115,7 @@ def test_the_table_of_notebooks_takes_every_metric_of_a_run(tmp_path, monkeypatc
     assert "A Spearman" in shown[-1]
 
 
-def load_notebook(monkeypatch, shown: list[str]) -> Any:
+def load_notebook(monkeypatch, shown) -> Any:
     """`transformers.utils.notebook`, whose HTML goes into `shown`."""
     display = ModuleType("IPython.display")
     output = SimpleNamespace(update=lambda html: shown.append(html))
@@ -153,14 +132,6 @@ def load_notebook(monkeypatch, shown: list[str]) -> Any:
     return notebook
 
 
-def test_every_logged_value_is_a_number_that_tensorboard_takes(tmp_path):
-    constant = make_script(np.full(200, 8.0), *(model_of(0.5, i) for i in range(3)))
-    trainer = make_trainer(tmp_path, constant, max_steps=4, early_stopping_patience=3)
-    trainer.train()
-    wrong = [(k, v) for log in trainer.state.log_history for k, v in log.items() if not isinstance(v, int | float)]
-    assert wrong == []
-
-
 def test_tensorboard_gets_clear_names(tmp_path, caplog):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -174,3 +145,178 @@ def test_tensorboard_gets_clear_names(tmp_path, caplog):
     assert {"train/loss", "train/sequences_per_s", "eval/spearman", "eval/spread_ratio", "eval/improvement_low"} <= tags
     assert len(reader.Scalars("eval/improvement")) == 3
     assert "incorrect so we dropped" not in caplog.text
+
+
+# --- the line on speed ------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """Steps of 8 rows on a fake clock, with the events of Trainer for the two parts alone; one step warms up."""
+
+    def __init__(self, folder, bars=(), first_step=0, is_main=True, **given):
+        self.now = 1000.0
+        args = make_args(folder, **given)
+        model = Scripted()
+        self.args, self.model = args, model
+        self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
+        handler = SimpleNamespace(callbacks=bars)
+        trainer = SimpleNamespace(args=args, throughput=self.throughput, callback_handler=handler)
+        self.line = SpeedLine(trainer, self.clock)
+        self.state = TrainerState(max_steps=100, global_step=first_step, is_world_process_zero=is_main)
+        self.tell("train_begin")
+
+    def clock(self) -> float:
+        return self.now
+
+    def tell(self, event, **kwargs) -> None:
+        for part in (self.throughput, self.line):
+            getattr(part, f"on_{event}")(self.args, self.state, None, model=self.model, **kwargs)
+
+    def steps(self, count, wait, compute) -> Loop:
+        for _ in range(count):
+            self.now += wait
+            self.tell("step_begin")
+            self.model(script=torch.zeros(8, 1), labels=torch.zeros(8))
+            self.now += compute
+            self.state.global_step += 1
+            self.tell("step_end")
+        return self
+
+    def log(self) -> Loop:
+        logs = {"loss": 1.0}
+        self.throughput.extend_logs(logs, self.args, self.state)
+        self.tell("log", logs=logs)
+        return self
+
+
+@pytest.fixture
+def lines(caplog) -> Any:
+    """What was logged on speed so far."""
+    caplog.set_level(logging.INFO, logger="hf_ext")
+    return lambda: [m.removeprefix("Speed: ") for m in caplog.messages if m.startswith("Speed: ")]
+
+
+@pytest.mark.parametrize(("passes", "line"), [(1, "0.25 batches/s"), (4, "1 batches/s")])
+def test_the_line_is_that_of_the_hand_computed_steps(tmp_path, lines, passes, line):
+    # 4 s a step; 98 of them are left. Batches are passes.
+    Loop(tmp_path, gradient_accumulation_steps=passes).steps(1, 0, 60).steps(2, 0.4, 3.6).log()
+    assert lines() == [f"{line}, 7 min left"]
+
+
+def test_nothing_is_said_in_the_warmup_and_evaluations_are_in_no_rate(tmp_path, lines):
+    loop = Loop(tmp_path).steps(1, 0, 50).log()
+    assert lines() == []
+    loop.steps(1, 0, 2)
+    loop.now += 500
+    loop.tell("evaluate", metrics={})
+    loop.steps(1, 0, 2)
+    # 98 steps of 2 s; then 97 of (2 + 500 + 2) / 2.
+    assert lines() == ["0.5 batches/s, 3 min left", "0.5 batches/s, 6.8 h left"]
+
+
+def test_a_card_falls_short_of_what_it_should_reach(tmp_path, lines, monkeypatch):
+    monkeypatch.setattr("hf_ext.reporting.throughput.detect_hardware", lambda device: describe_hardware("T4"))
+    bar = LiveProgress()
+    Loop(tmp_path, (bar,)).steps(20, 6, 6)
+    (said,) = lines()  # once: a bar has no room for the sentence
+    assert said.endswith(
+        "; below what this T4 should reach, because it waits for data 50% of the time (more --dataloader_num_workers)"
+    )
+
+
+# --- in a Trainer -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_bar_it_is_a_line_of_its_own_and_a_continued_run_shows_its_own_rates(tmp_path, lines):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path, ROWS, Kill(6), **settings).train()
+    (first,) = lines()
+    assert " batches/s, " in first
+
+    class Slow(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            clock.now += 100.0
+
+    clock = type("Clock", (), {"now": 0.0, "__call__": lambda self: self.now})()
+    trainer = make_trainer(tmp_path, ROWS, Slow(), resume="auto", **settings)
+    trainer.throughput._clock = clock
+    trainer.train()
+    assert lines()[1].startswith("0.01 batches/s, ")  # its fourth step is the run's tenth
+    assert lines()[1].endswith(", 0 s left")
+
+
+# --- `--torch_profiler` -----------------------------------------------------------------------------------------------
+
+
+QUIET = {"eval_strategy": "no", "save_strategy": "no", "metric_for_best_model": None, "greater_is_better": None}
+
+
+def make(folder, warmup=1, **given):
+    """Without other words, steps 1 and 2 come before the window: the second warms the profiler up."""
+    trainer = make_profiled_trainer(folder, **given)
+    trainer.throughput.warmup_steps = warmup
+    return trainer
+
+
+def weights(trainer):
+    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+
+
+def calls(profile, name):
+    return {row["name"]: row["calls"] for row in profile["operations"]}.get(name)
+
+
+def rate_steps(folder):
+    return json.loads((folder / "throughput.json").read_text())["measured_steps"]
+
+
+def trace_steps(folder):
+    with gzip.open(folder / TRACE, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    return sum(event.get("name") == STEP and event.get("ph") == "X" for event in events)
+
+
+@pytest.mark.nightly
+def test_a_profile_changes_no_number_and_is_in_no_rate(tmp_path):
+    plain, profiled = (
+        make(tmp_path / str(asked), **QUIET, speedups=["tf32"], torch_profiler=asked, logging_steps=1)
+        for asked in (None, 2)
+    )
+    for trainer in (plain, profiled):
+        torch.manual_seed(0)
+        trainer.train()
+    assert torch.equal(weights(plain), weights(profiled))
+    assert [log.get("loss") for log in plain.state.log_history] == [
+        log.get("loss") for log in profiled.state.log_history
+    ]
+    assert (rate_steps(tmp_path / "None"), rate_steps(tmp_path / "2")) == (5, 2)  # 6 but for 1; and for 3 to 4, and 2
+    assert plain.profile is None
+    assert not (tmp_path / "None" / TRACE).exists()
+    assert profiled.profile["steps"] == [3, 4]
+    assert len(profiled.profile["seconds"]) == trace_steps(tmp_path / "2") == 2
+    rows = profiled.profile["operations"]
+    assert len(rows) == 10
+    assert [row["share"] for row in rows] == sorted((row["share"] for row in rows), reverse=True)
+    assert 0 < sum(row["share"] for row in rows) <= 1.001
+    assert calls(profiled.profile, "aten::addmm") % 2 == 0  # as many in each step
+
+
+def test_a_budget_of_disk_space_has_no_room_for_a_trace(tmp_path):
+    trainer = make(tmp_path, **QUIET, torch_profiler=1, save_total_size_gb=1.0)
+    trainer.train()
+    assert (trainer.profile["trace"], len(trainer.profile["operations"])) == (None, 10)
+    assert not (tmp_path / TRACE).exists()
+
+
+def event(name, start, length, self_us, device_us=0.0, is_range=False):
+    span = SimpleNamespace(start=start, end=start + length)
+    times = {"self_cpu_time_total": self_us, "self_device_time_total": device_us}
+    return SimpleNamespace(
+        name=name,
+        time_range=span,
+        count=1,
+        device_type=torch.autograd.DeviceType.CPU,
+        is_user_annotation=is_range,
+        **times,
+    )

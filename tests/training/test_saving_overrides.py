@@ -1,5 +1,6 @@
-"""What a user's class or another library does while a checkpoint is saved is part of the checkpoint."""
+"""What is saved: the files of users and other libraries, whole models, and nothing of ours that nobody asked for."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,28 +9,29 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from run_outcomes import same_weights
 from safetensors.torch import load_file, save_file
 from tiny_classifier import ROWS, make_args, make_model
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.checkpoints.manifest import Manifest, verify
-from hf_ext.errors import CheckpointError
+from hf_ext.errors import CheckpointError, DiskFailure
 from hf_ext.trainer import FastTrainer
 
+# --- what a user's class or another library does while a checkpoint is saved is part of the checkpoint ----------------
 
-def train(cls: type, folder: Path, resume: Any = None, callbacks: Any = None, **given: Any) -> Any:
+
+def train(cls, folder, resume=None, callbacks=None, **given) -> Any:
     trainer = cls(make_model(), make_args(folder, **given), train_dataset=ROWS, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
-def listed(checkpoint: Path) -> set[str]:
+def listed(checkpoint) -> set[str]:
     return set(Manifest.read(checkpoint).files)
 
 
-def goes_on_exactly(cls: type, folder: Path, **given: Any) -> bool:
+def goes_on_exactly(cls, folder, **given) -> bool:
     """Whether a run resumed at step 2 ends with the weights of the whole run."""
     whole = train(cls, folder / "whole", **given)
     shutil.copytree(folder / "whole" / "checkpoint-2", folder / "resumed" / "checkpoint-2")
@@ -74,16 +76,6 @@ def test_files_that_overrides_add_are_in_the_checkpoint_and_hashed(tmp_path):
         assert "of_save.txt" in verify(checkpoint, step)[1][0]
 
 
-def test_without_overrides_nothing_is_added(tmp_path):
-    train(FastTrainer, tmp_path)
-    assert not ADDED & listed(tmp_path / "checkpoint-2")
-    assert {"model.safetensors", "optimizer.pt", "training_args.json"} <= listed(tmp_path / "checkpoint-2")
-
-
-def test_a_run_with_overrides_goes_on_exactly(tmp_path):
-    assert goes_on_exactly(Added, tmp_path)
-
-
 class OnSave(TrainerCallback):
     """Writes into the checkpoint, in a folder of its own too; keeps what it saw."""
 
@@ -98,20 +90,6 @@ class OnSave(TrainerCallback):
         state.save_to_json(str(folder / "trainer_state.json"))  # over ours
 
 
-def test_a_callback_of_any_library_finds_the_checkpoint_in_its_place_on_save(tmp_path):
-    """Integrations of transformers upload the folder from there."""
-    found = []
-
-    class Uploads(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            found.append(Path(args.output_dir, f"checkpoint-{state.global_step}", "model.safetensors").is_file())
-
-    Uploads.on_save.__module__ = "transformers.integrations.integration_utils"
-    train(FastTrainer, tmp_path, callbacks=[Uploads()])
-    assert found
-    assert all(found)
-
-
 def test_files_that_a_callback_writes_on_save_are_part_of_the_checkpoint(tmp_path):
     callback = OnSave()
     train(FastTrainer, tmp_path, callbacks=[callback], save_total_limit=1)
@@ -119,35 +97,6 @@ def test_files_that_a_callback_writes_on_save_are_part_of_the_checkpoint(tmp_pat
     assert "extra/notes.json" in listed(tmp_path / "checkpoint-4")
     assert verify(tmp_path / "checkpoint-4", 4)[1] == []
     assert not (tmp_path / "checkpoint-2").exists()
-
-
-class SavesAdapters(TrainerCallback):
-    """As many scripts do beside PEFT."""
-
-    def on_save(self, args, state, control, model=None, **kwargs):
-        model.save_pretrained(f"{args.output_dir}/checkpoint-{state.global_step}/adapter_model")
-
-
-def test_adapters_that_a_callback_saves_beside_ours_do_not_stop_a_resume(tmp_path):
-    def run(folder: Path, resume: Any = None) -> Any:
-        model = get_peft_model(make_model(), LoraConfig(target_modules=["query"], modules_to_save=["classifier"]))
-        trainer = FastTrainer(model, make_args(folder), train_dataset=ROWS, callbacks=[SavesAdapters()])
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
-    whole = run(tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
-    assert "adapter_model/adapter_model.safetensors" in listed(tmp_path / "resumed" / "checkpoint-2")
-    assert same_weights(run(tmp_path / "resumed", str(tmp_path / "resumed" / "checkpoint-2")).model, whole.model)
-
-
-def test_files_that_come_later_neither_break_a_resume_nor_outlive_their_checkpoint(tmp_path):
-    train(FastTrainer, tmp_path, max_steps=2)
-    (tmp_path / "checkpoint-2" / "later").mkdir()
-    (tmp_path / "checkpoint-2" / "later" / "notes.txt").write_text("mine")
-    changed = {"max_steps": 4, "allow_changed": ["max_steps"], "save_total_limit": 1}
-    train(FastTrainer, tmp_path, str(tmp_path / "checkpoint-2"), **changed)
-    assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-4"]
 
 
 def test_the_mirror_holds_what_overrides_and_callbacks_wrote(tmp_path):
@@ -202,16 +151,6 @@ def test_a_class_that_saves_other_weights_is_refused_where_training_would_go_on_
         train(SavesEncoderOnly, tmp_path, str(tmp_path / "checkpoint-2"), max_steps=4, allow_changed=["max_steps"])
 
 
-def test_weights_that_a_callback_puts_before_ours_are_refused_on_resume(tmp_path):
-    class Before(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            save_file({"a": torch.zeros(1)}, f"{args.output_dir}/checkpoint-{state.global_step}/trainable.safetensors")
-
-    train(FastTrainer, tmp_path, callbacks=[Before()], max_steps=2)
-    with pytest.raises(CheckpointError, match=r"trainable\.safetensors: not in its manifest"):
-        train(FastTrainer, tmp_path, str(tmp_path / "checkpoint-2"), max_steps=4, allow_changed=["max_steps"])
-
-
 class NotesWhatItLoads(FastTrainer):
     """Has a loader of its own that leaves the loading to the next class."""
 
@@ -235,3 +174,97 @@ def test_the_best_model_of_a_run_that_was_continued_is_not_the_one_it_continued_
     assert trainer.loaded == ["checkpoint-2", f"checkpoint-{best}"]
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert trainer.evaluate()["eval_loss"] == min(losses)
+
+
+# --- what a saved model folder holds, and what is said when the disk refuses ------------------------------------------
+
+
+TOKEN = "hf_" + "secret" * 5
+
+
+class Tokenizer:
+    """Whose files the disk refuses."""
+
+    def __init__(self, number=None):
+        self.number = number
+
+    def save_pretrained(self, folder):
+        (folder / "vocab.txt").write_text("A")
+        if self.number:
+            raise OSError(self.number, "refused")
+
+
+def make_exporter(folder, number=None):
+    args = make_args(folder, save_strategy="no", hub_token=TOKEN)
+    return FastTrainer(make_model(), args, train_dataset=ROWS, processing_class=Tokenizer(number))
+
+
+def test_whole_files_replace_those_of_before_without_pickle_and_token_and_say_whose_they_are(tmp_path):
+    (tmp_path / ".staging-model").mkdir()
+    (tmp_path / ".staging-model" / "half.safetensors").write_text("half")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "config.json").write_text("old")
+    trainer = make_exporter(tmp_path)
+    trainer.train()
+    trainer.save_model()
+    files = {"config.json", "model.safetensors", "vocab.txt", "training_args.json", "model_manifest.json"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {*files, "notes.txt"}
+    assert not (tmp_path / ".staging-model").exists()
+    again = EsmForSequenceClassification.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), trainer.model.parameters(), strict=True))
+    text = (tmp_path / "training_args.json").read_text()
+    assert (json.loads(text)["learning_rate"], TOKEN in text) == (1e-2, False)
+    assert '"step": 4' in (tmp_path / "model_manifest.json").read_text()
+
+
+def test_a_full_disk_is_named_and_another_error_is_not_and_no_half_model_is_left(tmp_path):
+    with pytest.raises(DiskFailure, match=r"not complete\. Checkpoints are untouched"):
+        make_exporter(tmp_path / "full", errno.ENOSPC).save_model()
+    with pytest.raises(OSError, match="refused"):
+        make_exporter(tmp_path / "other", errno.EINTR).save_model()
+    assert [*tmp_path.glob("*/*")] == []
+
+
+# --- with nothing of ours asked for, what a FastTrainer leaves and shows is what Trainer leaves and shows -------------
+
+
+def run(folder, resume=None, model=None, **given) -> FastTrainer:
+    args = make_args(folder, **given)
+    trainer = FastTrainer(model or make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def copied(folder, step, to) -> str:
+    shutil.copytree(folder / f"checkpoint-{step}", to / f"checkpoint-{step}")
+    return str(to / f"checkpoint-{step}")
+
+
+def test_a_plain_run_leaves_no_files_of_ours_beside_its_checkpoints(tmp_path):
+    run(tmp_path / "plain")
+    assert sorted(os.listdir(tmp_path / "plain")) == ["checkpoint-2", "checkpoint-4"]
+    Trainer(make_model(), make_args(tmp_path / "stock", TrainingArguments), train_dataset=ROWS).train()
+    assert sorted(os.listdir(tmp_path / "stock")) == ["checkpoint-2", "checkpoint-4"]
+
+
+@pytest.mark.parametrize("asked", [{"speedups": ["all"]}, {"preset": "baseline"}, {"nan_policy": "skip"}])
+def test_one_that_asks_for_more_leaves_its_records(tmp_path, asked):
+    run(tmp_path, **asked)
+    assert {"plan.json", "throughput.json"} <= set(os.listdir(tmp_path))
+
+
+def test_a_resume_that_is_refused_names_the_argument_and_the_flag(tmp_path):
+    run(tmp_path, max_steps=2)
+    with pytest.raises(CheckpointError) as refusal:
+        run(tmp_path, str(tmp_path / "checkpoint-2"))
+    assert 'allow_changed=["NAME", ...]' in str(refusal.value)
+    assert "--allow_changed NAME" in str(refusal.value)
+
+
+def test_a_stock_checkpoint_is_named_where_true_does_not_take_it(tmp_path):
+    Trainer(make_model(), make_args(tmp_path, TrainingArguments, max_steps=2), train_dataset=ROWS).train()
+    with pytest.raises(CheckpointError) as refusal:
+        run(tmp_path, True)
+    path = str(tmp_path / "checkpoint-2")
+    assert f"resume_from_checkpoint={path!r}" in str(refusal.value)
+    assert run(tmp_path, path).state.global_step == 4

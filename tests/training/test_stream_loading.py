@@ -1,16 +1,15 @@
 """Training streams inside FastTrainer: one reader, a position that is saved, and a resume that reads what was left."""
 
-import json
 import random
 from itertools import islice
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from datasets.distributed import split_dataset_by_node
 from torch import nn
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from transformers import IntervalStrategy, TrainerCallback
+from transformers import IntervalStrategy
 
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.trainer import FastTrainer
@@ -72,13 +71,6 @@ class Shared(InEachWorker):
         yield from islice(generate([0, 1]), worker.id if worker else 0, None, worker.num_workers if worker else 1)
 
 
-class Positions(TrainerCallback):
-    """Notes the trainer's position in the data at each optimizer step."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.found = [*getattr(self, "found", []), self.trainer.data_position()]
-
-
 def make_trainer(folder, rows=None, callbacks=(), **given) -> FastTrainer:
     settings = {
         "use_cpu": True,
@@ -116,27 +108,6 @@ def test_a_resumed_run_reads_what_was_left_and_trains_on_it(tmp_path, num_worker
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_position_is_that_of_the_last_step_however_far_loaders_are_ahead(tmp_path, num_workers):
-    callback = Positions()
-    trainer = make_trainer(
-        tmp_path, callbacks=[callback], dataloader_num_workers=num_workers, gradient_accumulation_steps=3
-    )
-    assert trainer.data_position() is None
-    trainer.train()
-    assert [(found["pass"], found["rows"]) for found in callback.found] == [
-        (0, 6), (0, 12), (0, 18), (1, 4), (1, 10), (1, 16), (2, 2), (2, 8),
-    ]  # fmt: skip
-    assert json.loads(json.dumps(callback.found)) == callback.found
-
-
-def test_rows_of_a_table_have_no_position(tmp_path):
-    rows = Dataset.from_dict({"x": [1.0, 2.0], "labels": [1.0, 1.0]})
-    callback = Positions()
-    make_trainer(tmp_path, rows, [callback], max_steps=2).train()
-    assert callback.found == [None, None]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_torch_streams_are_read_by_the_process_and_repeat(tmp_path, num_workers):
     trainer = make_trainer(tmp_path, Numbers(), dataloader_num_workers=num_workers, max_steps=6)
     trainer.train()
@@ -157,15 +128,6 @@ def test_with_workers_evaluation_sees_each_row_of_a_torch_stream_once_and_in_ord
     trainer.evaluate(make_stream())  # whose sources workers would read in turns
     assert seen[-1] == [float(i) for i in range(20)]
     trainer.end()
-
-
-def test_ignore_data_skip_begins_with_the_first_row_and_keeps_its_own_position(tmp_path):
-    make_trainer(tmp_path, save_strategy="steps", save_steps=5).train()
-    callback = Positions()
-    resumed = make_trainer(tmp_path, callbacks=[callback], ignore_data_skip=True)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-    assert resumed.model.seen == [[0, 1], [2, 3], [4, 5]]
-    assert [found["rows"] for found in callback.found] == [2, 4, 6]
 
 
 def test_rows_that_a_map_changes_at_random_are_refused_with_the_argument_that_goes_on(tmp_path):

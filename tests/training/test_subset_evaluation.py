@@ -1,9 +1,6 @@
 """Evaluations while training look at few rows, the same ones; what is decided is decided on all."""
 
 import json
-import os
-import signal
-from pathlib import Path
 
 import pytest
 from datasets import IterableDataset
@@ -11,13 +8,11 @@ from small_evaluations import Scripted, count, evaluated_epochs, evaluations, ma
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.affinity.scoring import compute_metrics
-from hf_ext.errors import ArgumentError, DataError, TrainingStopped
-from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.errors import ArgumentError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 STEPS = {"eval_strategy": "steps", "eval_steps": 1}  # four a run
-KEPT = []  # trainers with workers: to the end of the process, as garbage each worker costs 5 s of waiting
 BEST = {"metric_for_best_model": "score", "greater_is_better": True}
 
 
@@ -72,17 +67,6 @@ def test_every_evaluation_looks_at_the_same_rows_and_the_last_at_all_after_them(
     assert [log.get("eval_full_rows") for log in evaluations(trainer)] == [None, None, None, 37.0]
 
 
-def test_without_the_argument_every_evaluation_looks_at_all_rows_as_in_trainer(tmp_path):
-    trainer, passes = train_seeing_rows(tmp_path, **STEPS)
-    assert passes == [list(range(37))] * 4
-    stock = make_trainer(
-        tmp_path / "s", make_rows(37), compute_metrics=count, trainer_cls=Trainer, args_cls=TrainingArguments, **STEPS
-    )
-    stock.train()
-    assert all(log.keys() >= reference.keys() for log, reference in zip(evaluations(trainer), evaluations(stock)))
-    assert not evaluations(trainer, full=True)
-
-
 def test_a_share_is_taken_of_each_set(tmp_path):
     evals = {"near": make_rows(40), "far": make_rows(20, seed=2)}
     trainer = make_trainer(tmp_path, evals, compute_metrics=count, **STEPS, eval_subset=0.1)
@@ -94,29 +78,6 @@ def test_a_share_is_taken_of_each_set(tmp_path):
     assert logs[-1]["eval_full_far_rows"] == 20.0
     facts = trainer.evaluation_facts()
     assert (facts["subset_rows"], facts["full_rows"], facts["num_evaluations"], facts["num_full"]) == (6, 60, 8, 2)
-
-
-def test_groups_keep_their_shares(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(60), eval_subset=6, compute_metrics=RowMetrics(group_column="group"))
-    trainer.train()
-    assert sorted(row % 3 for row in rows_of_last_subset(trainer, 6, 60)) == [0, 0, 1, 1, 2, 2]
-
-
-def test_another_seed_looks_at_other_rows(tmp_path):
-    trainer, passes = train_seeing_rows(tmp_path, eval_subset=5)
-    for trainer.args.seed in (3, 6):
-        trainer.train()
-    first, again, other = (rows[:5] for rows in passes)
-    assert first == again != other
-
-
-def test_few_rows_are_said_to_be_few(tmp_path, caplog):
-    make_trainer(tmp_path, {"a": make_rows(60)}, eval_subset=0.8)._ext_evaluator.choose_rows()
-    assert "eval_subset=0.8 leaves 48 of 60 evaluation rows (a): scores of so few" in caplog.text
-    caplog.clear()
-    for rows, size in ((60, 50), (9, 1.0)):
-        make_trainer(tmp_path, make_rows(rows), eval_subset=size)._ext_evaluator.choose_rows()
-    assert "scores of so few" not in caplog.text
 
 
 @pytest.mark.sampled(2)
@@ -223,29 +184,6 @@ def test_only_a_full_evaluation_makes_a_new_best(tmp_path):
     # 0.55 beat the 0.5 of the best model's subset, not the 0.6 of one that was refuted
 
 
-def test_a_subset_that_is_no_better_than_the_bests_is_not_followed_by_the_rest(tmp_path):
-    scores = Scripted(of_5=[0.5, 0.4, 0.5, 0.2], of_37=[0.1, 0.05])
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, eval_subset=5)
-    trainer.train()
-    assert [log.get("eval_full_score") for log in evaluations(trainer)] == [0.1, None, None, 0.05]
-    assert trainer.state.best_metric == 0.1
-    assert scores.num_rows == [5, 37, 5, 5, 5, 37]
-
-
-def test_an_undefined_score_is_not_promising(tmp_path):
-    scores = Scripted(of_5=[float("nan")] * 3 + [0.4], of_37=[0.3])
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, eval_subset=5)
-    trainer.train()
-    assert scores.num_rows == [5, 5, 5, 5, 37]
-    assert trainer.state.best_metric == 0.3
-
-
-def test_every_fifth_evaluation_is_of_all_rows(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, eval_subset=5, num_train_epochs=3)
-    trainer.train()
-    assert [log["step"] for log in evaluations(trainer, full=True)] == [5, 10, 12]
-
-
 def test_the_set_that_decides_is_the_one_that_is_confirmed(tmp_path):
     evals = {"a": make_rows(37), "b": make_rows(41, seed=2)}
     scores = Scripted(of_5=[0.1, 0.5, 0.9, 0.4, 0.9, 0.3, 0.1, 0.1], of_37=[0.0], of_41=[0.7, 0.6])
@@ -254,18 +192,6 @@ def test_the_set_that_decides_is_the_one_that_is_confirmed(tmp_path):
     trainer.train()
     assert scores.num_rows == [5, 5, 41, 5, 5, 5, 5, 5, 37, 5, 41]
     assert trainer.state.best_metric == 0.7
-
-
-def test_the_best_model_is_loaded_where_only_every_second_epoch_is_evaluated(tmp_path):
-    scores = Scripted(of_5=[0.5, 0.4, 0.6], of_37=[0.5, 0.3])
-    given = {"eval_every_epochs": 2, "save_strategy": "epoch", "load_best_model_at_end": True, "num_train_epochs": 5}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **BEST, **given, eval_subset=5)
-    trainer.train()
-    assert evaluated_epochs(trainer) == [2.0, 4.0, 5.0]  # the last always
-    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 8)
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-8"
-    saved = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*"))
-    assert saved == [4, 8, 12, 16, 20]
 
 
 def test_a_save_of_the_best_waits_for_all_rows(tmp_path):
@@ -304,20 +230,6 @@ def test_a_run_that_a_callback_ends_ends_in_a_full_evaluation(tmp_path):
         assert agree(last, trainer.evaluate())
 
 
-def test_the_last_model_is_saved_where_a_callback_ends_the_run_between_two_saves_and_it_is_the_best(tmp_path):
-    class StopAt3(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop |= state.global_step == 3
-
-    scores = Scripted(of_5=[0.5, 0.9], of_37=[0.5, 0.9])
-    given = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, **BEST}
-    given |= {"compute_metrics": scores, "callbacks": [StopAt3()], "load_best_model_at_end": True}
-    trainer = make_trainer(tmp_path, make_rows(37), **given, eval_subset=5)
-    trainer.train()
-    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.9, 3)
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-3"
-
-
 @pytest.mark.parametrize("ended_by", ["steps", "callback"])
 def test_a_hyperparameter_search_gets_the_metrics_of_all_rows_or_the_best_so_far(tmp_path, monkeypatch, ended_by):
     class StopAt3(TrainerCallback):
@@ -335,14 +247,6 @@ def test_a_hyperparameter_search_gets_the_metrics_of_all_rows_or_the_best_so_far
     assert not any("full" in key for metrics in seen for key in metrics)
 
 
-def test_a_schedule_that_lowers_the_rate_reads_the_score_of_all_rows_or_the_best_so_far(tmp_path):
-    scores = Scripted(of_5=[0.5, 0.4, 0.3, 0.2], of_37=[0.5, 0.2])
-    given = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "mode": "max"}}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, **given, eval_subset=5)
-    trainer.train()
-    assert max(trainer.lr_scheduler.get_last_lr()) == pytest.approx(1e-2 * 0.1**3)
-
-
 # --- when ------------------------------------------------------------------------------------------------------------
 
 
@@ -351,49 +255,6 @@ def test_epochs_between_are_passed_over_but_never_the_last(tmp_path, every, epoc
     trainer = make_trainer(tmp_path, make_rows(7), eval_every_epochs=every, num_train_epochs=3)
     trainer.train()
     assert evaluated_epochs(trainer) == epochs
-
-
-def test_a_users_own_evaluation_does_not_stand_for_the_last_of_the_run(tmp_path):
-    class Look(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            trainer.evaluate(make_rows(5, seed=2), metric_key_prefix="own")
-
-    given = {"eval_strategy": "steps", "eval_steps": 9, "eval_subset": 5, "callbacks": [Look()]}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)
-    trainer.train()
-    assert [(log["step"], log["eval_full_rows"]) for log in evaluations(trainer)] == [(4, 37.0)]
-
-
-def test_an_evaluation_of_ones_own_runs_to_its_end_where_the_run_stops(tmp_path):
-    class Look(TrainerCallback):
-        found = {}
-
-        def on_step_end(self, args, state, control, **kwargs):
-            os.kill(os.getpid(), signal.SIGTERM)
-            self.found |= trainer.evaluate()
-
-    look = Look()
-    given = {"eval_strategy": "steps", "eval_steps": 3, "callbacks": [look], "compute_metrics": count}
-    trainer = make_trainer(tmp_path, make_rows(37), **given)
-    with pytest.raises(TrainingStopped):
-        trainer.train()
-    assert (look.found["eval_rows"], trainer.state.global_step) == (37.0, 1)
-
-
-def test_metrics_of_batches_are_computed_on_the_subset_and_on_all_rows(tmp_path):
-    sizes = []
-
-    def sum_up(prediction, compute_result):
-        sizes.append(len(prediction.predictions))
-        total = sum(sizes)
-        if compute_result:
-            sizes.clear()
-        return {"rows": float(total)}
-
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=sum_up, eval_subset=5, batch_eval_metrics=True)
-    trainer.train()
-    (log,) = evaluations(trainer)
-    assert (log["eval_rows"], log["eval_full_rows"]) == (5.0, 37.0)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -458,14 +319,6 @@ def test_a_resumed_run_remembers_what_a_new_best_must_beat_and_what_was_counted(
     assert stored["evaluations"]["best_on_subset"] == 0.5
 
 
-def test_a_second_run_of_a_trainer_counts_from_the_start(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37), eval_subset=5)
-    assert trainer.evaluation_facts() == {}
-    for _ in range(2):
-        trainer.train()
-        assert trainer.evaluation_facts()["num_evaluations"] == 1
-
-
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
@@ -482,30 +335,9 @@ def test_what_would_do_nothing_or_wrong_is_refused(tmp_path, given, message):
         make_trainer(tmp_path, make_rows(9), **given)
 
 
-def test_a_set_called_full_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="'full'"):
-        make_trainer(tmp_path, {"full": make_rows(9)}, eval_subset=5)
-
-
-def test_what_a_preset_asks_for_in_vain_is_passed_over(tmp_path):
-    class FromPreset(FastTrainingArguments):
-        explicit_fields = frozenset()
-
-    trainer = make_trainer(tmp_path, make_rows(9), args_cls=FromPreset, eval_every_epochs=2, **STEPS)
-    trainer.train()
-    assert len(evaluations(trainer)) == 4
-
-
 def test_stopping_that_would_compare_other_rows_is_refused_before_the_first_step(tmp_path):
     given = {"load_best_model_at_end": True, "save_strategy": "epoch", "metric_for_best_model": "loss"}
     trainer = make_trainer(tmp_path, make_rows(9), callbacks=[EarlyStoppingCallback(1)], eval_subset=5, **given)
     with pytest.raises(ArgumentError, match="--early_stopping_patience"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-
-
-def test_a_group_column_that_is_not_there_is_named_before_the_first_step(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(9), eval_subset=5, compute_metrics=RowMetrics(group_column="antibody"))
-    with pytest.raises(DataError, match=r"antibody.*row, input_ids, labels, group"):
         trainer.train()
     assert trainer.state.global_step == 0

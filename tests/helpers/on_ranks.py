@@ -1,0 +1,391 @@
+"""What each of two processes runs: `python on_ranks.py FOLDER [CHECK ...]`, alone or under torchrun.
+
+All checks, or those named, one after the other in one launch; what each found is in `FOLDER/RANK.json` under its name.
+`FOLDER/encoders` holds what `equal_cases.write_encoders` wrote.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from auxiliary_runs import CountsBatches, DrawsGlobally, Fast
+from auxiliary_runs import make_trainer as make_auxiliary_trainer
+from equal_cases import make_esm, make_parts, make_tokens, save_numbers
+from faulty_runs import bits
+from miniature_esm import make_wide_esm
+from safetensors.torch import save_file
+from small_evaluations import count, evaluations, make_rows, make_trainer
+from small_memory import Room
+from stock_runs import BEST, NUM_STEPS, SAVED, Runs, differing
+from stock_twins import run_both
+from tiny_masked_lm import make_args as make_masked_args
+from tiny_masked_lm import make_rows as make_masked_rows
+from token_rows import RecordingCollator, pad_rows
+from torch import distributed
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from train_on_ranks import make_model, settings
+from train_on_ranks import make_rows as make_token_rows
+from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from watched_runs import make_script, model_of
+from watched_runs import make_trainer as make_watched_trainer
+
+import hf_ext.trainer
+from hf_ext.embeddings.encode import SMALLEST_SHARD
+from hf_ext.errors import ArgumentError, DataError, HfExtError, MemoryExhausted, PlanRefused
+from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.hub import HubError, push
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+RANK = int(os.environ.get("RANK", "0"))
+BATCHES, TASKS = (1, 4, 37), ("regression", "masked")
+UNMOVED = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0}  # processes stay alike
+CHECKS: dict[str, Callable[[Path], Any]] = {}
+
+
+def check(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """One of the launch; it gets a folder of its own, shared by the processes, and returns what JSON takes."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def said(error: type[HfExtError], act: Callable[[], Any]) -> str:
+    """The message with which an action is refused; "" where it is not."""
+    try:
+        act()
+    except error as refusal:
+        return str(refusal)
+    return ""
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+def make_evals(task: str, streams: bool, num_rows: int = 37) -> Any:
+    """Rows, or a stream of one shard, which two processes cannot share."""
+    rows = make_rows(num_rows, task)
+    return rows.to_iterable_dataset(1) if streams else rows
+
+
+@check
+def evaluates(folder: Path) -> dict[str, Any]:
+    """Metrics of all rows and of a subset, by batch size, of rows and of streams, and those of stock Trainer."""
+
+    def whole(task: str, batch: int, streams: bool = False, **given: Any) -> dict[str, float]:
+        given = {"compute_metrics": count, "per_device_eval_batch_size": batch, **given}
+        return make_trainer(folder, make_evals(task, streams), task, **given).evaluate()
+
+    def on_subset(task: str, streams: bool) -> list[dict[str, float]]:
+        given = {**UNMOVED, "compute_metrics": count, "eval_subset": 5}
+        trainer = make_trainer(folder, make_evals(task, streams), task, **given)
+        trainer.train()
+        return evaluations(trainer)
+
+    stock = {"trainer_cls": Trainer, "args_cls": TrainingArguments}
+    return {
+        "whole": {task: [whole(task, batch) for batch in BATCHES] for task in TASKS},
+        "stream": {task: [whole(task, batch, True) for batch in (4, 37)] for task in TASKS},
+        "stock": {task: whole(task, 4, **stock) for task in TASKS},
+        "subset": {task: [on_subset(task, streams) for streams in (False, True)] for task in TASKS},
+    }
+
+
+@check
+def scores_groups(folder: Path) -> dict[str, float]:
+    """The last evaluation of binders and of groups: 33 rows of 37, 11 of each group, then all, in batches of 4."""
+    metrics = RowMetrics(threshold=14.0, group_column="group")
+    trainer = make_trainer(folder, make_rows(37), compute_metrics=metrics, eval_subset=33, **UNMOVED)
+    trainer.train()
+    return evaluations(trainer)[-1]
+
+
+@check
+def predicts_a_stream(folder: Path) -> dict[str, list[float]]:
+    """Labels that `predict` gives back, in its order."""
+    trainer = make_trainer(folder, None, eval_strategy="no", per_device_eval_batch_size=4)
+    return {str(n): trainer.predict(make_evals("regression", True, n)).label_ids.tolist() for n in (1, 16, 37)}
+
+
+@check
+def refuses_streams_that_differ_and_dispatch(folder: Path) -> list[str]:
+    rows = make_rows(37).select(range(RANK, 37, 2)).to_iterable_dataset(1)
+    dispatch = {"accelerator_config": {"dispatch_batches": True}}
+    return [
+        said(DataError, make_trainer(folder, rows).evaluate),
+        said(ArgumentError, make_trainer(folder, make_rows(4), **dispatch).train),
+    ]
+
+
+def weigh(base: type) -> type:
+    """A subclass whose loss counts no items: three classes of unequal weight."""
+
+    class Weighted(base):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            weight = torch.tensor([1.0, 9.0, 2.0])
+            loss = cross_entropy(outputs["logits"].reshape(-1, 3), labels.reshape(-1), weight=weight)
+            return (loss, outputs) if return_outputs else loss
+
+    return Weighted
+
+
+@check
+def takes_a_loss_of_the_users(folder: Path) -> dict[str, list[str]]:
+    """What is not as in stock Trainer where a subclass computes the loss; and where the override is not seen."""
+    find, places = hf_ext.overrides.find_override, [*sys.modules.values()]
+    asking = [module for module in places if getattr(module, "find_override", None) is find]
+    found = {}
+    for name, finder in (("seen", find), ("unseen", lambda trainer, *names: None)):
+        for module in asking:
+            module.find_override = finder
+        given = {"num_rows": 23, "gradient_accumulation_steps": 2, "max_steps": 5}
+        ours, stock = run_both(folder / name, "EsmForTokenClassification", weigh, **given)
+        found[name] = ours.differences(stock)
+    for module in asking:
+        module.find_override = find
+    return found
+
+
+@check
+def stops_early(folder: Path) -> list[Any]:
+    """A run that stops after the third step; its evaluation batches are no whole number for two processes."""
+    script = make_script(model_of(0.3), *(model_of(1.0, i) for i in range(6)))
+    trainer = make_watched_trainer(folder, script, early_stopping_patience=2, per_device_eval_batch_size=64)
+    trainer.train()
+    return [trainer.state.global_step, trainer.stopping_decisions]
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+@check
+def computes_auxiliary_terms(folder: Path) -> None:
+    """Weights of ten steps, of the right term and of two that count or draw for themselves."""
+    for kind in (Fast, CountsBatches, DrawsGlobally):
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        trainer = make_auxiliary_trainer(
+            kind, folder / kind.__name__, 2 if processes > 1 else 1, num_processes=processes
+        )
+        trainer.train()
+        named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
+        save_file({n: p.detach().clone() for n, p in named}, folder.parent / f"{kind.__name__}-{RANK}.safetensors")
+
+
+@check
+def finds_what_fits_on_both(folder: Path) -> dict[str, Any]:
+    """Three steps of two micro-batches where process 1 has room for three rows, or none has any."""
+
+    def make(name: str, room: Room, **given: Any) -> FastTrainer:
+        model = make_esm()
+        if RANK == 1:
+            room.watch(model.esm.encoder.layer[0])
+        fixed = {"max_steps": 3, "logging_steps": 1, "learning_rate": 1e-3, "per_device_train_batch_size": 4}
+        fixed |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
+        args = FastTrainingArguments(str(folder / name), gradient_accumulation_steps=2, **fixed, **given)
+        return FastTrainer(model, args, pad_rows, make_tokens("masked_lm"))
+
+    plain, found = make("plain", Room()), make("found", Room(3), find_batch_size=True)
+    for name, trainer in (("plain", plain), ("found", found)):
+        trainer.train()
+        save_numbers(folder.parent, name, trainer)
+    ended = make("ended", Room(), preset="max_speed", without=["compile"])
+    Room(0).watch(ended.model.esm.encoder.layer[0])  # on both: none is left to end one that waits for the other
+    tried = found.plan["find_batch_size"].evidence["tried"]
+    return {
+        "found": [found.args.per_device_train_batch_size, found.args.gradient_accumulation_steps],
+        "tried": [[one["size"], one["fits"]] for one in tried],
+        "ended": said(MemoryExhausted, ended.train),
+    }
+
+
+class LabelOnPadding:
+    """A label where the mask is 0, in the second batch of the second process."""
+
+    def __init__(self) -> None:
+        self.left = 2 if RANK else -1
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = pad_rows(rows)
+        self.left -= len(rows) == 2  # no probe
+        if self.left == 0:
+            batch["attention_mask"][0, 1], batch["labels"][0, 1] = 0, 7
+        return batch
+
+
+@check
+def sees_a_loss_that_reads_padding(folder: Path) -> str:
+    given = {"speedups": ["packing"], "attention": "blocked", "per_device_train_batch_size": 2}
+    args = make_masked_args(folder, **given)
+    return said(PlanRefused, FastTrainer(make_wide_esm(), args, LabelOnPadding(), make_masked_rows(24)).train)
+
+
+@check
+def exchanges_checkpoints_with_stock_trainer(folder: Path) -> dict[str, int]:
+    """How many entries of the weights were not bit for bit those that were to arrive."""
+    kind, runs = "ESM regression", Runs(folder / f"base-{RANK}")
+    _, stock = runs.train(kind, Trainer, folder / "stock")
+    checkpoint = folder / "stock" / f"checkpoint-{SAVED}"
+    resumed, seen = runs.train(kind, FastTrainer, folder / "resumed", checkpoint)
+    _, lost = runs.train(kind, Trainer, folder / "lost", checkpoint)
+    resumed.save_model(str(folder / "export"))
+    resumed.accelerator.wait_for_everyone()
+    export = EsmForSequenceClassification.from_pretrained(folder / "export")
+    _, fast = runs.train(kind, FastTrainer, folder / "fast")
+    _, read = runs.train(kind, Trainer, folder / "read", folder / "fast" / f"checkpoint-{SAVED}", max_steps=SAVED + 1)
+    best, watch = runs.train(kind, FastTrainer, folder / "best", **BEST)
+    return {
+        "resumed": len(differing(seen.weights[SAVED], stock.weights[SAVED])),
+        "at the end": len(differing(seen.weights[NUM_STEPS], stock.weights[NUM_STEPS])),
+        "read by stock": len(differing(read.weights[SAVED], fast.weights[SAVED])),
+        "export": len(differing(bits(export), bits(resumed.model))),
+        "best": len(differing(bits(best.model), watch.weights[SAVED])),
+        "stock by stock": len(differing(lost.weights[SAVED], stock.weights[SAVED])),
+    }
+
+
+@check
+def pushes(folder: Path) -> dict[str, str]:
+    """What each process heard of a push to "me/good", and of one to "me/broken", whose Hub refuses commits."""
+    push.WAITS_S = ()
+    report = {}
+    for name in ("good", "broken"):
+        given = {"push_to_hub": True, "hub_model_id": f"me/{name}", "hub_strategy": "every_save", "max_steps": 2}
+        given |= {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 2}
+        args = FastTrainingArguments(**settings(folder / name, **given))
+        trainer = FastTrainer(make_model(), args, RecordingCollator(), make_token_rows(8))
+        trainer.train()
+        try:
+            report[name] = trainer.push_to_hub().oid
+        except HubError as error:
+            report[name] = str(error)
+        trainer.args.push_to_hub = False  # else `end` raises again
+    return report
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+def make_few_antigens(encoders: Path) -> tuple:
+    """A head on cached embeddings, and rows with three antigens in all: one process has none of them to encode."""
+    model, collator, rows = make_parts("frozen_cache", encoders)
+    antigens = [rows["antigen"][i % 3] for i in range(len(rows))]
+    return model, collator, rows.remove_columns("antigen").add_column("antigen", antigens)
+
+
+class Counting(FastTrainer):
+    """Counts what this process encodes, and may kill it in its second shard."""
+
+    dies = False
+
+    def encode_sequences(self, name: str, sequences: list[str]) -> torch.Tensor:
+        counts = self.__dict__.setdefault("counts", {}).setdefault(name, Counter())
+        counts.update(sequences)
+        if self.dies and counts.total() > SMALLEST_SHARD:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode_sequences(name, sequences)
+
+
+@check
+def fills_the_cache(folder: Path, dies: bool = False) -> dict[str, Any]:
+    """How often each sequence was encoded, by input."""
+    model, collator, rows = make_few_antigens(folder.parent / "encoders")
+    given = {"max_steps": 2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    given |= {"speedups": ["embedding_cache"], "embedding_cache_dir": str(folder.parent / "cache")}
+    trainer = Counting(model, FastTrainingArguments(str(folder), **given), collator, rows)
+    trainer.dies = dies and RANK == 1
+    trainer.train()
+    num_encoded = trainer.plan["embedding_cache"].evidence["num_encoded"]
+    return {"counts": trainer.__dict__.get("counts", {}), "num_encoded": num_encoded}
+
+
+@check
+def finds_the_cache_full(folder: Path) -> dict[str, Any]:
+    return fills_the_cache(folder)
+
+
+def dies_filling_the_cache(folder: Path) -> None:
+    fills_the_cache(folder, dies=True)
+
+
+# --- launched and left ----------------------------------------------------------------------------------------------
+
+
+class Saves(TrainerCallback):
+    """Notes what is in place when a save is over."""
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.found.append((Path(args.output_dir) / f"checkpoint-{state.global_step}" / "manifest.json").is_file())
+
+
+@check
+def saves_for_a_callback_of_one_process(folder: Path) -> list[bool]:
+    """The second process alone has a callback that reads checkpoints."""
+    saves = Saves()
+    given = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 2}
+    args = FastTrainingArguments(**settings(folder, **given))
+    callbacks = [saves] if RANK == 1 else []
+    FastTrainer(make_model(), args, RecordingCollator(), make_token_rows(12), callbacks=callbacks).train()
+    return saves.found
+
+
+def count_gloo_threads() -> int:
+    """Threads of this process that work for gloo, by the name that torch gives them."""
+    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+
+@check
+def leaves_nothing(folder: Path) -> dict[str, Any]:
+    """The last: what the launch became without `use_cpu`, and what is left of it after `end`."""
+
+    def make(name: str) -> FastTrainer:
+        given = {**settings(folder / name, max_steps=2), "use_cpu": False, "per_device_train_batch_size": 2}
+        return FastTrainer(make_model(), FastTrainingArguments(**given), RecordingCollator(), make_token_rows(8))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_FSDP", "true")
+        patch.setenv("FSDP_VERSION", "2")
+        refused = said(PlanRefused, lambda: make("fsdp"))
+    first, trainer = make("first"), make("run")
+    first.train()  # stays alive, and so would its DDP model
+    trainer.train()
+    wrapped = [weakref.ref(one.model_wrapped) for one in (first, trainer)]
+    report = {
+        "refused": refused,
+        "world": trainer.args.world_size,
+        "use_cpu": [trainer.args.use_cpu, "use_cpu" in trainer.args.explicit_fields],
+        "wrapped": [isinstance(one(), DistributedDataParallel) for one in wrapped],
+        "threads": [count_gloo_threads()],
+    }
+    trainer.end()
+    report["left"] = [one() is not None for one in wrapped] + [distributed.is_initialized()]
+    report["threads"].append(count_gloo_threads())
+    return report
+
+
+def main(folder: Path, *names: str) -> None:
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    report = {}
+    for name in names or CHECKS:
+        found = globals()[name](folder / name)
+        report[name] = found
+    (folder / f"{RANK}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

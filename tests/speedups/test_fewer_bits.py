@@ -1,0 +1,331 @@
+"""LoRA, and weights and optimizer states in fewer bits: what is stored, computed, saved, merged and refused."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from datasets import Dataset
+from miniature_esm import make_esm, make_wide_esm
+from peft import PeftModel
+from run_outcomes import losses, same_tensors, trained_weights
+from safetensors.torch import load_file
+from tiny_masked_lm import make_rows
+from token_rows import pad_rows
+from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_data_collator
+
+from hf_ext.affinity.predictor import load_model
+from hf_ext.errors import ArgumentError, MissingDependencyError, PlanRefused
+from hf_ext.hardware import describe_hardware
+from hf_ext.models.frozen_weights import HalfLinear, quantized_layers
+from hf_ext.models.lora import LoraSettings, merged_copy, wrap_with_lora
+from hf_ext.optional import import_problem
+from hf_ext.plan import make_plan
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+# --- loRA in the plan -------------------------------------------------------------------------------------------------
+
+
+ROWS = Dataset.from_dict({"input_ids": [[0, 5, 6, 7, 8 + i, 2] for i in range(8)], "labels": [0, 1] * 4})
+
+
+@pytest.fixture
+def trainer_of(tmp_path):
+    def make(model=None, rows=ROWS, collator=default_data_collator, **given):
+        args = FastTrainingArguments(str(tmp_path), **{"use_cpu": True, "use_peft": True, "lora_r": 2, **given})
+        return FastTrainer(model or make_esm(EsmForSequenceClassification), args, collator, rows)
+
+    return make
+
+
+def test_a_plain_model_is_wrapped_and_the_plan_counts_what_trains(trainer_of):
+    plain = make_esm(EsmForSequenceClassification)
+    trainer = trainer_of(plain)
+    decision = trainer.plan["lora"]
+    assert isinstance(trainer.model, PeftModel)
+    assert (decision.evidence["rank"], decision.evidence["adapted_layers"]) == (2, 6)
+    # r=2 on a layer of 16 x 16: 2 * (16 + 16) = 64, four of them; on 16 x 32 and 32 x 16: 2 * 48 = 96 each: 448 in all.
+    # The classifier: 16 * 16 + 16 + 16 * 2 + 2 = 306. AdamW keeps 8 bytes of each.
+    assert decision.evidence["adamw_bytes"] == 6032
+    assert f": 754 of {sum(p.numel() for p in trainer.model.parameters()):,} parameters train" in decision.reason
+
+
+def test_a_model_that_brings_its_adapters_is_not_wrapped_again(trainer_of, make_affinity, demo_rows):
+    own = wrap_with_lora(make_esm(EsmForSequenceClassification), LoraSettings(r=3))
+    trainer = trainer_of(own)
+    assert trainer.model is own
+    assert trainer.plan["lora"].evidence["rank"] == 3  # the model's, not that of the arguments
+    model, collator = make_affinity("frozen", "lora")
+    trainer = trainer_of(model, demo_rows, collator)
+    assert trainer.model is model
+    assert trainer.plan["lora"].evidence["adapted_layers"] == 12
+    with pytest.raises(PlanRefused, match="no tower of this model has adapters: build it with --tower_training lora"):
+        trainer_of(make_affinity("full", "full")[0], demo_rows, collator)
+
+
+# --- loRA beside a frozen base in half precision, 8 or 4 bits ---------------------------------------------------------
+
+
+FIXED = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
+FIXED |= {"per_device_train_batch_size": 4, "max_steps": 3, "save_strategy": "no", "learning_rate": 1e-2}
+FIXED |= {"lr_scheduler_type": "constant", "use_peft": True, "lora_r": 2}
+SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+HALF = {"speedups": ["precision", "lora_base"]}
+EIGHT, FOUR = {"load_in_8bit": True}, {"load_in_4bit": True}
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="optional")
+CODES = [pytest.param(how, id=f"{bits} bits", marks=needs_bitsandbytes) for bits, how in ((8, EIGHT), (4, FOUR))]
+STORED = pytest.mark.parametrize("how", [pytest.param(HALF, id="half"), *CODES])
+
+
+def make_trainer(folder, model, collator, rows, **given):
+    args = FastTrainingArguments(output_dir=str(folder), **{**FIXED, **given})
+    # Bits are for cards; what bitsandbytes does of them on this CPU will do for a test that does not evaluate.
+    hardware = "H100" if args.load_in_8bit or args.load_in_4bit else "cpu-amx-bf16"
+    plan = make_plan(args, model, rows, collator, describe_hardware(hardware))
+    return FastTrainer(model, args, collator, rows, plan=plan)
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A masked language model that was read from a folder."""
+    make_wide_esm().save_pretrained(tmp_path / "base", save_original_format=False)
+
+    def read() -> EsmForMaskedLM:
+        model = EsmForMaskedLM.from_pretrained(tmp_path / "base")
+        model.esm.contact_head.requires_grad_(False)
+        return model
+
+    return read
+
+
+@pytest.fixture
+def towers(make_affinity, demo_rows, tmp_path):
+    """Makes a trainer of two LoRA towers."""
+    return lambda folder, **given: make_trainer(tmp_path / folder, *make_affinity("lora", "lora"), demo_rows, **given)
+
+
+@pytest.fixture(params=["towers", "masked lm"])
+def trainer_for(request, towers, tmp_path, base):
+    """Makes a trainer: of two LoRA towers, or of a masked language model that `--use_peft` wraps."""
+    if request.param == "towers":
+        return towers
+    return lambda folder, **given: make_trainer(tmp_path / folder, base(), pad_rows, make_rows(), **given)
+
+
+def narrow_layers(model) -> list:
+    halves = [m for m in model.modules() if isinstance(m, HalfLinear) and m.weight.dtype == torch.bfloat16]
+    return halves or list(quantized_layers(model).values())
+
+
+@pytest.mark.sampled(2)
+@STORED
+def test_storage_falls_by_the_bytes_that_were_computed_by_hand_and_the_rest_stays_in_float32(trainer_for, how):
+    plain, ours = trainer_for("plain"), trainer_for("ours", **how)
+    found = ours.plan["lora_base" if how is HALF else "quantized_base"].evidence
+    layers = narrow_layers(ours.model)
+    numbers = sum(layer.in_features * layer.out_features for layer in layers)
+    by_hand = {
+        "half": 2 * numbers,
+        "8": 3 * numbers - 4 * sum(layer.out_features for layer in layers),  # a scale for each row
+        "4": 4 * numbers - numbers // 2 - 4 * (numbers // 64),  # and for each 64 numbers
+    }["half" if how is HALF else "8" if how is EIGHT else "4"]
+    stored = [sum(p.nbytes for p in trainer.model.parameters()) for trainer in (plain, ours)]
+    assert found["bytes_saved"] == by_hand
+    assert how is not HALF or by_hand == stored[0] - stored[1]  # scales are no parameters
+    assert found["layers"] == len(layers) >= 12
+    narrow = [name for name, p in ours.model.named_parameters() if p.dtype != torch.float32]
+    assert len(narrow) == len(layers)
+    assert not any(part in name for name in narrow for part in ("lora_", "LayerNorm", "embeddings", "head"))
+
+
+@pytest.mark.nightly
+def test_losses_are_those_of_a_float_base_that_was_rounded_so_and_of_no_other(trainer_for):
+    def train(folder, change=lambda model: None, **given):
+        trainer = trainer_for(folder, **given)  # at once: making a trainer sets the seed that its dropout is drawn with
+        change(trainer.model)
+        trainer.train()
+        return trainer
+
+    def round_further(model):
+        for layer in narrow_layers(model):
+            layer.weight.data = layer.weight.data.to(torch.float8_e4m3fn).to(torch.bfloat16)
+
+    ours, other = train("ours", **HALF), train("other", round_further, **HALF)
+    rounded = train("rounded", **HALF, without=["lora_base"])
+    assert losses(ours) == losses(rounded)
+    assert losses(ours) != losses(other)
+    assert same_tensors(trained_weights(ours.model), trained_weights(rounded.model))
+
+
+@pytest.mark.sampled(4)
+@STORED
+def test_a_run_goes_on_bit_for_bit(trainer_for, how):
+    whole = trainer_for("whole", **SAVING, **how)
+    whole.train()
+    trainer_for("run", **{**SAVING, "max_steps": 2}, **how).train()
+    resumed = trainer_for("run", resume="auto", allow_changed=["max_steps"], **SAVING, **how)
+    resumed.train()
+    assert losses(resumed) == losses(whole)
+    assert same_tensors(trained_weights(resumed.model), trained_weights(whole.model))
+
+
+@pytest.mark.nightly
+@STORED
+def test_no_file_holds_the_base_and_a_float_base_predicts_nearly_the_same(towers, demo_rows, tmp_path, how):
+    trainer = towers("run", **{**SAVING, "max_steps": 2}, **how)
+    trainer.train()
+    rows = demo_rows.select(range(20))
+    expected = trainer.predict(rows).predictions
+    trainer.save_model(str(tmp_path / "saved"))
+    for folder in (tmp_path / "saved", tmp_path / "run" / "checkpoint-2"):
+        entries = load_file(folder / "model.safetensors")
+        assert any("lora_A" in name for name in entries)
+        assert not any("base_layer" in name for name in entries)
+        assert {tensor.dtype for tensor in entries.values()} <= {torch.float32, torch.int64, torch.bool}
+    loaded = load_model(tmp_path / "saved")
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    with torch.no_grad():
+        found = loaded.eval()(**trainer.data_collator([rows[i] for i in range(20)])).logits.numpy()
+    assert abs(found - expected).max() < 0.1 * expected.std() + 0.02
+
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+
+@needs_bitsandbytes
+def test_adapters_of_a_wrapped_model_are_not_merged_into_codes(base, tmp_path):
+    trainer = make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
+    with pytest.raises(ArgumentError, match="not merged into weights in 8 or 4 bits: read the base again"):
+        merged_copy(trainer.model)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@needs_bitsandbytes
+def test_weights_that_would_be_saved_with_the_model_are_refused(make_affinity, demo_rows, tmp_path):
+    model, collator = make_affinity("lora", "lora", save_full=True)
+    with pytest.raises(PlanRefused, match="--save_full keeps the weights that are saved in float32"):
+        make_trainer(tmp_path, model, collator, demo_rows, **EIGHT)
+    assert not quantized_layers(model)
+
+
+# --- frozen encoders in 8 and 4 bits ----------------------------------------------------------------------------------
+
+
+pytest.importorskip("bitsandbytes")
+
+QUIET_HEAD = {
+    "use_cpu": True,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "seed": 1,
+    "save_strategy": "no",
+    "max_steps": 2,
+}
+EIGHT_BITS = {"load_in_8bit": True}
+WIDE = {"max_encoder_noise": 1.0}
+CACHED = {"speedups": ["embedding_cache"]}
+
+
+def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", **given):
+    settings = {"output_dir": str(folder), "embedding_cache_dir": str(folder.parent / "cache")}
+    args = FastTrainingArguments(**{**settings, **QUIET_HEAD, **given})
+    return FastTrainer(
+        model, args, collator, rows, plan=make_plan(args, model, rows, collator, describe_hardware(hardware))
+    )
+
+
+# --- under the probe --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
+    trainer = make_encoding_trainer(tmp_path / "run", *make_affinity(), demo_rows, **EIGHT_BITS, **WIDE)
+    found = trainer.plan["encoder_precision"]
+    assert found.status == "applied"
+    assert set(found.evidence["noise_share"]) == {"heavy", "light", "antigen"}
+    assert all(0 < share < 0.2 for share in found.evidence["noise_share"].values())
+    model = make_affinity()[0]
+    with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*or raise --max_encoder_noise"):
+        make_encoding_trainer(
+            tmp_path / "other", model, trainer.data_collator, demo_rows, max_encoder_noise=1e-4, **EIGHT_BITS
+        )
+    assert (model.config.encoder_bits, model.config.encoder_autocast) == (None, None)
+
+
+# --- embeddings and predictions ---------------------------------------------------------------------------------------
+
+
+def test_the_cache_tells_bits_apart_and_gives_what_is_computed_live(make_affinity, demo_rows, tmp_path):
+    model, collator = make_affinity()
+    plain = make_encoding_trainer(tmp_path / "a", model, collator, demo_rows, **CACHED)
+    ours = make_encoding_trainer(
+        tmp_path / "b", make_affinity()[0], collator, demo_rows, **CACHED, **EIGHT_BITS, **WIDE
+    )
+    sequences = [*dict.fromkeys(demo_rows["antigen"])][:6]
+    exact, stored = (trainer.encode_distinct("antigen", sequences) for trainer in (plain, ours))
+    assert ours.embedding_key("antigen") == {**plain.embedding_key("antigen"), "bits": 8}
+    assert not torch.equal(exact, stored)
+    live = ours.encode_sequences("antigen", sequences)
+    assert torch.allclose(live, stored, atol=1e-5)
+    assert not torch.allclose(live, exact, atol=1e-5)
+
+
+# --- bitsandbytes' 8-bit optimizers by Trainer's own names ------------------------------------------------------------
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+
+QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
+SMALL = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler_type": "constant"}
+
+
+def make_coded_trainer(folder, collator=pad_rows, **given):
+    """Matrices of 64 x 64 and above, 4,096 numbers: those get 8-bit states."""
+    args = FastTrainingArguments(output_dir=str(folder), **{**QUIET, **SMALL, **SAVING, **given})
+    model = make_wide_esm(hidden_size=64, intermediate_size=128, num_hidden_layers=1)
+    return FastTrainer(model, args, collator, make_rows(32))
+
+
+def states(trainer) -> set[torch.dtype]:
+    return {state["state1"].dtype for state in trainer.optimizer.state.values()}
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_states_on_disk_are_codes_maps_and_scales(tmp_path):
+    trainer = make_coded_trainer(tmp_path, optim="adamw_8bit", max_steps=2)
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint-2"
+    states = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"].values()
+    tensors = [t for state in states for kept in state.values() if isinstance(kept, dict) for t in kept.values()]
+    coded = sum(t.numel() for t in tensors if getattr(t, "dtype", None) == torch.uint8)
+    assert coded == 2 * (5 * 64 * 64 + 2 * 64 * 128)  # four matrices of attention, lm_head's, two of feed-forward
+    plain = make_coded_trainer(tmp_path / "plain", max_steps=2)
+    plain.train()
+    ours, theirs = (
+        f.stat().st_size for f in (checkpoint / "optimizer.pt", tmp_path / "plain" / "checkpoint-2" / "optimizer.pt")
+    )
+    assert ours < 0.6 * theirs
+
+
+# --- what it does not go with -----------------------------------------------------------------------------------------
+
+
+def test_muon_takes_adamw_alone(tmp_path):
+    with pytest.raises(
+        PlanRefused, match="would need --optim adamw_torch_fused or adamw_torch, and --optim adamw_8bit"
+    ):
+        make_coded_trainer(tmp_path, optim="adamw_8bit", optim_ext="muon")
+
+
+def test_without_bitsandbytes_the_extra_is_named_before_anything_is_built(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    import_problem.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"needed for --optim lion_8bit.*hf_ext\[quantization\]"):
+        make_coded_trainer(tmp_path, optim="lion_8bit")
+    monkeypatch.undo()
+    import_problem.cache_clear()
