@@ -11,11 +11,11 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1786, 16),
+    ".": (1787, 16),
     "affinity": (2849, 28),
     "arguments": (571, 8),
     "checkpoints": (1806, 12),
-    "comparing": (818, 7),
+    "comparing": (841, 7),
     "data": (3259, 26),
     "doctor": (2040, 22),
     "embeddings": (424, 5),
