@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from device_table import DEVICES, ENTRIES, device_rows
+from tables import DEVICES, ENTRIES, device_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 

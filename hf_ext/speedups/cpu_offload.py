@@ -11,7 +11,8 @@ switch (--offload_optimizer_device cpu).
 Hardware: a card with memory of its own. Host memory per process and trained number: 8 bytes, pinned, and the states.
 Cost: three copies of 4 bytes per trained number, and the step at the CPU's pace; both are paid once per optimizer step,
 so large batches and accumulation hide them.
-Muon's matrix products run on the CPU, too, which takes long (`benchmarks/host_optimizer.py`). Not measured on a card.
+Muon's matrix products run on the CPU, too, which takes long
+(`benchmarks/results/host_optimizer_cpu.json`). Not measured on a card.
 Conflicts: bitsandbytes and torchao optimizers, whose states stay with their kernels.
 Evidence: pinned bytes; after training, the bytes of states that the card did not hold.
 Source: `models/host_optimizer.py`; ZeRO-Offload, arXiv:2101.06840; torch, `CPUOffloadPolicy` of `fully_shard`.
