@@ -3,10 +3,10 @@ r"""Do the launcher files train on this machine's GPUs, over NCCL, to the weight
     python benchmarks/distributed_smoke.py              # writes benchmarks/results/distributed_smoke_<device>.json
     python benchmarks/distributed_smoke.py --model_size 150M --rows 64 --length 512 --speedups all
 
-Of the files of accelerate_configs for several GPUs of one machine, those that it has GPUs for are launched as they are,
-and of the others one of each kind on the GPUs that there are: on one GPU DDP, FSDP2 and ZeRO of a single process. In
-float32 each must end at the losses and weights of one process, from a saved folder that loads with no key missing; in
-half precision rows per second and memory are measured. A launch that fails or differs makes the exit code 1.
+Each file of accelerate_configs for several GPUs of one machine is launched on all GPUs that there are: on one GPU DDP,
+FSDP2 and ZeRO of a single process. In float32 each must end at the losses and weights of one process, from a saved
+folder that loads with no key missing; in half precision rows per second and memory are measured. A launch that fails or
+differs makes the exit code 1.
 
 `--device cpu` runs the float32 part on two processes with gloo, to try the script: DDP as it is, FSDP with
 what its test puts on the path, one at a time.
@@ -22,19 +22,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from common import MASK, SIZES, make_esm2
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch import distributed
-from transformers import EsmConfig, EsmForMaskedLM
+from transformers import EsmForMaskedLM
 
 from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.files import write_text
 from hf_ext.hardware import detect_hardware
 from hf_ext.optional import installed_version
 from hf_ext.trainer import FastTrainer
@@ -42,7 +43,6 @@ from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "accelerate_configs"
-SIZES = {"tiny": (32, 2, 4), "8M": (320, 6, 20), "150M": (640, 30, 20), "650M": (1280, 33, 20)}  # width, layers, heads
 ALLOWED = 1e-4  # largest difference of a loss or weight from one process, in float32
 
 
@@ -92,32 +92,18 @@ def count_devices(device: str) -> int:
     if not torch.cuda.is_available():
         raise ArgumentError(
             "No GPU: torch sees no CUDA device, so nothing can run over NCCL here. What two processes do on a CPU is "
-            "tested by pytest -m nightly tests/test_accelerate_every_file.py."
+            "tested by pytest -m nightly tests/test_accelerate_launch.py."
         )
     return torch.cuda.device_count()
 
 
 def choose_launches(num_devices: int, has_deepspeed: bool) -> list[Launch]:
-    """The files for several GPUs of one machine, in float32, each kind once with as many devices as there are.
-
-    Of files that differ in the number of processes alone, those that the machine has devices for are launched as they
-    are; where it has too few for any, the smallest is launched on those that there are.
-    """
-    kinds: dict[str, list[tuple[int, str]]] = {}
-    for path in sorted(CONFIGS.glob("*gpu_*.yaml")):
-        config = yaml.safe_load(path.read_text())
-        processes = config.pop("num_processes")
-        if processes == 1 or config["num_machines"] > 1:
-            continue
-        if has_deepspeed or config["distributed_type"] != "DEEPSPEED":
-            kinds.setdefault(json.dumps(config, sort_keys=True), []).append((processes, path.stem))
-    launches = []
-    for kind, files in kinds.items():
-        fitting = [file for file in files if file[0] <= num_devices] or [(num_devices, min(files)[1])]
-        whole = fitting[0] in files or "parallelism_config" not in kind
-        flags = () if whole else ("--parallelism_config_dp_shard_size", str(num_devices // 2))
-        if whole or (num_devices % 2 == 0 and num_devices > 2):  # two groups of at least two
-            launches += [Launch(name, processes, "no", flags) for processes, name in fitting]
+    """The files for several GPUs of one machine, in float32, each on all; two groups of at least two for HSDP."""
+    names = ["ddp", "fsdp2", "fsdp2_offload", *(["zero3"] if has_deepspeed else [])]
+    launches = [Launch(name, num_devices, "no") for name in names]
+    if num_devices % 2 == 0 and num_devices > 2:
+        flags = ("--parallelism_config_dp_shard_size", str(num_devices // 2))
+        launches.append(Launch("hsdp", num_devices, "no", flags))
     return launches
 
 
@@ -141,7 +127,7 @@ def make_rows(args: argparse.Namespace) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 24, (args.steps * args.rows, args.length), generator=generator)
     chosen = torch.arange(args.length) % 7 == 1
-    inputs, labels = ids.masked_fill(chosen, 32), ids.masked_fill(~chosen, -100)
+    inputs, labels = ids.masked_fill(chosen, MASK), ids.masked_fill(~chosen, -100)
     return Dataset.from_dict({"input_ids": inputs.tolist(), "labels": labels.tolist()})
 
 
@@ -149,27 +135,6 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Rows of one length need no padding."""
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
-
-
-def make_model(size: str) -> EsmForMaskedLM:
-    """An ESM-2 with random weights and tied embeddings, without dropout, which no two process counts draw alike."""
-    width, layers, heads = SIZES[size]
-    torch.manual_seed(0)
-    config = EsmConfig(
-        vocab_size=33,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        position_embedding_type="rotary",
-        pad_token_id=1,
-        mask_token_id=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = EsmForMaskedLM(config)
-    model.esm.contact_head.requires_grad_(False)  # no gradient in masked-LM training
-    return model
 
 
 def train(args: argparse.Namespace) -> None:
@@ -185,7 +150,7 @@ def train(args: argparse.Namespace) -> None:
         "speedups": args.speedups,
     }
     trainer = FastTrainer(
-        make_model(args.model_size), FastTrainingArguments(str(folder), **settings), collate, make_rows(args)
+        make_esm2(args.model_size), FastTrainingArguments(str(folder), **settings), collate, make_rows(args)
     )
     trained = trainer.train()
     trainer.save_model()
@@ -254,18 +219,16 @@ def compare(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def smoke(
-    args: argparse.Namespace, words: list[str], report: Callable[[list[dict[str, Any]]], None] = lambda rows: None
-) -> dict[str, Any]:
+def smoke(args: argparse.Namespace, words: list[str], path: Path | None) -> tuple[Path, list[str]]:
     """All launches of this machine, in float32 against one process, then in half precision for the speed.
 
-    `report` gets the rows that there are after each launch.
+    The file is written after each launch. Returns it, and the files whose launch failed or differs.
     """
     num_devices = count_devices(args.device)
     hardware = detect_hardware(args.device)
     launches = choose_launches(num_devices, has_deepspeed=installed_version("deepspeed") is not None)
     launches = [launch for launch in launches if args.files is None or launch.file in args.files]
-    alone = Launch("cpu" if args.device == "cpu" else "1gpu_a100_bf16", 1, "no")
+    alone = Launch("cpu" if args.device == "cpu" else "1gpu_bf16", 1, "no")
     known = {"bf16": hardware.native_bf16, "fp16": hardware.native_fp16}
     timed = in_half_precision([alone, *launches], [p for p, native in known.items() if native])
     timed = timed if args.device == "cuda" else []
@@ -274,15 +237,17 @@ def smoke(
         if "failed" in reference:
             raise ArgumentError(f"One process of {alone.file}.yaml already fails: {reference['failed']}")
         rows = [reference]
+        given = {k: v for k, v in vars(args).items() if k not in ("rank_output", "output_json")}
+        versions = {name: installed_version(name) for name in ("torch", "accelerate", "transformers", "deepspeed")}
+        machine = {"device": hardware.name, "name": hardware.device_name, "count": num_devices, "versions": versions}
+        result = {"settings": given, "machine": machine, "allowed": ALLOWED}
+        path = path or ROOT / "benchmarks" / "results" / f"distributed_smoke_{hardware.name.lower()}.json"
         for number, launch in enumerate([*launches, *timed]):
             print(f"{launch.file}.yaml, {launch.processes} processes, {launch.precision}", flush=True)
             rows.append(compare(run(launch, Path(scratch) / str(number), args, words), reference))
-            report([{name: value for name, value in row.items() if name != "folder"} for row in rows])
-        del reference["folder"]
-    given = {k: v for k, v in vars(args).items() if k not in ("rank_output", "output_json")}
-    versions = {name: installed_version(name) for name in ("torch", "accelerate", "transformers", "deepspeed")}
-    machine = {"device": hardware.name, "name": hardware.device_name, "count": num_devices, "versions": versions}
-    return {"settings": given, "machine": machine, "allowed": ALLOWED, "runs": rows}
+            result["runs"] = [{name: value for name, value in row.items() if name != "folder"} for row in rows]
+            write_text(path, json.dumps(result, indent=1) + "\n")
+    return path, [row["file"] for row in rows if "failed" in row or not row.get("passed", True)]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -292,12 +257,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.rank_output:
         train(args)
         return 0
-    result = smoke(args, words)
-    name = result["machine"]["device"].lower()
-    path = Path(args.output_json or ROOT / "benchmarks" / "results" / f"distributed_smoke_{name}.json")
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    wrong = [row["file"] for row in result["runs"] if "failed" in row or not row.get("passed", True)]
-    print(f"{path}: {len(result['runs'])} runs, {len(wrong)} wrong {wrong or ''}")
+    path, wrong = smoke(args, words, Path(args.output_json) if args.output_json else None)
+    print(f"{path}: {len(wrong)} wrong {wrong or ''}")
     return 1 if wrong else 0
 
 

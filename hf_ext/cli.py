@@ -46,7 +46,8 @@ The Hugging Face Trainer for protein language models on the hardware you have.
   hf-ext --path                   paths of all files that come with it
   hf-ext --path NAME              the path of one, to copy or launch with:
 
-  accelerate launch --config_file $(hf-ext --path 2gpu_ddp.yaml) -m hf_ext train
+  accelerate launch --config_file $(hf-ext --path ddp.yaml) --num_processes 2 \\
+      -m hf_ext train
 
 Exit status: 0 done, 1 a mistake in what was given, 75 stopped: run it again.
 Others: 3 a score missed, 65 not finite, 69 memory, 71 a worker died, 74 disk."""

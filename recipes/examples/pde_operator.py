@@ -1,8 +1,8 @@
 """Train one operator Transformer on 1-D advection and 2-D Darcy flow, step by step: a script to copy and change.
 
     accelerate launch recipes/examples/pde_operator.py        # on generated data, two minutes on two cores
-    accelerate launch --config_file accelerate_configs/2gpu_ddp.yaml recipes/examples/pde_operator.py \\
-        --config recipes/configs/pde_2gpu_optimized.yaml
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 2 recipes/examples/pde_operator.py \\
+        --config recipes/configs/pde_optimized.yaml
 """
 
 from __future__ import annotations
