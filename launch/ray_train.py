@@ -41,8 +41,7 @@ class ReportToRay(TrainerCallback):
 
 def train(config: dict[str, Any]) -> None:
     """Trains in each worker; Ray has connected them before."""
-    sys.path.insert(0, config["root"])
-    from recipes.max_speed import main
+    from hf_ext.affinity.task import main
 
     DEFAULT_CALLBACKS.append(ReportToRay)
     main(config["flags"])
@@ -54,7 +53,7 @@ def make_trainer(flags: list[str]) -> TorchTrainer:
     flags = ["--output_dir", OUTPUT_DIR, *device, *flags]
     return TorchTrainer(
         train,
-        train_loop_config={"root": str(Path(__file__).resolve().parent.parent), "flags": flags},
+        train_loop_config={"flags": flags},
         scaling_config=ScalingConfig(num_workers=NUM_WORKERS, use_gpu=USE_GPU),
         run_config=RunConfig(storage_path=STORAGE, failure_config=FailureConfig(max_failures=MAX_FAILURES)),
     )
