@@ -1,19 +1,17 @@
 from setuptools import find_packages, setup
 
 # Everything else about the project is in pyproject.toml.
-# Package, where hf_ext is installed -> folder of the top level, where it stands in a clone and people launch it.
-TOP_LEVEL = {
-    "hf_ext.recipes": "recipes",
+# Files to launch with or copy: folders at the top of a clone, which a wheel has inside hf_ext (`hf-ext --path NAME`).
+SHIPPED = {
     "hf_ext.recipes.configs": "recipes/configs",
-    "hf_ext.recipes.examples": "recipes/examples",
     "hf_ext.accelerate_configs": "accelerate_configs",
     "hf_ext.launch": "launch",
 }
 DOCS = ["sphinx>=8.1", "myst-parser>=4", "furo>=2025.7"]
 
 setup(
-    packages=[*find_packages(include=["hf_ext", "hf_ext.*"], exclude=list(TOP_LEVEL)), *TOP_LEVEL],
-    package_dir=TOP_LEVEL,
+    packages=[*find_packages(include=["hf_ext", "hf_ext.*"]), *SHIPPED],
+    package_dir=SHIPPED,
     include_package_data=False,  # else all that MANIFEST.in has for the source archive
     package_data={
         "hf_ext": ["py.typed", "hardware.csv"],

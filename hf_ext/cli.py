@@ -1,7 +1,4 @@
-"""The command `hf-ext`: one subcommand per recipe, and how a program of hf_ext starts and is called.
-
-Each subcommand imports its own recipe alone, and the help page none.
-"""
+"""The command `hf-ext`, whose subcommands each import their own module alone; and how a program of hf_ext starts."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("hf_ext.affinity.task", "train an affinity or property model on labelled sequences"),
     "mlm": ("hf_ext.masked_lm.task", "train a masked protein language model, a new one or further"),
     "generate": ("hf_ext.generation.task", "train a generator of antibodies for antigens, in stages"),
-    "sample": ("hf_ext.recipes.sample", "draw antibodies from a trained generator, and rank them"),
-    "predict": ("hf_ext.recipes.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
-    "evaluate": ("hf_ext.recipes.evaluate", "score trained models on labelled rows, and compare them"),
-    "doctor": ("hf_ext.recipes.doctor", "tell what a run would do, here or on another card, before it starts"),
-    "compare": ("hf_ext.recipes.compare", "measure ways to train against each other, with intervals"),
-    "report": ("hf_ext.recipes.report", "write report and model card of a finished run anew"),
-    "resume": ("hf_ext.recipes.resume_check", "tell what a folder of checkpoints goes on from; convert old ones"),
+    "sample": ("hf_ext.generation.sample", "draw antibodies from a trained generator, and rank them"),
+    "predict": ("hf_ext.affinity.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
+    "evaluate": ("hf_ext.affinity.evaluate", "score trained models on labelled rows, and compare them"),
+    "doctor": ("hf_ext.doctor.command", "tell what a run would do, here or on another card, before it starts"),
+    "compare": ("hf_ext.comparing.command", "measure ways to train against each other, with intervals"),
+    "report": ("hf_ext.reporting.command", "write report and model card of a finished run anew"),
+    "resume": ("hf_ext.affinity.resume", "tell what a folder of checkpoints goes on from; convert old ones"),
 }
 
 HELP = """usage: hf-ext COMMAND [--config FILE.yaml] [--FLAG VALUE ...]
@@ -57,18 +54,6 @@ def program_words() -> list[str]:
     """How this process was started, without arguments: ["hf-ext", "train"], or the path of a script."""
     program, _, command = sys.argv[0].partition(" ")
     return [program, command] if program == PROGRAM and command in COMMANDS else [sys.argv[0]]
-
-
-def recipe_command(recipe: str) -> str:
-    """How a user starts a recipe: as a subcommand where this process is one, else as the script of a clone.
-
-    Args:
-        recipe: the name of its file, "resume_check" say.
-    """
-    names = {module.rpartition(".")[2]: name for name, (module, _) in COMMANDS.items()}
-    if len(program_words()) == 1:
-        return f"python recipes/{recipe}.py"
-    return f"{PROGRAM} {names[recipe]}" if recipe in names else f"python -m hf_ext.recipes.{recipe}"
 
 
 @contextmanager
@@ -103,7 +88,7 @@ def _thaw() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `hf-ext`; returns its exit status. It ends as the recipe's own script does, see `exit_on_errors`.
+    """Runs `hf-ext`; returns its exit status. Errors end as `exit_on_errors` says.
 
     Args:
         argv: the words after `hf-ext`; None takes the process's own.

@@ -230,12 +230,12 @@ def read_cell(text: str) -> str:
 _PACKAGE = Path(__file__).resolve().parent
 _PARENT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
 
-RECIPES, CONFIGS, LAUNCHERS, TEMPLATES = "recipes", "recipes/configs", "accelerate_configs", "launch"
-_SUFFIXES = {RECIPES: {".py"}, CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".yaml"}}
+CONFIGS, LAUNCHERS, TEMPLATES = "recipes/configs", "accelerate_configs", "launch"
+_SUFFIXES = {CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".yaml"}}
 
 
 def shipped_folder(folder: str) -> Path:
-    """One of `RECIPES`, `CONFIGS`, `LAUNCHERS` and `TEMPLATES` as a path."""
+    """One of `CONFIGS`, `LAUNCHERS` and `TEMPLATES` as a path: of a clone, or inside an installed hf_ext."""
     return _PARENT / folder
 
 

@@ -19,7 +19,6 @@ from accelerate.utils import (
 from transformers.integrations import deepspeed as integration
 from transformers.utils import is_torch_xla_available
 
-from .cli import recipe_command
 from .errors import ArgumentError, PlanRefused
 
 UNSPLIT_FAMILIES = ("esm", "esmc", "t5", "bert", "roformer", "modernbert")
@@ -72,11 +71,11 @@ def import_deepspeed() -> None:
             )
 
 
-def refuse_several(recipe: str) -> None:
+def refuse_several(command: str) -> None:
     """Refuses to do in several launched processes what one does alone.
 
     Args:
-        recipe: what the user started, the name of its file.
+        command: of `hf-ext`.
 
     Raises:
         ArgumentError: several processes were launched.
@@ -84,8 +83,8 @@ def refuse_several(recipe: str) -> None:
     launched = count_launched()
     if launched > 1:
         raise ArgumentError(
-            f"{launched} processes were launched (WORLD_SIZE={launched}), but {recipe} is the work of one: each would "
-            f"do all of it and write the same files. Start it as {recipe_command(recipe)}."
+            f"{launched} processes were launched (WORLD_SIZE={launched}), but {command} is the work of one: each would "
+            f"do all of it and write the same files. Start it as hf-ext {command}."
         )
 
 

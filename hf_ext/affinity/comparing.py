@@ -26,7 +26,6 @@ from ..evaluation.verdict import judge_pair
 from ..reporting import units
 from ..reporting.report.run_files import read_run
 from ..reporting.tables import format_table
-from ..training_args import FastTrainingArguments
 from .results import BOUND_SIGNS, PREDICTIONS
 from .rows import describe_units, find_exact, find_units, label_array, read_bounds, settle_threshold
 from .scoring import LIMITS_NOTE, Compared
@@ -86,16 +85,14 @@ def load_labelled(args: DataArguments, settings: Any, explicit: Container[str], 
     return LabelledRows(table, args.dataset_name, settings.binder_threshold, groups, resampled, notes)
 
 
-def load_test(
-    folder: str, args: DataArguments, settings: Any, training_args: FastTrainingArguments, explicit: Container[str]
-) -> LabelledRows:
+def load_test(folder: str, args: DataArguments, settings: Any, explicit: Container[str]) -> LabelledRows:
     """The test rows of a run, as its `predictions.csv` lists them, with its threshold, groups and resampled units.
 
     Args:
-        folder: of a run of `recipes/max_speed.py`.
+        folder: of a run of `hf-ext train`.
         args: get the columns of the run.
-        settings, training_args: `binder_threshold` of the one and `seed` of the other become the run's, unless they are
-            among `explicit`, what the user set.
+        settings: its `binder_threshold` and `seed` become the run's, unless they are among `explicit`, what the user
+            set.
 
     Raises:
         ArgumentError: not such a run.
@@ -103,12 +100,12 @@ def load_test(
     """
     run = read_run(folder)
     if run.task != "affinity":
-        raise ArgumentError(f"--test_of {folder}: give the output folder of a run of recipes/max_speed.py.")
+        raise ArgumentError(f"--test_of {folder}: give the output folder of a run of hf-ext train.")
     for name in ("sequence_columns", "missing_chains", "label_column", "group_column"):
         setattr(args, name, run.settings[name])
-    for name, owner in (("binder_threshold", settings), ("seed", training_args)):
+    for name in ("binder_threshold", "seed"):
         if name not in explicit:
-            setattr(owner, name, run.settings[name])
+            setattr(settings, name, run.settings[name])
     listed = run.predictions
     if listed is None or not listed.columns.keys() >= {*args.sequence_columns, SOURCE_ROW}:
         raise DataError(

@@ -16,6 +16,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from transformers import set_seed
 
+from ..arguments.predicting_fields import PredictingArguments
 from ..data.arguments import DataArguments
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import read_columns
@@ -28,7 +29,7 @@ from ..models.encoders import fingerprint_weights
 from ..running import check_inputs
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
-from .predictor import SPEEDUPS, check_predictions, columns_of, find_model, load_model, predicting
+from .predictor import check_predictions, columns_of, find_model, load_model, predicting
 from .scored_models import check_reads, describe_seen
 from .scoring import SplitScores
 
@@ -159,15 +160,9 @@ def _predict_once(
 
 def _predict(folder: Path, collator: SequenceCollator, args: FastTrainingArguments, table: Dataset) -> np.ndarray:
     check_inputs(collator, {"rows": table})
-    own = FastTrainingArguments(
-        speedups=SPEEDUPS,
-        seed=args.seed,
-        use_cpu=args.use_cpu,
-        per_device_eval_batch_size=args.per_device_eval_batch_size,
-        embedding_cache_dir=args.embedding_cache_dir,
-        disable_tqdm=args.disable_tqdm,
-        report_to="none",
-    )
+    names = ("use_cpu", "per_device_eval_batch_size", "embedding_cache_dir", "disable_tqdm")
+    computing = PredictingArguments(**{name: getattr(args, name) for name in names})
+    own = computing.as_training_arguments(seed=args.seed)
     with predicting(load_model(folder), collator, own) as trainer:
         return check_predictions(np.asarray(trainer.predict(table).predictions, np.float32).reshape(-1))
 

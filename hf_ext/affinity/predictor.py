@@ -32,8 +32,6 @@ from ..training_args import FastTrainingArguments
 from .calibrating import uncalibrated
 from .embedding import embed_distinct
 
-# Those that predictions gain from; `attention`, so that what is put into the cache is what training would compute.
-SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "attention", "embedding_cache", "data_loading"]
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"
 # What a model needs; never pickled weights, whatever else lies in a repository.

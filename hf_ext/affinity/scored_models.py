@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cli import recipe_command
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
@@ -49,6 +48,15 @@ class ScoredModel:
         return (
             self.collator is not None and json.loads((self.path / "config.json").read_text()).get("loss") == "ranking"
         )
+
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """The arguments that it was trained with; None where its folder has no record of its run."""
+        try:
+            record = json.loads((self.path / "all_results.json").read_text(encoding="utf-8"))
+            return dict(record["settings"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def predict(
         self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, column: str
@@ -103,7 +111,7 @@ def _find(name: str, given: str, too_long: str | None) -> ScoredModel:
     path = Path(given).expanduser()
     if path.suffix.lower() in OLD_FILES:
         raise ArgumentError(
-            f"--models {given}: make it a model folder first: {recipe_command('resume_check')} --convert {given} "
+            f"--models {given}: make it a model folder first: hf-ext resume --convert {given} "
             "--model FOLDER --output_dir NEW, where FOLDER has the config.json of such a model."
         )
     if file_format(path) and not path.is_dir():

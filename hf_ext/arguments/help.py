@@ -16,6 +16,7 @@ from transformers import HfArgumentParser
 
 from ..errors import ArgumentError
 from .names import name_nearest
+from .training_fields import training_names
 
 ALL = "all"
 STOCK = "training arguments of transformers"
@@ -46,7 +47,8 @@ class GroupedArgumentParser(HfArgumentParser):
     the class that declares it (`_argument_group_name`, HfArgumentParser's own); without either, among the options.
     `--help` shows the fields that `_first_flags` of a dataclass names, its own and others of the parser, and says that
     `--help all` shows the rest; where no dataclass has such a table, it shows all. Parsing is that of the parent class,
-    but a mistake raises ArgumentError where argparse would print and exit, or leave a word unread.
+    but a mistake raises ArgumentError where argparse would print and exit, or leave a word unread. A command that
+    trains nothing says so of a flag of training: `_only_reads` of one of its dataclasses is its name.
     """
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
@@ -59,6 +61,7 @@ class GroupedArgumentParser(HfArgumentParser):
         names = dict.fromkeys([*listed, *filter(None, self._group_of.values())])
         self._order = sorted(names, key=lambda name: GROUPS.index(name) if name in GROUPS else -1)
         self._first_flags = {name for dtype in types for name in getattr(dtype, "_first_flags", ())}
+        self._only_reads = next((dtype._only_reads for dtype in types if hasattr(dtype, "_only_reads")), None)
         self._groups: dict[str | None, Any] = {}
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(types, **{**kwargs, "add_help": False})
@@ -76,8 +79,14 @@ class GroupedArgumentParser(HfArgumentParser):
         flags = [option for action in self._actions for option in action.option_strings]
         wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
         if wrong:
-            self.error("; ".join(f"unknown argument {part!r}{name_nearest(part, flags)}" for part in wrong))
+            self.error("; ".join(self.describe_unknown(part, flags) for part in wrong))
         return namespace, []
+
+    def describe_unknown(self, flag: str, flags: Collection[str]) -> str:
+        """What is wrong with a flag, or key of a YAML file, that is none of `flags`."""
+        if self._only_reads and flag.lstrip("-").replace("-", "_") in training_names():
+            return f"{flag} is a flag of training; {self._only_reads} only reads the model"
+        return f"unknown argument {flag!r}{name_nearest(flag, flags)}"
 
     def shown_defaults(self) -> Mapping[str, Any]:
         """Field -> what it has where nobody gives it."""

@@ -22,7 +22,7 @@ from ..errors import ArgumentError, HfExtError
 from .checks import describe_type, field_types, members
 from .config_file import Given, read_config
 from .help import GroupedArgumentParser
-from .names import is_secret, name_nearest
+from .names import is_secret
 from .presets import NO_PRESET, PRESETS, preset_names
 
 OF_YAML = {"on": "true", "off": "false", ".inf": "inf", "-.inf": "-inf", ".nan": "nan"}  # -> as the command line has it
@@ -76,7 +76,7 @@ class FastArgumentParser(GroupedArgumentParser):
             action.default, action.required = argparse.SUPPRESS, False
         if "config" not in self._types:
             self.add_argument("--config", metavar="FILE.yaml", help="YAML file, or the name of one of hf_ext's own")
-        if "preset" not in self._types:
+        if "preset" not in self._types and self.presets:
             self.add_argument("--preset", metavar="NAME[+NAME]", help=f"presets under YAML; {NO_PRESET!r} for none")
         if self.presets:
             lines = [f"  {name}: {', '.join(f'{k}={v}' for k, v in one.items())}" for name, one in self.presets.items()]
@@ -145,7 +145,8 @@ class FastArgumentParser(GroupedArgumentParser):
     def _convert(self, key: str, given: Given) -> Any:
         """A value as the command line makes it of its words."""
         if key not in self._types:
-            raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._types) or '.'}")
+            wrong = self.describe_unknown(key, self._types).replace("argument", "key", 1)
+            raise ArgumentError(f"{given.where}: {wrong}{'' if wrong.endswith('?') else '.'}")
         value, kinds, action = given.value, members(self._types[key]), self._flags[key]
         if isinstance(value, Enum) or (value == [] and action.nargs == "+") or (value is None and NoneType in kinds):
             return copy.copy(value)
@@ -196,7 +197,8 @@ def parse_command(
     Raises:
         ArgumentError: as `FastArgumentParser.parse_args_into_dataclasses`.
     """
-    parser = FastArgumentParser(arguments, presets=PRESETS, defaults=defaults, description=description)
+    presets = PRESETS if any(hasattr(kind, "preset") for kind in arguments) else None
+    parser = FastArgumentParser(arguments, presets=presets, defaults=defaults, description=description)
     parsed = parser.parse_args_into_dataclasses(None if words is None else [*words])
     for values in parsed:
         if hasattr(values, "mark_explicit"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from .checks import ABOVE_ZERO, COUNT, NOT_NEGATIVE
@@ -162,3 +162,11 @@ class ReportingArguments:
     dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
         None, "Price of the machine per hour, for the money in the report."
     )
+
+
+def training_names() -> set[str]:
+    """Names of all training arguments, ours and transformers'."""
+    from transformers import TrainingArguments
+
+    kinds = (SpeedArguments, LoraArguments, StepArguments, SavingArguments, EvaluatingArguments, ReportingArguments)
+    return {one.name for kind in (*kinds, TrainingArguments) for one in fields(kind)}

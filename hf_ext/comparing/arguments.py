@@ -33,7 +33,7 @@ class CompareArguments:
     )
 
     output_dir: str = option("outputs/comparison", "Where runs and the report go.")
-    recipe: str = option("recipes/max_speed.py", "The recipe that all sides run.")
+    recipe: str = option("train", "What all sides run: a command of hf-ext (train, mlm, generate), or a script.")
     config: str | None = option(None, "YAML of the recipe, shared by all sides; a side's own YAML goes on top.")
     baseline: list[str] = option(
         ["baseline"], "One or more: a preset, a YAML file, or 'stock' (transformers.Trainer itself)."

@@ -15,8 +15,9 @@ import yaml
 
 from ..arguments.config_file import read_nodes
 from ..arguments.presets import PRESETS
+from ..cli import COMMANDS
 from ..errors import ArgumentError
-from ..files import CONFIGS, LAUNCHERS, RECIPES, find_shipped
+from ..files import CONFIGS, LAUNCHERS, find_shipped
 from .arguments import CompareArguments
 
 Role = Literal["baseline", "optimized", "without", "only"]
@@ -138,8 +139,8 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
     own_config = ["--config", config] if config else []
-    script = find_shipped(args.recipe, RECIPES)
-    return [*launcher, str(script), *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
+    program = ["-m", "hf_ext", args.recipe] if args.recipe in COMMANDS else [args.recipe]
+    return [*launcher, *program, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
 
 
 def _config_of(args: CompareArguments, side: Side, folder: Path) -> str | None:

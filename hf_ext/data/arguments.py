@@ -21,12 +21,8 @@ RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loadi
 
 
 @dataclass
-class DataArguments:
-    """Says where the rows are, which columns mean what, what is refused, and how rows are split.
-
-    Raises:
-        ArgumentError: a malformed value, or two that contradict each other.
-    """
+class ReadingArguments:
+    """Says where rows are and what in them is refused, whatever becomes of them."""
 
     _argument_group_name = "data"  # in --help
 
@@ -45,6 +41,38 @@ class DataArguments:
     streaming: bool = field(
         default=False, metadata={"help": "Read rows while training instead of before; for data larger than memory."}
     )
+    id_column: Optional[str] = field(default=None, metadata={"help": "Column kept to name rows in predictions."})  # noqa: UP045
+    filter: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "Rows to keep: COLUMN OP VALUE, joined by 'and', as in pKd > 7 and antibody == 'S309'."},
+    )
+    bad_rows: Literal["error", "drop"] = field(
+        default="error",
+        metadata={"help": "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."},
+    )
+    stop_codon: Literal["refuse", "trim"] = field(
+        default="refuse", metadata={"help": "trim: remove one * at the end of a sequence. refuse: the row is unusable."}
+    )
+    gaps: Literal["refuse", "remove"] = field(
+        default="refuse",
+        metadata={"help": "remove: take the gaps - and . out of sequences. refuse: the row is unusable."},
+    )
+    max_residues: Optional[int] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."},
+    )
+    too_long: Literal["error", "truncate", "window"] = field(
+        default="error",
+        metadata={"help": "Sequences that are too long: error (unusable), truncate, or window (overlapping pieces)."},
+    )
+
+
+@dataclass
+class LabelledArguments(ReadingArguments):
+    """Says which columns mean what."""
+
+    _argument_group_name = "data"
+
     sequence_columns: list[str] = field(
         default_factory=lambda: ["sequence"],
         metadata={"help": "Columns with amino-acid sequences, one chain per column, for example: heavy light antigen."},
@@ -81,7 +109,18 @@ class DataArguments:
             "in training; else rows."
         },
     )
-    id_column: Optional[str] = field(default=None, metadata={"help": "Column kept to name rows in predictions."})  # noqa: UP045
+
+
+@dataclass
+class DataArguments(LabelledArguments):
+    """Says where the rows are, which columns mean what, what is refused, and how rows are split.
+
+    Raises:
+        ArgumentError: a malformed value, or two that contradict each other.
+    """
+
+    _argument_group_name = "data"
+
     split_column: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "Column that says train, valid (validation, val, dev) or test for each row."}
     )
@@ -118,29 +157,6 @@ class DataArguments:
     )
     max_train_samples: Optional[int] = field(  # noqa: UP045
         default=None, metadata={"help": "Train on a random subset of this many rows (the first ones of a stream)."}
-    )
-    filter: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "Rows to keep: COLUMN OP VALUE, joined by 'and', as in pKd > 7 and antibody == 'S309'."},
-    )
-    bad_rows: Literal["error", "drop"] = field(
-        default="error",
-        metadata={"help": "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."},
-    )
-    stop_codon: Literal["refuse", "trim"] = field(
-        default="refuse", metadata={"help": "trim: remove one * at the end of a sequence. refuse: the row is unusable."}
-    )
-    gaps: Literal["refuse", "remove"] = field(
-        default="refuse",
-        metadata={"help": "remove: take the gaps - and . out of sequences. refuse: the row is unusable."},
-    )
-    max_residues: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."},
-    )
-    too_long: Literal["error", "truncate", "window"] = field(
-        default="error",
-        metadata={"help": "Sequences that are too long: error (unusable), truncate, or window (overlapping pieces)."},
     )
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from .judging.judgement import Judgement, Judges
 from .judging.rows import AntibodyRows
 from .measuring import judge, measure_effects, measure_reproduced, measure_training_loss
 from .preparing import PairData
-from .sample import write_csv
+from .sample_table import write_csv
 
 BEST_METRIC = "token_loss"
 GENERATED = "generated.csv"

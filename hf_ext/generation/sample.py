@@ -1,43 +1,60 @@
-"""What `recipes/sample.py` is asked for, and its table: distinct antibodies, faults named, scored and ranked."""
+"""Sample antibodies from a trained generator: a folder or Hub id, and antigens; writes a ranked CSV and a FASTA.
+
+    hf-ext sample --model outputs/generator --dataset_name antigens.fasta --num_samples 100
+
+Each line of the CSV is a distinct antibody of an antigen: the columns of its input row, `source_row` (the row's line),
+`rank` within the antigen, both chains, `copies` (how often it was drawn), `log_probability` (mean per token, of the
+model at temperature 1), `valid`, `problem` and `checked_by`. What is malformed or not valid is marked, ranked last, and
+never left out. Valid ones are ranked by log-probability; with a --discriminator whose own record says that it beat
+every baseline, by what it predicts. The FASTA beside it holds the same chains.
+
+A seed gives the same antibodies, whatever the batch and whichever other antigens are asked for. Nothing here was
+tested in a laboratory: an output is a sequence to examine, not a binder and not a therapeutic.
+"""
 
 from __future__ import annotations
 
-import csv
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
+from datasets import Dataset
 
-from ..affinity.prediction_file import find_output
+from ..affinity.prediction_file import find_rejected, refuse_added
 from ..arguments.checks import FINITE, check_choices, check_ranges
-from ..data.antibodies import AntibodyPair
-from ..data.near_copies import nearest_identities
-from ..data.reading import SOURCE_ROW
-from ..errors import ArgumentError
-from ..evaluation._arrays import FloatArray
-from ..files import replacing, try_replacing, write_cell
+from ..arguments.parser import parse_command
+from ..data.arguments import DataArguments, ReadingArguments
+from ..data.collators import SequenceCollator
+from ..data.loading import load_sequences
+from ..data.reading import SOURCE_ROW, peek_columns
+from ..data.tokenization import ResidueTokenizer
+from ..errors import ArgumentError, DataError
+from ..models.families import limit_of_positions
+from ..processes import refuse_several
+from ..reporting.run_log import start_run_log
+from ..running import check_inputs
 from .arguments import WritingArguments, flag
-from .judging.discriminator import Discriminator, find_doubts
+from .generator import LoadedGenerator, load_generator
+from .judging.discriminator import ANTIGENS_UNKNOWN, Discriminator, find_doubts
 from .judging.numbering import Numberer
 from .judging.rows import AntibodyRows
-from .judging.validity import find_cdr3, find_problems
-from .sampling import MAX_TOKENS, RANGES, TEMPERATURE, TOKENS_PER_BATCH, Decoding, SampledPair
+from .sample_table import (
+    ADDED,
+    ANTIGEN,
+    Examiners,
+    describe,
+    find_outputs,
+    name_antigens,
+    tabulate,
+    write_fasta,
+    write_table,
+)
+from .sampling import MAX_TOKENS, RANGES, TEMPERATURE, TOKENS_PER_BATCH, Decoding, sample_pairs
 
-ANTIGEN = "antigen"
 NUM_SAMPLES = 10
 KNOWN_ANTIGENS = (ANTIGEN, "antigen_sequence", "sequence")  # columns that are looked for, in this order
-NUMBERING, PATTERN = "numbering", "pattern"
-COLLAPSED_BELOW = 0.5  # distinct by drawn
-DIGITS = 4  # of a log-probability; further ones change with the batch
-COLUMNS = ("rank", "generated_heavy", "generated_light", "copies", "log_probability", "valid", "problem", "checked_by")
-NEAREST = ("nearest_training_heavy", "nearest_training_light", "nearest_training_row", "is_training_copy")
-# What is written beside the input's own columns.
-ADDED = (SOURCE_ROW, *COLUMNS, "cdr_h3", "asked_affinity", "predicted_affinity", *NEAREST)
-_NOT_WRITTEN = ["request", "malformed"]  # columns of the table: place of the antigen; what was wrong with its tokens
-_WRITER = "sample.py"
 
 
 @dataclass(kw_only=True)
@@ -49,13 +66,14 @@ class SampleArguments(WritingArguments):
     """
 
     _argument_group_name = "sampling"  # in --help
+    _only_reads = "sample"
     _first_flags = (
         *("model", "revision", "antigen", "dataset_name", "antigen_column", "id_column", "bad_rows", "output"),
         *("num_samples", "affinity", "temperature", "top_p", "greedy", "seed", "max_tokens_per_batch", "needs_light"),
         *("numbering", "training_data", "training_columns", "discriminator"),
     )
 
-    model: str = field(metadata={"help": "Folder that generate_antibody.py wrote, or Hub id."})
+    model: str = field(metadata={"help": "Folder that hf-ext generate wrote, or Hub id."})
     revision: str | None = flag(None, "Commit, tag or branch of a Hub model.")
     antigen: str | None = flag(None, "One antigen's sequence, in place of --dataset_name.")
     antigen_column: str | None = flag(
@@ -93,200 +111,119 @@ class SampleArguments(WritingArguments):
         return Decoding(**given)
 
 
-@dataclass(frozen=True)
-class Examiners:
-    """What antibodies are examined by; None for what was not asked.
+def main(argv: list[str] | None = None) -> tuple[Path, Path]:
+    """Runs the command; returns the paths of the CSV and of the FASTA."""
+    _, (args, reading) = parse_command((SampleArguments, ReadingArguments), {}, __doc__, argv)
+    refuse_several("sample")
+    data_args = DataArguments(**vars(reading))
+    _check_arguments(args, data_args)
+    log = start_run_log(None)
+    output, fasta = find_outputs(args.output, data_args.dataset_name)
+    antigen_column = _settle_columns(args, data_args)
+    rows, as_read = _read_antigens(args, data_args, output, antigen_column)
+    generator = load_generator(args.model, revision=args.revision)
+    _check_generator(generator, rows, antigen_column, args, data_args)
+    examiners = _find_examiners(args)  # before any time is spent on sampling
 
-    Attributes:
-        numberer: numbers domains; without it valid is by patterns of conserved residues.
-        training: antibodies that the model was trained on, and `training_rows` their rows in the file.
-        discriminator: predicts affinities; they order the table where nothing speaks against them (`find_doubts`).
-        needs_light: whether a heavy chain alone is a fault.
-    """
-
-    numberer: Numberer | None = None
-    training: AntibodyRows | None = None
-    training_rows: Sequence[int] | None = None
-    discriminator: Discriminator | None = None
-    needs_light: bool = True
-
-    @property
-    def orders_by_affinity(self) -> bool:
-        """Whether predicted affinities may order anything."""
-        return self.discriminator is not None and not find_doubts(self.discriminator.record)
-
-
-def tabulate(
-    found: Sequence[Sequence[SampledPair]],
-    antigens: Sequence[str],
-    examiners: Examiners | None = None,
-    asked: float | None = None,
-) -> pd.DataFrame:
-    """A line per distinct antibody of each antigen, malformed ones too; valid ones first, then the best.
-
-    The best is the likeliest, or that of the highest predicted affinity where these may order.
-
-    Args:
-        found: from `sample_pairs`, for `antigens`.
-        asked: affinity that was asked for.
-
-    Returns:
-        `COLUMNS`, "cdr_h3" and what else was asked for, of `ADDED`, NaN for what is not known; with `request`, the
-        antigen's place, and `malformed`. `rank` counts from 1 within each antigen.
-
-    Cost: with numbering see `Numberer`, with training 0.1 s for 12,000 antibodies.
-    """
-    examiners = examiners or Examiners()
-    drawn: dict[tuple[int, AntibodyPair], list[float]] = {}
-    for request, samples in enumerate(found):
-        for one in samples:
-            drawn.setdefault((request, one.pair), []).append(one.log_probability)
-    pairs = [pair for _, pair in drawn]
-    malformed = ["; ".join(pair.malformed) or None for pair in pairs]
-    rows = AntibodyRows.of(pairs, [antigens[request] for request, _ in drawn], malformed)
-    table = pd.DataFrame({"request": [request for request, _ in drawn], "malformed": malformed})
-    table["generated_heavy"], table["generated_light"] = rows.chain("heavy"), rows.chain("light")
-    table["copies"] = [len(known) for known in drawn.values()]
-    table["log_probability"] = [round(max(known), DIGITS) for known in drawn.values()]
-    problems = find_problems(rows, examiners.numberer, examiners.needs_light)
-    table["problem"] = [problem or "" for problem in problems]
-    table.insert(6, "valid", np.where(table["problem"] == "", "yes", "no"))
-    table["checked_by"] = PATTERN if examiners.numberer is None else NUMBERING
-    table["cdr_h3"] = [find_cdr3(chain) or "" for chain in rows.heavy]
-    if asked is not None:
-        table["asked_affinity"] = asked
+    antigens: list[str] = rows[antigen_column][:]
+    settings = {**vars(args.decoding), "affinity": args.affinity}
+    found = sample_pairs(generator.model, generator.tokenizer, antigens, **settings)
     if examiners.discriminator is not None:
-        table["predicted_affinity"] = examiners.discriminator.predict(rows)
-    if examiners.training is not None:
-        table = table.assign(**find_nearest(rows, examiners.training, examiners.training_rows))
-    best = [*(["predicted_affinity"] if examiners.orders_by_affinity else []), "log_probability"]
-    order = {"request": True, "valid": False, **dict.fromkeys(best, False)}  # whether ascending
-    table = table.sort_values([*order], ascending=[*order.values()], ignore_index=True)
-    table.insert(2, "rank", table.groupby("request").cumcount() + 1)
-    return table
+        for doubt in find_doubts(examiners.discriminator.record):
+            log.warning("The discriminator: %s.", doubt.rstrip("."))
+        log.warning(ANTIGENS_UNKNOWN)
+    table = tabulate(found, antigens, examiners, args.affinity)
+    write_table(output, _kept_columns(rows, as_read), table)
+    ids = rows[data_args.id_column][:] if data_args.id_column else None
+    num_left_out = write_fasta(fasta, name_antigens(ids, rows[SOURCE_ROW][:]), table)
+    for line in describe(table, antigens):
+        level = logging.WARNING if line.startswith("WARNING") else logging.INFO
+        log.log(level, line.removeprefix("WARNING: "))
+    if num_left_out:
+        log.warning("%d outputs without any residue are in the CSV alone.", num_left_out)
+    how = "predicted affinity" if examiners.orders_by_affinity else "log-probability"
+    log.info("Ranked by %s, valid ones first, in %s and %s", how, output, fasta)
+    return output, fasta
 
 
-def find_nearest(
-    rows: AntibodyRows, training: AntibodyRows, numbers: Sequence[int] | None = None
-) -> dict[str, Sequence[Any]]:
-    """Columns `NEAREST`: identity to the nearest training chains, the row of the heavy one, whether both are one's.
-
-    NaN where a candidate, or all of training, lacks the chain. `numbers`: rows of `training` in its file, else from 1.
-    """
-    known = set(training.pairs)
-    heavy, place = _nearest(rows.chain("heavy"), training.chain("heavy"))
-    light, _ = _nearest(rows.chain("light"), training.chain("light"))
-    of_file = [*(range(1, len(training) + 1) if numbers is None else numbers)]
-    row = pd.array([None if one < 0 else of_file[one] for one in place], "Int64")
-    return dict(zip(NEAREST, (heavy, light, row, ["yes" if pair in known else "no" for pair in rows.pairs])))
+def _check_arguments(args: SampleArguments, data_args: DataArguments) -> None:
+    """Refuses a stream of antigens, and arguments of files beside a sequence."""
+    if (args.antigen is None) == (data_args.dataset_name is None):
+        raise ArgumentError("Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE.")
+    if args.antigen is not None and (args.antigen_column or data_args.id_column or data_args.filter):
+        raise ArgumentError("--antigen is a sequence: --antigen_column, --id_column and --filter are for files.")
+    if data_args.streaming:
+        raise ArgumentError("--streaming: antigens are read whole; leave it out.")
 
 
-def _nearest(mine: Sequence[str], theirs: Sequence[str]) -> tuple[FloatArray, np.ndarray]:
-    """Identity to the nearest and its place; NaN and -1 for "", and where there are no others."""
-    identity, place = np.full(len(mine), np.nan), np.full(len(mine), -1)
-    references = [i for i, one in enumerate(theirs) if one]
-    asked = [i for i, one in enumerate(mine) if one]
-    if references and asked:
-        identity[asked], nearest = nearest_identities([mine[i] for i in asked], [theirs[i] for i in references])
-        place[asked] = np.array(references)[nearest]
-    return identity, place
-
-
-def describe(table: pd.DataFrame, antigens: Sequence[str]) -> list[str]:
-    """What was drawn, in sentences; likely mistakes begin with WARNING."""
-    copies, owner = table["copies"], table["request"].map(lambda request: antigens[request])
-    drawn, distinct, num_antigens = copies.sum(), len(table), owner.nunique()
-    checked_by = table["checked_by"].iloc[0]
-    lines = [
-        f"{drawn:,} antibodies for {num_antigens:,} antigens: {distinct:,} distinct, "
-        f"{copies[table['valid'] == 'yes'].sum():,} valid by {checked_by}, "
-        f"{copies[table['malformed'].notna()].sum():,} malformed; all are in the table."
-    ]
-    if distinct < COLLAPSED_BELOW * drawn and drawn > num_antigens:
-        lines.append(f"WARNING: {100 * distinct / drawn:.3g} % are distinct: the model, or its temperature, collapsed.")
-    of_antibody = owner.groupby([table["generated_heavy"], table["generated_light"]])
-    if shared := (of_antibody.nunique() > 1).sum():
-        lines.append(f"WARNING: {shared:,} antibodies were written for several antigens: it may not read the antigen.")
-    if checked_by == PATTERN:
-        lines.append("Valid is by patterns of conserved residues. Numbering is stricter: --numbering immunum.")
-    if "is_training_copy" not in table:
-        lines.append("Copies of training antibodies were not looked for: name the file with --training_data.")
-    elif copied := (table["is_training_copy"] == "yes").sum():
-        lines.append(f"WARNING: {copied:,} lines of the table are training antibodies to the residue.")
-    return lines
-
-
-def find_outputs(name: str, dataset_name: str | None) -> tuple[Path, Path]:
-    """The CSV and, under the same name, the FASTA to write, found fit for that; their folder is made.
-
-    Raises:
-        ArgumentError: as `find_output`; or the FASTA's name is the CSV's, or is taken by a file of somebody else.
-        DataError, FolderError: as `find_output`.
-    """
-    start = [SOURCE_ROW, *COLUMNS]
-    table = find_output(
-        name, dataset_name, lambda header: any(header[i : i + len(start)] == start for i in range(len(header))), _WRITER
-    )
-    fasta = table.with_suffix(".fasta")
-    remedy = "Name another CSV to write with --output; the FASTA beside it has its name."
-    if fasta == table:
-        raise ArgumentError(f"--output {name!r} ends in .fasta, which is what the FASTA beside it is called. {remedy}")
-    try:
-        first = fasta.read_text(encoding="utf-8", errors="replace").partition("\n")[0] if fasta.exists() else ""
-        try_replacing(fasta)
-    except OSError as error:
-        raise ArgumentError(f"{fasta} cannot be written: {error.strerror}. {remedy}") from error
-    if first and " log_probability=" not in first:
-        raise ArgumentError(f"{fasta} is there and was not written by {_WRITER}. {remedy}")
-    return table, fasta
-
-
-def name_antigens(ids: Sequence[str | None] | None, source_rows: Sequence[int]) -> list[str]:
-    """A name of one word for each antigen: its id, with its row where ids are missing or repeat."""
-    words = ["_".join(str(one or "").split()) for one in ids or [None] * len(source_rows)]
-    return [
-        word if word and words.count(word) == 1 else f"{word}_row{row}".lstrip("_")
-        for word, row in zip(words, source_rows)
-    ]
-
-
-def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """One line per row, whole or not at all; "" for None and NaN.
-
-    Text that a spreadsheet would take for a formula has a `'` in front (`write_cell`).
-    """
-    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([write_cell(name) for name in columns])
-        writer.writerows(["" if pd.isna(cell) else write_cell(cell) for cell in row] for row in zip(*columns.values()))
-
-
-def write_table(path: Path, kept: Mapping[str, Sequence[Any]], table: pd.DataFrame) -> None:
-    """The columns of each antibody's antigen, then its own.
-
-    Args:
-        kept: columns of the input, one cell per antigen, `source_row` the last.
-    """
-    own = table.drop(columns=_NOT_WRITTEN).astype(object)
-    write_csv(path, {**{name: [cells[i] for i in table["request"]] for name, cells in kept.items()}, **own})
-
-
-def write_fasta(path: Path, names: Sequence[str], table: pd.DataFrame) -> int:
-    """Two records per antibody, `NAME_RANK_heavy` and `NAME_RANK_light`, with what is wrong in their titles.
-
-    Chains without a residue have no record; antibodies that have neither are in the CSV alone.
-
-    Args:
-        names: of the antigens.
+def _settle_columns(args: SampleArguments, data_args: DataArguments) -> str:
+    """Makes `data_args` name the columns of antigens and ids, as far as files can be asked before they are read.
 
     Returns:
-        How many antibodies have no record.
+        That of antigens.
     """
-    with replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
-        for one in table.itertuples():
-            title = f"log_probability={one.log_probability:.4f} copies={one.copies} valid={one.valid}"
-            title += f' problem="{one.problem}"' if one.problem else ""
-            for chain, sequence in (("heavy", one.generated_heavy), ("light", one.generated_light)):
-                if sequence:
-                    file.write(f">{names[one.request]}_{one.rank}_{chain} {title}\n{sequence}\n")
-    return int(((table["generated_heavy"] == "") & (table["generated_light"] == "")).sum())
+    files = peek_columns(data_args.dataset_name) if args.antigen is None else {}
+    if args.keep_columns:
+        for path, names in files.items():
+            refuse_added(str(path), names, ADDED, "antibodies")
+    if empty := [path for path, names in files.items() if not names]:
+        raise DataError(f"{empty[0]}: there is nothing in it.")
+    common = set.intersection(*map(set, files.values())) if files else set()
+    antigen = args.antigen_column or next((name for name in KNOWN_ANTIGENS if name in common), None)
+    if antigen is None and files:
+        raise ArgumentError(
+            f"--dataset_name {data_args.dataset_name}: no column {', '.join(KNOWN_ANTIGENS)} among "
+            f"{', '.join(sorted(common)[:30])}. Name the antigens' with --antigen_column."
+        )
+    data_args.sequence_columns = [antigen or ANTIGEN]
+    data_args.id_column = data_args.id_column or ("id" if "id" in common else None)
+    data_args.__post_init__()  # its own checks, of these columns
+    return antigen or ANTIGEN
+
+
+def _read_antigens(args: SampleArguments, data_args: DataArguments, output: Path, antigen_column: str) -> Any:
+    """The cleaned antigens with ids and `source_row`, and the rows as read; None where these are not kept."""
+    loaded = load_sequences(
+        data_args,
+        output_dir=output.parent,
+        rejected_name=find_rejected(output, data_args.bad_rows).name,
+        keeps_columns=args.keep_columns,
+        table=None if args.antigen is None else Dataset.from_dict({antigen_column: [args.antigen]}),
+    )
+    if loaded.as_read is not None:  # of the Hub, known now
+        refuse_added(str(data_args.dataset_name), loaded.as_read.column_names, ADDED, "antibodies")
+    return loaded.table, loaded.as_read
+
+
+def _check_generator(
+    generator: LoadedGenerator, rows: Any, antigen_column: str, args: SampleArguments, data_args: DataArguments
+) -> None:
+    """Refuses what the model cannot have learned, and antigens that its encoder cannot take."""
+    if args.affinity is not None and not generator.knows_affinity:
+        raise ArgumentError(f"--affinity {args.affinity:g}: this model was trained without affinities; leave it out.")
+    if generator.tokenizer is not None:
+        limit = limit_of_positions(generator.model.encoder.spec.config)
+        tokenizers = {antigen_column: ResidueTokenizer(generator.tokenizer, 1, limit)}
+        collator = SequenceCollator(tokenizers, {antigen_column: [antigen_column]})
+        check_inputs(collator, {"antigens": rows}, data_args.dataset_name)
+
+
+def _find_examiners(args: SampleArguments) -> Examiners:
+    """What outputs are examined by, read and loaded."""
+    found: dict[str, Any] = {"numberer": Numberer.of(args.numbering), "needs_light": args.needs_light}
+    if args.training_data is not None:
+        heavy, *light = args.training_columns
+        given = DataArguments(dataset_name=args.training_data, sequence_columns=[heavy, *light], missing_chains=light)
+        known: Any = load_sequences(given).table
+        chains = known[light[0]][:] if light else [None] * len(known)
+        found["training"] = AntibodyRows.of_columns(known[heavy][:], chains, [""] * len(known))
+        found["training_rows"] = known[SOURCE_ROW][:]
+    if args.discriminator is not None:
+        found["discriminator"] = Discriminator.from_pretrained(args.discriminator)
+    return Examiners(**found)
+
+
+def _kept_columns(rows: Any, as_read: Any) -> Mapping[str, Sequence[Any]]:
+    source = rows if as_read is None else as_read
+    names = [name for name in source.column_names if name != SOURCE_ROW]
+    return {**{name: source[name][:] for name in names}, SOURCE_ROW: rows[SOURCE_ROW][:]}

@@ -1,4 +1,4 @@
-"""Runs of any model that a Trainer can train: a held-out score beside a trivial baseline, a record, a report.
+"""Runs of any model that a Trainer can train: a held-out score beside a trivial baseline.
 
 What the scripts of `recipes/examples` share. Nothing here knows what the model is: a classifier of text or images gets
 `judge_classes`, a causal language model `judge_next_tokens`.
@@ -8,42 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import EvalPrediction, Trainer
+from transformers import EvalPrediction
 
-from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext import Run, Task
+from hf_ext.arguments.checks import check_metric_name
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation.verdict import MODEL, judge
 from hf_ext.masked_lm.results import compute_metrics, sum_rows
 from hf_ext.models.lora import require_base
-from hf_ext.reporting.report import write_report
-from hf_ext.reporting.run_log import LOGGER, start_run_log
-from hf_ext.reporting.run_record import record_evaluations, record_run, write_json
 from hf_ext.reporting.tables import format_table
-from hf_ext.reporting.throughput import ThroughputCallback
-from hf_ext.running import check_scored, stock_arguments
-from hf_ext.trainer import FastTrainer
-
-__all__ = [
-    "CLASS_METRICS",
-    "TOKEN_METRICS",
-    "AnyModelArguments",
-    "BigramTable",
-    "build_trainer",
-    "compute_accuracy",
-    "compute_next_tokens",
-    "data_seed",
-    "finish_any_run",
-    "judge_classes",
-    "judge_next_tokens",
-    "sum_classes",
-    "sum_next_tokens",
-]
+from hf_ext.running import check_scored
 
 CLASS_METRICS = ("loss", "accuracy")  # what an evaluation with `compute_accuracy` computes
 TOKEN_METRICS = ("loss", "perplexity", "accuracy")  # with `compute_next_tokens`
@@ -83,31 +62,33 @@ def data_seed(args: Any) -> int:
     return int(args.seed if args.data_seed is None else args.data_seed)
 
 
-def build_trainer(
-    model: Any, args: Any, example: AnyModelArguments, parser: FastArgumentParser, **given: Any
-) -> Trainer:
-    """`FastTrainer`, or with `--stock_trainer` `transformers.Trainer` on the same data; says what was planned.
+class AnyModelTask(Task):
+    """A run on generated rows; what it trains is `load`, `build` and `judge` of an example.
 
-    Args:
-        model, args: as for Trainer; `args` are `FastTrainingArguments`.
-        example, parser: after parsing.
-        given: what else Trainer takes, by name.
-
-    Raises:
-        ArgumentError: `--stock_trainer` beside an argument that stock Trainer does not have; `--use_peft` on a model
-            that was not read from a folder or the Hub.
-        PlanRefused: a request would do something else than asked.
+    Attributes:
+        metrics: what an evaluation computes.
     """
-    if args.use_peft:
-        require_base(getattr(model, "name_or_path", None))
-    log = start_run_log(args.output_dir, args.process_index == 0)
-    if example.stock_trainer:
-        throughput = ThroughputCallback(model, given.get("processing_class"))
-        log.info("\nStock Trainer, no plan.\n")
-        return Trainer(model, stock_arguments(args, parser.explicit), callbacks=[throughput], **given)
-    trainer = FastTrainer(model, args, **given)
-    log.info("\n%s\n", trainer.plan.table())
-    return trainer
+
+    name = "any_model"
+    arguments = (AnyModelArguments,)
+    metrics: ClassVar[tuple[str, ...]]
+    has_card = False  # those of hf_ext are of protein models
+
+    def check(self, run: Run) -> None:
+        """Refuses a metric that no evaluation computes, and adapters beside weights that are kept nowhere."""
+        check_metric_name(run.args.metric_for_best_model, self.metrics)
+        if run.args.use_peft:
+            require_base(None)
+
+    def judge(self, run: Run, trainer: Any, data: Any) -> dict[str, Any]:
+        """Scores held-out rows, by `judge_classes` or `judge_next_tokens`."""
+        raise NotImplementedError
+
+    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
+        """What `judge` finds, said in the log."""
+        found, sizes = self.judge(run, trainer, data), run.model_args
+        run.log.info("\n%s\n\n%s\n", found["verdict"]["text"], format_scores(found["test"]["scores"]))
+        return {"data": {"sizes": {"train": sizes.num_rows, "test": sizes.num_test_rows}}, **found}
 
 
 def sum_classes(logits: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -206,40 +187,6 @@ def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, A
 def _as_test(num_rows: int, scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     entries = {name: {m: {"value": float(v)} for m, v in both.items()} for name, both in scores.items()}
     return {"num_rows": num_rows, "scores": entries, "baselines": {name: {} for name in entries if name != "model"}}
-
-
-def finish_any_run(
-    trainer: Any, trained: Any, parser: FastArgumentParser, example: AnyModelArguments, scores: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Saves model, state, `all_results.json` and report; says the verdict; ends the trainer. To be called by all.
-
-    Args:
-        trainer, trained: after training, and what `train` returned; stock Trainer's too.
-        parser, example: after parsing.
-        scores: from `judge_classes` or `judge_next_tokens`.
-
-    Returns:
-        What `all_results.json` holds.
-    """
-    trainer.save_model()
-    trainer.save_state()
-    results = {
-        **record_run(trainer, trained, vars(example), parser.origins, parser.arguments),
-        **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
-        "task": "any_model",
-        "data": {"sizes": {"train": example.num_rows, "test": example.num_test_rows}},
-        **scores,
-    }
-    if trainer.is_world_process_zero():
-        write_json(Path(trainer.args.output_dir) / "all_results.json", results)
-    LOGGER.info("\n%s\n\n%s\n", results["verdict"]["text"], format_scores(results["test"]["scores"]))
-    if trainer.is_world_process_zero():  # no card: those of hf_ext are of protein models
-        write_report(trainer.args.output_dir)
-    LOGGER.info("Everything is in %s; report.html is the place to begin.", trainer.args.output_dir)
-    if trainer.args.push_to_hub:
-        trainer.push_to_hub()
-    trainer.end()
-    return results
 
 
 def format_scores(scores: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Any vision model: ViT from scratch tells which shape stands somewhere in a noisy image.
 
-    accelerate launch --quiet recipes/examples/image_classifier.py               # generated data
-    accelerate launch --quiet recipes/examples/image_classifier.py --activation_policy half  # less memory
+    accelerate launch recipes/examples/image_classifier.py               # generated data
+    accelerate launch recipes/examples/image_classifier.py --activation_policy half  # less memory
 
 What is said of proteins elsewhere holds here: the plan says of each speed-up whether it serves this model, killed runs
 go on where they were (`--resume auto`, the default), and beside the score stands that of the most frequent class.
@@ -14,42 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from any_model import CLASS_METRICS, AnyModelTask, compute_accuracy, data_seed, judge_classes, sum_classes
 from datasets import Dataset
-from hf_ext.recipes.examples.any_model import (
-    CLASS_METRICS,
-    AnyModelArguments,
-    build_trainer,
-    compute_accuracy,
-    data_seed,
-    finish_any_run,
-    judge_classes,
-    sum_classes,
-)
-from transformers import ViTConfig, ViTForImageClassification, set_seed
+from transformers import ViTConfig, ViTForImageClassification
 
-from hf_ext.arguments.checks import check_metric_name
-from hf_ext.arguments.parser import parse_command
-from hf_ext.checkpoints.run_lock import run_folder
-from hf_ext.errors import exit_on_errors
-from hf_ext.training_args import FastTrainingArguments
+from hf_ext import Run, exit_on_errors
 
-DEFAULTS = {
-    "preset": "max_speed",
-    "output_dir": "outputs/image_classifier",
-    "learning_rate": 2e-3,
-    "warmup_steps": 0.1,
-    "num_train_epochs": 4,
-    "per_device_train_batch_size": 32,
-    "per_device_eval_batch_size": 128,
-    "remove_unused_columns": False,  # the transform reads `image`, which the model does not
-    "eval_strategy": "epoch",
-    "save_strategy": "epoch",
-    "save_total_limit": 2,
-    "metric_for_best_model": "accuracy",
-    "resume": "auto",
-    "logging_steps": 20,
-    "report_to": "none",
-}
 SHAPE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 SIZE = 24  # pixels
 SHAPES = {  # 5 x 5, as many pixels in each
@@ -82,31 +52,52 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.stack([row["pixel_values"] for row in rows]), "labels": labels}
 
 
-def main(argv: list[str] | None = None) -> dict:
-    """Runs the example; returns what `all_results.json` holds."""
-    parser, (example, args) = parse_command((AnyModelArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
-    check_metric_name(args.metric_for_best_model, CLASS_METRICS)
-    with run_folder(args):
-        set_seed(args.seed)
-        rows = make_rows(example.num_rows + example.num_test_rows, data_seed(args))
-        train_labels = rows["labels"][: example.num_rows]
-        rows = rows.with_transform(to_pixels)
-        held_out = rows.select(range(example.num_rows, len(rows)))
+class ImageClassifier(AnyModelTask):
+    """Train ViT from scratch to tell which shape stands somewhere in a noisy image, on generated rows."""
+
+    recipe = "examples/image_classifier"
+    metrics = CLASS_METRICS
+    defaults = {
+        "preset": "max_speed",
+        "output_dir": "outputs/image_classifier",
+        "learning_rate": 2e-3,
+        "warmup_steps": 0.1,
+        "num_train_epochs": 4,
+        "per_device_train_batch_size": 32,
+        "per_device_eval_batch_size": 128,
+        "remove_unused_columns": False,  # the transform reads `image`, which the model does not
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "save_total_limit": 2,
+        "metric_for_best_model": "accuracy",
+        "resume": "auto",
+        "logging_steps": 20,
+        "report_to": "none",
+    }
+
+    def load(self, run: Run) -> Dataset:
+        """All rows, those of training first; images are read row by row."""
+        return make_rows(run.model_args.num_rows + run.model_args.num_test_rows, data_seed(run.args))
+
+    def build(self, run: Run, data: Dataset) -> dict[str, Any]:
+        """What Trainer takes."""
+        rows, num_rows = data.with_transform(to_pixels), run.model_args.num_rows
         image: dict[str, Any] = {"image_size": SIZE, "patch_size": 4, "num_channels": 1, "num_labels": len(SHAPES)}
-        model = ViTForImageClassification(ViTConfig(**image, **SHAPE))
-        trainer = build_trainer(
-            *(model, args, example, parser),
-            data_collator=collate,
-            train_dataset=rows.select(range(example.num_rows)),
-            eval_dataset=held_out,
-            preprocess_logits_for_metrics=sum_classes,  # 12 bytes a row
-            compute_metrics=compute_accuracy,
-        )
-        trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-        scores = judge_classes(trainer.predict(held_out), train_labels, args.seed)
-        return finish_any_run(trainer, trained, parser, example, scores)
+        return {
+            "model": ViTForImageClassification(ViTConfig(**image, **SHAPE)),
+            "data_collator": collate,
+            "train_dataset": rows.select(range(num_rows)),
+            "eval_dataset": rows.select(range(num_rows, len(rows))),
+            "preprocess_logits_for_metrics": sum_classes,  # 12 bytes a row
+            "compute_metrics": compute_accuracy,
+        }
+
+    def judge(self, run: Run, trainer: Any, data: Dataset) -> dict[str, Any]:
+        """Accuracy beside that of the most frequent class."""
+        num_rows = run.model_args.num_rows
+        return judge_classes(trainer.predict(trainer.eval_dataset), data["labels"][:num_rows], run.args.seed)
 
 
 if __name__ == "__main__":
     with exit_on_errors():
-        main()
+        ImageClassifier().main()

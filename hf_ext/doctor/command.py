@@ -23,24 +23,21 @@ import json
 import sys
 from pathlib import Path
 
-from hf_ext.cli import quick_imports
+import yaml
+from transformers.utils.logging import disable_progress_bar
 
-with quick_imports():
-    import yaml
-    from transformers.utils.logging import disable_progress_bar
-
-    from hf_ext.affinity.measure import settle_measure
-    from hf_ext.arguments.parser import parse_command
-    from hf_ext.data.arguments import DataArguments
-    from hf_ext.doctor.arguments import DoctorArguments
-    from hf_ext.doctor.findings import find_problems, would_run
-    from hf_ext.doctor.gathering import gather
-    from hf_ext.doctor.operator_gathering import gather_operator
-    from hf_ext.doctor.page import format_page, page_values
-    from hf_ext.doctor.stage_gathering import gather_generator
-    from hf_ext.errors import ArgumentError, exit_on_errors, show_text
-    from hf_ext.files import CONFIGS, find_shipped
-    from hf_ext.tasks import TASKS, Task, find_task
+from ..affinity.measure import settle_measure
+from ..arguments.parser import parse_command
+from ..data.arguments import DataArguments
+from ..errors import ArgumentError, show_text
+from ..files import CONFIGS, find_shipped
+from ..tasks import TASKS, Task, find_task
+from .arguments import DoctorArguments
+from .findings import find_problems, would_run
+from .gathering import gather
+from .operator_gathering import gather_operator
+from .page import format_page, page_values
+from .stage_gathering import gather_generator
 
 
 def guess_task(argv: list[str]) -> str:
@@ -97,8 +94,3 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             raise ArgumentError(f"--json {doctor_args.json}: {error.strerror}. Name a file in a folder.") from error
     return 0 if would_run(findings) else 1
-
-
-if __name__ == "__main__":
-    with exit_on_errors():
-        sys.exit(main())

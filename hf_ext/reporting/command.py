@@ -13,14 +13,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hf_ext.cli import quick_imports
-
-with quick_imports():
-    from hf_ext.errors import exit_on_errors
-    from hf_ext.processes import refuse_several
-    from hf_ext.reporting.card import write_card
-    from hf_ext.reporting.report import write_report
-    from hf_ext.reporting.run_log import start_run_log
+from ..processes import refuse_several
+from .card import write_card
+from .report import write_report
+from .run_log import start_run_log
 
 
 def main(argv: list[str] | None = None) -> list[Path]:
@@ -36,8 +32,3 @@ def main(argv: list[str] | None = None) -> list[Path]:
         written += [*write_report(folder), write_card(folder)]
     log.info("\n".join(f"Wrote {path}" for path in written))
     return written
-
-
-if __name__ == "__main__":
-    with exit_on_errors():
-        main()

@@ -1,7 +1,7 @@
-"""Compare two or more ways to run a recipe: speed, memory, loss, metric, with intervals and pass/fail criteria.
+"""Compare two or more ways to run training: speed, memory, loss, metric, with intervals and pass/fail criteria.
 
     hf-ext compare --baseline baseline --optimized max_speed -- --num_train_epochs 3
-    hf-ext compare --recipe recipes/mlm.py --baseline stock mlm_stock_best.yaml --optimized max_speed \\
+    hf-ext compare --recipe mlm --baseline stock mlm_stock_best.yaml --optimized max_speed \\
         --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
     hf-ext compare --baseline baseline --baseline_launch "ddp.yaml --num_processes 2 --mixed_precision fp16" \\
         --optimized max_speed --optimized_launch "ddp.yaml --num_processes 2" -- --effective_batch_size 64
@@ -18,15 +18,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hf_ext.cli import quick_imports
-
-with quick_imports():
-    from hf_ext.arguments.help import GroupedArgumentParser
-    from hf_ext.comparing.arguments import CompareArguments
-    from hf_ext.comparing.comparison import compare
-    from hf_ext.errors import exit_on_errors
-    from hf_ext.processes import refuse_several
-    from hf_ext.reporting.run_log import start_run_log
+from ..arguments.help import GroupedArgumentParser
+from ..processes import refuse_several
+from ..reporting.run_log import start_run_log
+from .arguments import CompareArguments
+from .comparison import compare
 
 CRITERIA_FAILED = 3
 TOO_NOISY = 4
@@ -46,8 +42,3 @@ def main(argv: list[str] | None = None) -> int:
     if result["too_noisy"]:
         return TOO_NOISY
     return 0 if result["passed"] else CRITERIA_FAILED
-
-
-if __name__ == "__main__":
-    with exit_on_errors():
-        sys.exit(main())

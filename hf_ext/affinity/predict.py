@@ -1,0 +1,61 @@
+"""Predict with a trained model: a folder or Hub id, and a table or FASTA of sequences; writes a CSV.
+
+    hf-ext predict --model outputs/affinity --dataset_name new.csv --output predictions.csv
+
+The model reads the columns that it was trained on. The CSV has all columns of the table, in their order and as they
+were read, then `source_row` (the row's line in it) and `prediction`; --keep_columns false leaves out those that the
+model does not read. Embeddings of frozen encoders are read from the cache where it has them. For an ensemble
+(`hf-ext train --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a spreadsheet would
+run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take that `'`
+off (`hf_ext.files.read_cell`).
+
+`--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of measured values are
+expected, by how far predictions were off on the validation rows of the training run. `--calibrated false` writes what
+the network says, without what was fitted on those rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..arguments.parser import parse_command
+from ..arguments.predicting_fields import PredictingArguments
+from ..arguments.training_fields import option
+from ..cli import quick_imports
+from ..data.arguments import ReadingArguments
+
+
+@dataclass
+class PredictArguments:
+    """Which model, and where predictions go."""
+
+    _argument_group_name = "prediction"  # in --help
+    _only_reads = "predict"
+
+    model: str = field(metadata={"help": "Folder that hf-ext train wrote, or Hub id."})
+    output: str = option(
+        "predictions.csv",
+        "CSV to write. Rows that --bad_rows drop leaves out are listed beside, in NAME.rejected_rows.csv.",
+    )
+    revision: str | None = option(None, "Commit, tag or branch of a Hub model.")
+    keep_columns: bool = option(
+        True, "Write all columns of the input too, in its order and as read (not those of a stream)."
+    )
+    interval: float | None = option(
+        None,
+        "Also write prediction_low and prediction_high, between which this share of measured values is expected: 0.9, "
+        "say. From the validation rows of the training run; no labels are read.",
+    )
+    calibrated: bool = option(True, "false: write what the network says, without the calibration on validation.")
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Runs the command; returns the path of the CSV."""
+    types = (PredictArguments, ReadingArguments, PredictingArguments)
+    parser, parsed = parse_command(types, {}, __doc__, argv)
+    with quick_imports():
+        from .predicting import predict_table
+
+    return predict_table(*parsed, parser.explicit)

@@ -1,0 +1,96 @@
+"""Predicts a table with a trained model and writes a CSV: what `hf-ext predict` does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arguments.predicting_fields import PredictingArguments
+from ..data.arguments import DataArguments, ReadingArguments
+from ..data.collators import SequenceCollator
+from ..data.loading import load_sequences
+from ..data.reading import peek_columns
+from ..errors import ArgumentError
+from ..models.affinity import AffinityModel
+from ..models.postprocess import describe_basis
+from ..reporting.run_log import LOGGER, start_run_log
+from ..running import check_inputs
+from ..trainer import FastTrainer
+from .ensemble import predict_members
+from .predict import PredictArguments
+from .prediction_file import find_output, find_rejected, refuse_added
+from .predictor import check_interval, check_predictions, columns_of, find_model, load_model, predicting
+from .results import write_predictions
+
+
+def predict_table(
+    own: PredictArguments, reading: ReadingArguments, computing: PredictingArguments, explicit: Collection[str]
+) -> Path:
+    """Predicts each row of a table; returns the path of the CSV.
+
+    Args:
+        own, reading, computing: the command line.
+        explicit: names of the arguments that the user set.
+
+    Raises:
+        ArgumentError: a model or arguments that do not fit; a file that cannot be written.
+        DataError: rows that the model cannot read; predictions that are not finite.
+    """
+    args = computing.as_training_arguments(explicit)
+    log = start_run_log(None, args.process_index == 0)
+    if reading.streaming and (reading.filter or reading.bad_rows == "drop"):
+        raise ArgumentError(
+            "--streaming with --filter or --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
+            "tell which rows were left out. Read the table at once, or leave these out."
+        )
+    output = find_output(own.output, reading.dataset_name)
+    rejected = find_rejected(output, reading.bad_rows)
+    if own.keep_columns and not reading.streaming:
+        for path, names in peek_columns(reading.dataset_name).items():
+            refuse_added(path, names)
+    folder = find_model(own.model, own.revision)
+    model = load_model(folder)
+    half_width = _settle_scale(model, own)
+    collator = SequenceCollator.from_pretrained(folder)
+    if "too_long" in explicit:
+        collator.too_long = reading.too_long
+    data_args = DataArguments(
+        **vars(reading), sequence_columns=columns_of(collator), missing_chains=collator.missing_chains
+    )
+    loaded = load_sequences(
+        data_args, output_dir=rejected.parent, rejected_name=rejected.name, keeps_columns=own.keep_columns
+    )
+    rows = loaded.table
+    if loaded.as_read is not None:
+        refuse_added(str(reading.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now
+    check_inputs(collator, {"rows": rows}, reading.dataset_name)
+    with predicting(model, collator, args) as trainer:
+        predictions, spread = _predict(trainer, rows)
+        check_predictions(predictions)
+        if trainer.is_world_process_zero():
+            write_predictions(output, rows, predictions, spread=spread, as_read=loaded.as_read, half_width=half_width)
+        log.info("%d predictions in %s", len(predictions), output)
+        trainer.end()
+    return output
+
+
+def _settle_scale(model: AffinityModel, own: PredictArguments) -> float | None:
+    """Takes the calibration off where that is asked for; returns half the width of intervals, None without them."""
+    half_width, stored = None, model.config.prediction_intervals
+    if own.interval is not None:
+        half_width = check_interval(model, own.interval, own.calibrated)
+        LOGGER.info("Intervals are the prediction +- %.4g, from %s.", half_width, describe_basis(stored))
+    if not own.calibrated:
+        model.set_calibration(None)
+    return half_width
+
+
+def _predict(trainer: FastTrainer, rows: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Predictions and, of an ensemble, the standard deviation over its heads: (n,) each, label units."""
+    if trainer.model.config.ensemble_size < 2:
+        return np.asarray(trainer.predict(rows).predictions).reshape(-1), None
+    members = np.asarray(predict_members(trainer, rows))
+    return members.mean(1), members.std(1, ddof=1)
