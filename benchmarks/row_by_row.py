@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> None:
         with args.main_process_first(desc="demo encoders"):
             encoders = make_demo_encoders(Path(str(args.output_dir)) / "demo_encoders")
         table = fill_in_demo(model_args, data_args, encoders)
-    rows = load_rows(model_args, data_args, frozenset(), output_dir=args.output_dir, seed=args.seed, table=table)
+    rows = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     model_args.num_seeds, model_args.init_head_from = 1, None
     model = build_model(model_args, data_args.sequence_columns)
     plain = stock_arguments(args, frozenset(), **PLAIN)

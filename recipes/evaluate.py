@@ -74,7 +74,7 @@ class EvaluateArguments:
         default=None, metadata={"help": "Of the verdict. Left out: rmse; spearman where a model only ranks."}
     )
     binder_threshold: Optional[float] = field(  # noqa: UP045
-        default=9.0,
+        default=None,
         metadata={"help": "Labels at or above this count as hits for recall and the other metrics of binders."},
     )
     prediction_column: str = field(default=PREDICTION, metadata={"help": "Column with predictions in such a file."})
@@ -159,7 +159,7 @@ def load_rows(
     if "sequence_columns" not in parser.explicit:
         read_all_columns(models, data_args)
     with tempfile.TemporaryDirectory() as scratch:
-        return load_labelled(data_args, own, parser.explicit, Path(scratch))
+        return load_labelled(data_args, own, Path(scratch))
 
 
 def settle_metric(asked: str | None, models: Sequence[ScoredModel], known: Sequence[str]) -> str:

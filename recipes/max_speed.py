@@ -74,7 +74,7 @@ def run(
     set_seed(args.seed)
 
     table = use_demo(model_args, data_args, args) if data_args.dataset_name is None else None
-    data = load_rows(model_args, data_args, parser.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
+    data = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits, metrics = data.splits, evaluated(model_args, data_args)
     check_measure(args, model_args.loss, metrics, splits["validation"])
     requirements = read_requirements(model_args, data_args)  # recall may be left out now

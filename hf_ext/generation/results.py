@@ -129,5 +129,5 @@ def check_passed(results: Mapping[str, Any]) -> None:
     raise GatesFailed(
         f"Stage {results['stage']} did not pass its gates ({listed}). Model and report are whole, in "
         f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, or "
-        "give a threshold of your own (--gate_NAME)."
+        "give a threshold of your own (--gates)."
     )
