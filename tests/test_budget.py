@@ -14,7 +14,7 @@ BUDGET = {
     ".": (1781, 16),
     "affinity": (2844, 28),
     "arguments": (559, 8),
-    "checkpoints": (1806, 12),
+    "checkpoints": (1826, 12),
     "comparing": (818, 7),
     "data": (3269, 26),
     "doctor": (2040, 22),
