@@ -11,25 +11,26 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1781, 16),
+    ".": (1573, 13),
     "affinity": (2844, 28),
     "arguments": (559, 8),
     "checkpoints": (1826, 12),
     "comparing": (818, 7),
-    "data": (3269, 26),
+    "data": (3268, 26),
     "doctor": (2040, 22),
     "embeddings": (424, 5),
     "evaluation": (1695, 13),
     "generation": (2050, 22),
     "hub": (368, 6),
     "masked_lm": (361, 5),
-    "memory": (669, 7),
-    "models": (2844, 31),
+    "memory": (656, 7),
+    "models": (2853, 31),
     "pde": (943, 13),
+    "processes": (187, 3),
     "recipes": (2, 1),
     "reporting": (3926, 63),
     "speedups": (1871, 20),
-    "training": (2186, 20),
+    "training": (2214, 21),
 }
 SEAMS, PRIVATE = 22, 10
 

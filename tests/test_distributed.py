@@ -7,8 +7,8 @@ import pytest
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hf_ext.distributed import Team, release_group, share_group
 from hf_ext.errors import ArgumentError, DiskFailure
+from hf_ext.processes.team import Team, release_group, share_group
 
 
 def make_team(**given) -> Team:

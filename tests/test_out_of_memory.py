@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 
-from hf_ext.memory.out_of_memory import DidNotFit, attempt, is_out_of_memory
+from hf_ext.errors import is_out_of_memory
+from hf_ext.memory.out_of_memory import DidNotFit, attempt
 
 IS = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
-from ..distributed import do_on_main
 from ..errors import FolderError
 from ..files import is_disk_failure
+from ..processes.team import do_on_main
 from .compare import refuse_asked
 from .finished_model import MODEL_MANIFEST, WEIGHTS
 

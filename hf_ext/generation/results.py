@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..distributed import do_on_main
 from ..errors import RunEnded
+from ..processes.team import do_on_main
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell
 from ..running import with_absolute_path

@@ -114,7 +114,7 @@ def override_loss(folder: Path, is_seen: bool = True) -> list[str]:
 
     Where the override is not seen, rows are dealt out unevenly for it.
     """
-    find, places = hf_ext.overrides.find_override, [*sys.modules.values()]
+    find, places = hf_ext.training.overrides.find_override, [*sys.modules.values()]
     asking = [module for module in places if getattr(module, "find_override", None) is find]
     for module in asking if not is_seen else ():
         module.find_override = lambda trainer, *names: None

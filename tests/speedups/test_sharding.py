@@ -11,7 +11,8 @@ from transformers.integrations import deepspeed as integration
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
-from hf_ext.processes import need_gloo, whole_weights
+from hf_ext.processes import need_gloo
+from hf_ext.processes.sharding import whole_weights
 from hf_ext.speedups import REGISTRY, Context, ModelFacts, Run, sharding
 
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", num_parameters=100, num_trainable=100, num_block_matrices=6)
