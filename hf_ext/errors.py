@@ -23,6 +23,12 @@ from typing import Any, NoReturn
 
 STATUS_FILE = "HF_EXT_STATUS_FILE"  # names a file for the statuses of processes, which launchers do not pass on
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+# RuntimeErrors of allocators (CUDA, HIP, XPU, MPS, the CPU's on each system) and of libraries that allocate.
+# Triton's "out of resource: shared memory" is none: no memory would help.
+_OUT_OF_MEMORY = re.compile(
+    r"(CUDA|HIP|XPU|MPS)\b.*out of memory|ErrorOutOfMemory|MemoryAllocation|_ALLOC_FAILED|_INSUFFICIENT_RESOURCES"
+    r"|can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc"
+)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newlines and tabs
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")  # the form of the Hub's
 
@@ -115,6 +121,21 @@ def error_number(error: BaseException) -> int | None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
     return int(found[1]) if found else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory, of the device or the host, did not suffice, and nothing else.
+
+    Also where it is the cause of another one, as torch's compiler raises it. torch is not imported for it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(cause, RuntimeError) and _OUT_OF_MEMORY.search(str(cause)):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def show_text(text: str) -> str:

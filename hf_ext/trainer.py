@@ -34,14 +34,13 @@ from .checkpoints.weights import load_weights
 from .data.batching import RepeatedRows
 from .data.masking import MaskingEpochCallback
 from .data.random_states import kept_random_states
-from .distributed import Team, release_group, share_group
 from .embeddings.dataset import EmbeddedDataset
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
 from .hub.pusher import Pusher
 from .models.process_settings import replaced
-from .overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .plan import Plan
+from .processes.team import Team, release_group, share_group
 from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_clock import RunClockCallback
 from .reporting.throughput import ThroughputCallback
@@ -58,6 +57,7 @@ from .training.losses import Losses
 from .training.nan_guard import NanGuard
 from .training.oom_policy import OomPolicy, find_batch_size
 from .training.optimizers import finish_optimizer
+from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run
 from .training.profiling import Profiling
 from .training.progress import HostSteps, SpeedLine
@@ -162,7 +162,7 @@ class FastTrainer(Trainer):
 
     @cached_property
     def _ext_saver(self) -> Saver:
-        return Saver(self)
+        return Saver(self, partial(find_override, self, "_save_checkpoint"))
 
     def _ext_listen(self) -> None:
         show_live(self.callback_handler.callbacks)

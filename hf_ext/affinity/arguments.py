@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ..arguments.checks import (
-    ABOVE_ZERO,
     COUNT,
     FINITE,
     SHARE_BELOW_ONE,
@@ -35,7 +34,7 @@ class AffinityArguments:
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
         *("dataset_name", "sequence_columns", "label_column", "split", "encoders", "tower_inputs", "tower_training"),
-        *("use_peft", "head", "binder_threshold", "preset", "cached_batch_size", "metric_for_best_model"),
+        *("use_peft", "head", "binder_threshold", "preset", "metric_for_best_model"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
@@ -96,10 +95,10 @@ class AffinityArguments:
     )
     head_dropout: Annotated[float, SHARE_BELOW_ONE] = option(0.3, "Dropout after each hidden layer of the head.")
     loss: Literal["mse", "huber", "tobit", "ranking"] = option(
-        "mse", "tobit uses --censor_column; ranking learns the order only."
+        "mse",
+        "huber turns linear one standard deviation from the label; tobit uses --censor_column; ranking learns order "
+        "alone.",
     )
-    huber_delta: Annotated[float, ABOVE_ZERO] = option(1.0, "Where Huber turns linear, in standard deviations.")
-    tobit_scale: Annotated[float, ABOVE_ZERO] = option(0.25, "Noise of the measurement, in standard deviations.")
     calibration: Literal["stack", "line", "none"] = option(
         "stack",
         "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if that lowers "
@@ -109,9 +108,9 @@ class AffinityArguments:
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     binder_threshold: Annotated[float, FINITE] | None = option(
-        9.0,
-        "Labels at or above this count as hits for recall, precision, F1, average precision and enrichment at 1 and 5 "
-        "per cent, in every evaluation; null in YAML leaves them out.",
+        None,
+        "Labels at or above this count as hits: recall, precision, F1, average precision and enrichment at 1 and 5 per "
+        "cent are then in every evaluation. 9 is usual of pKd.",
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 

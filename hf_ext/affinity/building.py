@@ -22,7 +22,7 @@ from .arguments import AffinityArguments
 from .predictor import find_model, load_model
 
 TRAININGS = ("frozen", "lora", "full")
-HEAD_SETTINGS = ("head_form", "head_sizes", "head_dropout", "loss", "huber_delta", "tobit_scale")  # of a single head
+HEAD_SETTINGS = ("head_form", "head_sizes", "head_dropout", "loss")  # of a single head
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
@@ -47,6 +47,8 @@ def fill_in_demo(args: AffinityArguments, data_args: DataArguments, encoders: Se
     data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], "pKd"
     args.encoders = [*encoders]
     args.tower_inputs = ["heavy,light", "antigen"]
+    if args.binder_threshold is None:
+        args.binder_threshold = 9.0
     return make_demo_table()
 
 

@@ -27,7 +27,7 @@ from ..reporting import units
 from ..reporting.report.run_files import read_run
 from ..reporting.tables import format_table
 from .results import BOUND_SIGNS, PREDICTIONS
-from .rows import describe_units, find_exact, find_units, label_array, read_bounds, settle_threshold
+from .rows import check_threshold, describe_units, find_exact, find_units, label_array, read_bounds
 from .scoring import LIMITS_NOTE, Compared
 
 FloatArray = NDArray[np.float64]
@@ -60,13 +60,12 @@ class LabelledRows:
         return label_array(self.table).astype(np.float32).astype(np.float64)
 
 
-def load_labelled(args: DataArguments, settings: Any, explicit: Container[str], scratch: Path) -> LabelledRows:
+def load_labelled(args: DataArguments, settings: Any, scratch: Path) -> LabelledRows:
     """All rows of a labelled table; intervals resample rows unless `args.interval_by` names a column.
 
     Args:
         args: of the data.
-        settings: with `binder_threshold`, which becomes None where nobody typed it and no label tells hits by it.
-        explicit: names of the arguments that the user set.
+        settings: with `binder_threshold`.
         scratch: where `--bad_rows drop` lists what it left out.
 
     Raises:
@@ -78,7 +77,8 @@ def load_labelled(args: DataArguments, settings: Any, explicit: Container[str], 
         raise ArgumentError("--streaming: scores are of rows that can be counted; leave it out.")
     table: Any = load_sequences(args, output_dir=scratch, needs_labels=True).table
     report: dict[str, Any] = {"notes": [], "warnings": []}
-    settle_threshold(settings, explicit, label_array(table), report)
+    if settings.binder_threshold is not None:
+        check_threshold(settings.binder_threshold, label_array(table), report)
     resampled = find_units(args, {"train": table, "test": table})
     groups = column_values(table, args.group_column) if args.group_column else None
     notes = [*report["warnings"], *report["notes"], *describe_units(resampled)]

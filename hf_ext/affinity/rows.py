@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,6 @@ def check_splits(splits: Mapping[str, Any]) -> None:
 def load_rows(
     args: AffinityArguments,
     data_args: DataArguments,
-    explicit: Container[str],
     *,
     output_dir: Any,
     seed: int,
@@ -67,12 +66,11 @@ def load_rows(
 ) -> LoadedData:
     """`load_data`, and in its report's `notes` and `warnings` where labels, splits and options do not fit each other.
 
-    Sets `args.binder_threshold` to None where nobody typed it and no label can tell hits from others by it, and leaves
-    in `data_args.missing_chains` the columns that some training rows lack; `report["missing_chains"]` counts these.
+    Leaves in `data_args.missing_chains` the columns that some training rows lack, which `report["missing_chains"]`
+    counts.
 
     Args:
         args, data_args: as parsed.
-        explicit: names of the arguments that the user set.
         output_dir, seed, table: as in `load_data`.
 
     Raises:
@@ -93,7 +91,8 @@ def load_rows(
             f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, and "
             "will refuse rows that lack it."
         )
-    settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)
+    if args.binder_threshold is not None:
+        check_threshold(args.binder_threshold, np.concatenate([*labels.values()]), data.report)
     return data
 
 
@@ -115,12 +114,9 @@ def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[st
     ]
 
 
-def settle_threshold(args: Any, explicit: Container[str], labels: np.ndarray, report: dict[str, Any]) -> None:
-    """Says where `--binder_threshold` divides no labels into hits and others, the default is left out then; or where it
-    takes the weakest for hits, as of energies."""
-    threshold, low, high = args.binder_threshold, labels.min(), labels.max()
-    if threshold is None:
-        return
+def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]) -> None:
+    """Says where `--binder_threshold` divides no labels into hits and others, or takes the weakest for hits."""
+    low, high = labels.min(), labels.max()
     if low < threshold <= high:
         if high < 0 and ENERGIES[0] <= float(np.median(labels)) <= ENERGIES[1]:
             report["notes"].append(
@@ -130,15 +126,10 @@ def settle_threshold(args: Any, explicit: Container[str], labels: np.ndarray, re
             )
         return
     side = "below" if high < threshold else "at or above"
-    found = f"--binder_threshold {threshold:g}: all {len(labels):,} labels ({low:.3g} to {high:.3g}) are {side} it, so "
-    if "binder_threshold" in explicit:
-        found += (
-            "recall, precision and F1 say nothing. Give one between them, or null in YAML to leave these scores out."
-        )
-        report["warnings"].append(found)
-    else:
-        args.binder_threshold = None
-        report["notes"].append(f"{found}recall, precision and F1 are left out. Give one of yours to have them.")
+    report["warnings"].append(
+        f"--binder_threshold {threshold:g}: all {len(labels):,} labels ({low:.3g} to {high:.3g}) are {side} it, so "
+        "recall, precision and F1 say nothing. Give one between them, or leave it out."
+    )
 
 
 def describe_rows(data: LoadedData) -> str:

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ..errors import ArgumentError, CheckpointError
 from ..evaluation.row_metrics import RowMetrics
 from ..models.lora import unwrap_peft
 from ..optional import installed_version
+from .manifest import CHECKPOINT_NAME, read_stored
 from .weights import read_base
 
 # Decide which rows make up an optimizer step; harmless together as long as every step takes the same rows.
@@ -41,6 +43,9 @@ ANOTHER_RUN = frozenset(
     metric_for_best_model greater_is_better
     """.split()  # noqa: SIM905  readable as a paragraph
 )
+
+# Of these, what a run has as the user gave it.
+AS_ASKED = ANOTHER_RUN - STEP_SIZE - {"metric_for_best_model", "parallelism_config", "fsdp", "fsdp_config", "deepspeed"}
 
 # Secrets, and where and how this call was made.
 UNRECORDED = frozenset(
@@ -224,6 +229,28 @@ def refuse(checkpoint: str | os.PathLike[str], contradictions: Sequence[str]) ->
             'begin anew, the old values to continue as it was, or allow_changed=["NAME", ...] (--allow_changed NAME '
             "[NAME ...]) to continue with the new ones."
         )
+
+
+def refuse_asked(args: Any) -> None:
+    """Refuses what the user asks for and the checkpoint that is to be continued has otherwise; before rows are read.
+
+    Of arguments that neither plan nor search changes: all others, data and model are compared when training begins.
+    Reads one manifest.
+    """
+    asked = args.resume_from_checkpoint or args.resume
+    if asked in (None, False, "no"):
+        return
+    is_newest = asked is True or asked == "auto"
+    folders = Path(args.output_dir).glob("checkpoint-*") if is_newest else [Path(str(asked))]
+    found = [
+        read_stored(folder, int(step[1])) for folder in folders if (step := CHECKPOINT_NAME.fullmatch(folder.name))
+    ]
+    stored = max(filter(None, found), key=lambda one: one.step, default=None)
+    if stored is not None:
+        before = stored.manifest.facts["arguments"]
+        now = {name: getattr(args, name) for name in AS_ASKED & args.explicit_fields & before.keys()}
+        now = before | json.loads(json.dumps(now, default=_to_json))
+        refuse(stored.path, compare_runs({"arguments": before}, {"arguments": now}, args.allow_changed).contradictions)
 
 
 def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

@@ -13,8 +13,8 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..distributed import do_on_main
 from ..errors import CheckpointError
+from ..processes.team import do_on_main
 from .compare import STEP_SIZE, compare_runs, describe_run, refuse
 from .manifest import PROGRESS, Stored, check_unlisted, read_json
 

@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
-from ..distributed import do_on_main
 from ..errors import FolderError
 from ..files import is_disk_failure
+from ..processes.team import do_on_main
+from .compare import refuse_asked
 from .finished_model import MODEL_MANIFEST, WEIGHTS
 
 LOCK = ".run.lock"
@@ -38,11 +39,13 @@ def run_folder(args: Any) -> Iterator[None]:
     """Makes `output_dir`, and keeps it for this run until the block ends; for all processes of a recipe.
 
     Raises:
+        CheckpointError: the run is to go on from a checkpoint that contradicts what the user asks for.
         FolderError: on all processes: no folder can be there, another run is in it, or what is in it is not a run's.
             Nothing was touched.
         DiskFailure: the disk is full or broken.
     """
     do_on_main(args, lambda: check_folder(args.output_dir))
+    do_on_main(args, lambda: refuse_asked(args))
     with hold_folders(args):
         yield
 

@@ -19,8 +19,8 @@ from transformers.trainer_callback import ExportableState
 
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
-from ..overrides import find_override, is_from
-from ..processes import own_part
+from ..models.replaced_forwards import is_from
+from ..processes.sharding import own_part
 from .finished_model import not_finite
 from .manifest import PROGRESS, check_unlisted
 from .mirror import MirroredStore
@@ -52,8 +52,8 @@ class Saver:
         staging_root: where Trainer is to write, while it writes a checkpoint.
     """
 
-    def __init__(self, trainer: Any):
-        self._trainer, self._team = trainer, trainer._ext_team
+    def __init__(self, trainer: Any, find_override: Callable[[], str | None]):
+        self._trainer, self._team, self._find_override = trainer, trainer._ext_team, find_override
         self.saved_step: int | None = None
         self.staging_root: str | None = None
         self._folders: tuple[str, str | None] = ("", None)
@@ -119,7 +119,7 @@ class Saver:
         hooks = [type(callback).on_save for callback in self._trainer.callback_handler.callbacks]
         stock = TrainerCallback.on_save  # integrations of transformers have one of their own, which reads the folder
         are_others = any(hook is not stock and not is_from(hook, ("hf_ext",)) for hook in hooks)
-        return are_others or find_override(self._trainer, "_save_checkpoint") is not None
+        return are_others or self._find_override() is not None
 
     def _wait(self) -> None:
         """Until the last checkpoint has its name."""

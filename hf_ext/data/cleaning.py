@@ -14,7 +14,7 @@ from ..errors import DataError
 from .arguments import DataArguments
 from .columns import as_array, as_text, check_columns, distinct
 from .filters import parse_filter
-from .labels import name_label_kind, parse_labels
+from .labels import describe_classes, parse_labels
 from .proteins import clean_chains, remedy_if_missing
 from .reading import SOURCE_ROW
 from .row_errors import NO_SPLIT, RowError, append_rejected, check_rejected, find_rows, refuse
@@ -112,8 +112,8 @@ class RowSchema:
         name, mark_column = self.args.label_column, self.args.censor_column
         marks = table[mark_column] if mark_column else None
         parsed = parse_labels(table[name], name, rows, marks=marks, mark_column=mark_column or "")
-        if not np.isfinite(parsed.labels).any() and (kind := name_label_kind(table[name])):
-            raise DataError(f"{path}, column {name!r}: {kind}, which hf_ext does not train yet. Give numbers.")
+        if not np.isfinite(parsed.labels).any() and (problem := describe_classes(table[name])):
+            raise DataError(f"{path}, column {name!r}: {problem}")
         columns |= {"label": pa.array(parsed.labels), "bound": pa.array(parsed.bounds)}
         return parsed.errors
 

@@ -32,6 +32,7 @@ MAX_RATIO = 100.0  # of positive labels: where they spread further, such as Kd i
 _PLAIN = r"^-?[0-9]{1,15}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?$"  # which Arrow reads as Python does
 _LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch  # of stripped text, and linear
 _NUMBER = re.compile(NUMBER).fullmatch
+_BEGINS_NUMBER = re.compile(r"\s*[0-9<>=+.\u2264\u2265-]").match
 _NOT_ZERO = re.compile(r"[+-]?[0.]*[1-9]").match
 _INFINITE = re.compile(r"(?:(?:<=|>=|<|>|=)\s*)?[+-]?(?:inf|infinity)", re.IGNORECASE).fullmatch
 
@@ -187,10 +188,16 @@ def find_placeholders(
     return [RowError(int(rows[i]), column, text, rule, remedy) for i, text in zip(found, texts)]
 
 
-def name_label_kind(values: pa.ChunkedArray | Sequence[Any]) -> str:
-    """What labels are that are no numbers, with two of them; empty where they seem to be meant as numbers."""
+def describe_classes(values: pa.ChunkedArray | Sequence[Any]) -> str:
+    """What labels are that are no numbers, and what to do with them; empty where they seem to be meant as numbers."""
     texts = [str(cell) for cell in distinct(values).cells.to_pylist() if not is_missing(cell)]
     shown = " and ".join(shorten(text) for text in texts[:2])
     if any(re.search(r"[;|\[]|[A-Za-z],", text) for text in texts):
-        return f"{shown} look like several labels in one cell"
-    return "" if not texts or any(map(str.isdigit, "".join(texts))) else f"{shown} look like names of classes"
+        return f"{shown} look like several labels in one cell. Give a column with one number per row."
+    if not texts or any(map(_BEGINS_NUMBER, texts)):
+        return ""
+    return (
+        f"{shown} look like names of classes, which `hf-ext train` does not train yet: it predicts numbers.\n"
+        "  Two classes: write them as 0 and 1, and read what is predicted as a score that ranks rows.\n"
+        "  Classes as such: recipes/examples/text_classifier.py trains them."
+    )

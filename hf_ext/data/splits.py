@@ -293,7 +293,7 @@ def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
     """Returns int64 [n] of 0, 1, 2; counts are rounded shares, at least one row for every share above 0."""
     wanted = [number for number, share in enumerate(shares) if share > 0]
     if num < len(wanted):
-        raise DataError(f"{num} row{'s' * (num != 1)} cannot fill {len(wanted)} splits; add rows or set a share to 0.")
+        raise DataError(_describe_lack(f"{num} row{'s' * (num != 1)}", shares))
     counts = [0, 0, 0]
     for number in wanted[1:]:
         counts[number] = max(1, round(shares[number] * num))
@@ -304,15 +304,20 @@ def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
     return side[np.random.default_rng(seed).permutation(num)]
 
 
+def _describe_lack(what: str, shares: Sequence[float]) -> str:
+    given = " ".join(f"{share:g}" for share in shares)
+    num = sum(share > 0 for share in shares)
+    remedy = "add rows, or set the share of a split that may be empty to 0"
+    return f"{what} cannot fill {num} splits (--split_sizes {given}): {remedy}."
+
+
 def _group_sides(groups: np.ndarray, shares: Sequence[float], seed: int, kind: str, column: str) -> np.ndarray:
     """Largest group first, each to the split that still lacks most; no wanted split stays empty."""
     sizes = np.bincount(groups)
     wanted = [number for number, share in enumerate(shares) if share > 0]
     if len(sizes) < len(wanted):
-        where = f" in column {column!r}" if column else ""
-        raise DataError(
-            f"split={kind}: {len(sizes)} {kind}{'s' * (len(sizes) != 1)}{where} cannot fill {len(wanted)} splits."
-        )
+        where, plural = f" in column {column!r}" if column else "", "s" * (len(sizes) != 1)
+        raise DataError(f"--split {kind}: {_describe_lack(f'{len(sizes)} {kind}{plural}{where}', shares)}")
     order = np.random.default_rng(seed).permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
     lacking = {number: shares[number] * len(groups) for number in wanted}

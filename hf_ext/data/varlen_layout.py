@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from ..overrides import is_from
-
 IGNORED = -100  # labels that transformers' losses leave out
 
 
@@ -186,6 +184,6 @@ def change_layout(collator: Any, **changes: bool) -> None:
 
     So are subclasses with another `__call__`: what that changes in a batch, its layout would not know.
     """
-    if hasattr(collator, "layout") and is_from(type(collator).__call__, ("hf_ext",)):
+    if hasattr(collator, "layout") and type(collator).__call__.__module__.startswith("hf_ext."):
         maker = replace(collator.layout or LayoutMaker(), **changes)
         collator.layout = maker if maker.packs or maker.locates_labels else None

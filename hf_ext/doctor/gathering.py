@@ -170,7 +170,7 @@ class _Reader(Attempts):
             return None
         source = {"output_dir": self.scratch, "seed": self.args.seed, "table": table}
         if self.task == "affinity":
-            loaded = load_rows(self.model_args, self.data_args, self.args.explicit_fields, **source)
+            loaded = load_rows(self.model_args, self.data_args, **source)
             if not self.data_args.streaming:
                 self.labels = audit_labels(loaded.splits["train"])
         else:

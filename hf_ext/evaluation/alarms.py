@@ -193,7 +193,10 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
     if len(values) < MIN_ROWS:
         return []
     if len(distinct) == 2 and not sides.any():
-        return [f"Two values, {distinct[0]:g} and {distinct[1]:g}: classes? hf_ext trains numbers alone, so these too."]
+        return [
+            f"Two values, {distinct[0]:g} and {distinct[1]:g}: a regression is fitted to them, of which RMSE and "
+            "Spearman say little. If these are classes, see recipes/examples/text_classifier.py."
+        ]
     alarms = unit_alarms(values)
     for value, sign, kind in ((distinct[0], "<=", "lowest"), (distinct[-1], ">=", "highest")):
         # Rows that already say which side the truth lies on are handled; the rest pretend to be exact.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,11 +11,10 @@ from ..arguments.checks import COUNT, COUNT_FROM_ZERO, FINITE, check_choices, ch
 from ..errors import ArgumentError
 from ..models.generation import configuration
 from .judging.discriminator import THRESHOLD
-from .judging.gates import REQUIREMENTS
+from .judging.gates import NUM_ERRORS, REQUIREMENTS
 from .sampling import RANGES, TEMPERATURE
-from .stages import STAGES, describe_defaults, describe_gate
+from .stages import STAGES, describe_defaults, describe_gates
 
-GATE = "gate_"  # what flags of thresholds begin with
 SHAPE = ("d_model", "d_ff", "hidden_size", "num_heads", "num_encoder_layers", "num_decoder_layers")
 # Only act with this architecture.
 BELONGS = {"antigen_encoder_revision": "esm", "encoder_training": "esm", "save_full": "esm", "attend": "lstm"}
@@ -117,18 +118,16 @@ class GeneratorArguments(WritingArguments):
     humanness: Literal["auto", "on", "off"] = flag(
         "auto", "OASis humanness (extra 'humanness'); auto: where that is installed."
     )
-    gate_token_loss: float | None = flag(None, describe_gate("token_loss"))
-    gate_reproduced: float | None = flag(None, describe_gate("reproduced"))
-    gate_valid: float | None = flag(None, describe_gate("valid"))
-    gate_num_validation_falls: float | None = flag(None, describe_gate("num_validation_falls"))
-    gate_share_above: float | None = flag(None, describe_gate("share_above"))
-    gate_unique: float | None = flag(None, describe_gate("unique"))
-    gate_correlation: float | None = flag(None, describe_gate("correlation"))
-    gate_beats_random: float | None = flag(None, describe_gate("beats_random"))
+    gates: dict[str, Any] | str | None = flag(
+        None,
+        "Thresholds of your own, by name: a table in YAML (gates: {valid: 0.9}), JSON on the command line. "
+        + describe_gates(),
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_ranges(self, {**_RANGES, **{f"{GATE}{name}": FINITE for name in self.gates}})
+        check_ranges(self, _RANGES)
+        self.gates: Any = self._read_gates()
         if (self.architecture == "esm") != (self.antigen_encoder is not None):
             raise ArgumentError(
                 f"--architecture {self.architecture} with --antigen_encoder {self.antigen_encoder or 'left out'}: the "
@@ -145,24 +144,30 @@ class GeneratorArguments(WritingArguments):
                 f"--antigen_column {self.antigen_column!r}, --heavy_column {self.heavy_column!r}, --light_column "
                 f"{self.light_column!r}: name different columns."
             )
-        for name in self.gates:
-            if not any(name in self.gates_of(stage) for stage in self.stages):
-                known = ", ".join(one.name for one in REQUIREMENTS[int(self.stage)])
-                raise ArgumentError(f"--{GATE}{name}: stage {self.stage} has no such gate; its gates are {known}.")
 
     @property
     def sequence_columns(self) -> list[str]:
         """Heavy, light where there is one, antigen."""
         return [self.heavy_column, *([self.light_column] if self.light_column else []), self.antigen_column]
 
-    @property
-    def gates(self) -> dict[str, float]:
-        """Name of a requirement -> threshold, of those that were given."""
-        given = {name: value for name, value in vars(self).items() if name.startswith(GATE) and value is not None}
-        return {name.removeprefix(GATE): value for name, value in given.items()}
+    def _read_gates(self) -> dict[str, float]:
+        try:
+            given = json.loads(self.gates) if isinstance(self.gates, str) else self.gates or {}
+            thresholds = {name: float(threshold) for name, threshold in given.items()}
+        except (ValueError, TypeError, AttributeError):
+            raise ArgumentError(f"gates={self.gates!r}: give names with numbers, {{valid: 0.9}} say.") from None
+        known = [one.name for stage in self.stages for one in REQUIREMENTS[stage] if one.name != NUM_ERRORS]
+        for name, threshold in thresholds.items():
+            if name not in known:
+                raise ArgumentError(
+                    f"gates: stage {self.stage} has no {name!r}; it has {', '.join(dict.fromkeys(known))}."
+                )
+            if not math.isfinite(threshold):
+                raise ArgumentError(f"gates: {name}={threshold}: must be a finite number.")
+        return thresholds
 
     def gates_of(self, stage: int) -> dict[str, float]:
-        """Those of `gates` that a stage has."""
+        """The user's thresholds of gates that a stage has."""
         names = {one.name for one in REQUIREMENTS[stage]}
         return {name: threshold for name, threshold in self.gates.items() if name in names}
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..distributed import do_on_main
 from ..errors import RunEnded
+from ..processes.team import do_on_main
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell
 from ..running import with_absolute_path
@@ -130,5 +130,5 @@ def check_passed(results: Mapping[str, Any]) -> None:
     raise GatesFailed(
         f"Stage {results['stage']} did not pass its gates ({listed}). Model and report are whole, in "
         f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, or "
-        "give a threshold of your own (--gate_NAME)."
+        "give a threshold of your own (--gates)."
     )

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ArgumentError
 from ..models.generation.configuration import SIZES
 from ..reporting.units import format_cell
-from .judging.gates import REQUIREMENTS
+from .judging.gates import NUM_ERRORS, REQUIREMENTS
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,10 @@ def describe_defaults(name: str) -> str:
     return f"Left out: {shown}."
 
 
-def describe_gate(name: str) -> str:
-    """What a gate asks for and its default in each stage that has it, for --help."""
-    found = {stage: one for stage, each in REQUIREMENTS.items() for one in each if one.name == name}
-    defaults = ", ".join(f"{one.rule} {format_cell(one.threshold)} in stage {stage}" for stage, one in found.items())
-    return f"Threshold: {next(iter(found.values())).meaning}. Left out: {defaults}."
+def describe_gates() -> str:
+    """The gates of each stage and their thresholds, for --help."""
+    lines = []
+    for stage, each in REQUIREMENTS.items():
+        asked = (f"{one.name} {one.rule} {format_cell(one.threshold)}" for one in each if one.name != NUM_ERRORS)
+        lines.append(f"Stage {stage}: {', '.join(asked)}.")
+    return " ".join(lines)

@@ -1,38 +1,17 @@
-"""What "out of memory" looks like, wherever it comes from; and getting back what a failed attempt holds."""
+"""An attempt that may be out of memory, and getting back what it holds then."""
 
 from __future__ import annotations
 
 import gc
-import re
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
+from ..errors import is_out_of_memory
+
 Result = TypeVar("Result")
-
-# RuntimeErrors of allocators (CUDA, HIP, XPU, MPS, the CPU's on each system) and of libraries that allocate.
-# Triton's "out of resource: shared memory" is none: no memory would help.
-_SIGNS = re.compile(
-    r"(CUDA|HIP|XPU|MPS)\b.*out of memory|ErrorOutOfMemory|MemoryAllocation|_ALLOC_FAILED|_INSUFFICIENT_RESOURCES"
-    r"|can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc"
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory, of the device or the host, did not suffice, and nothing else.
-
-    Also where it is the cause of another one, as torch's compiler raises it.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, torch.OutOfMemoryError | MemoryError):
-            return True
-        if isinstance(cause, RuntimeError) and _SIGNS.search(str(cause)):
-            return True
-        cause = cause.__cause__
-    return False
 
 
 class DidNotFit(Exception):

@@ -16,7 +16,7 @@ from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 from ..data.text_files import irregular_kind
 from ..errors import ArgumentError
 from ..pretrained import check_folder, reading
-from ..processes import whole_weights
+from ..processes.sharding import whole_weights
 from .configuration import EncoderSpec, Training
 from .families import FAMILIES, check_family
 from .lora import LoraSettings, add_adapters

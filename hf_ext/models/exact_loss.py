@@ -23,8 +23,7 @@ from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ..errors import ArgumentError, DataError
-from ..overrides import is_from
-from .replaced_forwards import has_forward_of
+from .replaced_forwards import has_forward_of, is_from
 
 # Items: labels that are not -100; those but for each row's first; labels of whole sequences, images, ...
 LossKind = Literal["tokens", "next_tokens", "sequences"]

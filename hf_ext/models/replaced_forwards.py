@@ -1,23 +1,42 @@
-"""Forwards put on single modules in the place of transformers' own, never in that of a user's, and taken back again.
+"""Whose code a function is; and forwards put on modules in the place of transformers' own, never of a user's.
 
 In the instance, so that classes, names of modules and weights stay; copies of the model take them along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from types import MethodType
 from typing import Any
 
 from torch import nn
-
-from ..overrides import is_from, with_wrapped
 
 # Accelerate wraps the forward of a whole model for autocast, torch that of what it compiles.
 _LIBRARIES = ("hf_ext", "transformers", "accelerate", "torch")
 _NAME = "forward"
 _BENEATH = "_original_forward"  # where Accelerate keeps what it wrapped
 _HOOK = "_hf_hook"  # Accelerate's, which moves weights in the forward that it puts on a module
+
+
+@lru_cache(maxsize=1024)  # asked for many times in each step
+def is_in(module: str, packages: tuple[str, ...]) -> bool:
+    """Whether a module, by its name, is one of `packages` or in one."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def is_from(function: Any, packages: tuple[str, ...]) -> bool:
+    """Whether a function, bound or not, was written in one of `packages`; a partial is from functools."""
+    function = getattr(function, "__func__", function)
+    # Where it was written, which `functools.wraps` does not change as it does `__module__`.
+    return is_in(getattr(function, "__globals__", {}).get("__name__", type(function).__module__), packages)
+
+
+def with_wrapped(function: Any) -> Iterator[Any]:
+    """A function, and those that it wraps, as `functools.wraps` and its like tell; nothing of None."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
 
 
 def has_forward_of(module: nn.Module, family: type[nn.Module]) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..models.activation_checkpointing import set_policy, unset_policy
-from ..processes import read_fsdp2
+from ..processes.sharding import read_fsdp2
 from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped
 
 NAME = "activation_checkpointing"

@@ -31,8 +31,8 @@ from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
 from ..models.lora import unwrap_peft
 from ..models.packing import PACKED_FAMILIES, find_encoders
+from ..models.replaced_forwards import is_in
 from ..optional import import_problem
-from ..overrides import is_in
 from . import encoder_precision, parity
 from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped
 from .precision import Precision

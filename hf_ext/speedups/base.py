@@ -13,7 +13,7 @@ from ..data.varlen_layout import change_layout
 from ..hardware import Hardware
 from ..models.packing import PaddingWatch
 from ..models.process_settings import Held
-from ..processes import splits_weights
+from ..processes.sharding import splits_weights
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from ..data.varlen_layout import change_layout
 from ..models.activation_checkpointing import is_recomputed
 from ..models.blocks import find_blocks
 from ..models.packing import find_encoders, is_packed, pack_encoders
-from ..processes import read_fsdp2
+from ..processes.sharding import read_fsdp2
 from . import attention
 from .base import Context, Decision, Kind, Run, applied, cannot, off, skipped
 from .parity import one_line

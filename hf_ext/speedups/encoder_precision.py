@@ -23,7 +23,7 @@ import torch
 
 from ..data.columns import read_columns
 from ..models.frozen_weights import quantized_bytes, quantized_layers
-from ..processes import fsdp_version
+from ..processes.sharding import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
 from .stored_base import asked_bits, asked_flag

@@ -14,7 +14,7 @@ from ..models.blocks import describe_blocks, find_blocks
 from ..models.lora import has_adapters, unwrap_peft
 from ..models.muon import block_matrices
 from ..models.packing import find_encoders
-from ..processes import num_elements
+from ..processes.sharding import num_elements
 from .base import DataFacts, ModelFacts
 
 PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from

@@ -19,7 +19,7 @@ Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand t
 
 from __future__ import annotations
 
-from ..processes import fsdp_version
+from ..processes.sharding import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, off, optimizer_name, refused
 
 NAME = "muon"

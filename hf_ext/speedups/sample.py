@@ -23,7 +23,7 @@ from ..data.random_states import kept_random_states
 from ..models.blocks import find_blocks
 from ..models.lora import unwrap_peft
 from ..models.packing import find_encoders
-from ..processes import splits_weights
+from ..processes.sharding import splits_weights
 from .base import Run
 
 logger = logging.getLogger(__name__)

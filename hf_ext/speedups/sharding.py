@@ -28,7 +28,7 @@ from peft import PeftModel
 
 from ..errors import ArgumentError
 from ..models.blocks import choose_classes, unused_parameters
-from ..processes import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
+from ..processes.sharding import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
 from .base import Context, Decision, Kind, Run, applied, off, optimizer_name, recomputes, refused
 
 NAME = "sharding"

@@ -18,7 +18,7 @@ from ..models.frozen_weights import (
     quantized_bytes,
 )
 from ..models.lora import has_adapters
-from ..processes import fsdp_version
+from ..processes.sharding import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import Precision
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..processes import fsdp_version
+from ..processes.sharding import fsdp_version
 from . import packing
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
 

@@ -18,7 +18,7 @@ from ..arguments.checks import check_choices
 from ..arguments.names import name_nearest
 from ..data.columns import has_numbered_rows
 from ..errors import ArgumentError, DataError
-from ..overrides import EVALUATION, find_override
+from .overrides import EVALUATION, find_override
 
 MIN_ROWS = 4  # of which nothing is known, for an error: one may be odd
 NUM_NAMED = 5

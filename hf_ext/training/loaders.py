@@ -23,7 +23,7 @@ from ..data.masking import EPOCH_COLUMN
 from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
 from ..errors import ArgumentError, DataError, DataWorkerDied
 from ..models.process_settings import replaced
-from ..overrides import find_override
+from .overrides import find_override
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")

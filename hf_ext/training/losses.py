@@ -17,8 +17,8 @@ from ..data.batching import RepeatedRows
 from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from ..models.lora import unwrap_peft
 from ..models.process_settings import replaced
-from ..models.replaced_forwards import has_foreign_forward
-from ..overrides import TRAINING_LOSS, find_override, is_from
+from ..models.replaced_forwards import has_foreign_forward, is_from
+from .overrides import TRAINING_LOSS, find_override
 
 logger = logging.getLogger(__name__)
 

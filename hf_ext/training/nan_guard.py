@@ -16,7 +16,7 @@ from transformers.trainer_utils import has_length
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
 from ..models.packing import PaddingWatch
-from ..overrides import find_override
+from .overrides import find_override
 
 MAX_SKIPPED_IN_A_ROW = 10  # then it is not a matter of some rows
 # Nothing is scaled up any more: the gradients themselves are not finite. Scales start at 65536: 16 halvings.

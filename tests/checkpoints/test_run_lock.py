@@ -1,5 +1,6 @@
 """The folder of a run belongs to one run at a time, whatever killed the one before, and to nobody else."""
 
+import importlib
 import os
 import shutil
 import socket
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 from other_runs import kill, other_run, plant_lock
 from tiny_classifier import make_model
+from tiny_masked_lm import make_trainer
 
 from hf_ext.checkpoints import run_lock
 from hf_ext.checkpoints.run_lock import LOCK, find_other_run, hold_folder, run_folder
-from hf_ext.errors import FolderError
+from hf_ext.errors import CheckpointError, FolderError, HfExtError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -150,3 +152,17 @@ def test_a_folder_that_this_user_may_not_write_is_refused_by_name():
             os.seteuid(0)
     finally:
         shutil.rmtree(top)
+
+
+# --- and goes on as it began -----------------------------------------------------------------------------------------
+
+
+def test_what_the_checkpoint_contradicts_is_refused_before_rows_are_read(tmp_path):
+    make_trainer(tmp_path, save_strategy="steps", save_steps=2, learning_rate=1e-3).train()
+    mlm = importlib.import_module("hf_ext.recipes.mlm").main
+    words = ["--output_dir", str(tmp_path), "--dataset_name", "no_such_file.csv", "--model_size", "esm2_8M"]
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0\.001 .*0\.5[^\n]*\nUse --resume no"):
+        mlm([*words, "--learning_rate", "0.5"])
+    for twin in ("", "--learning_rate 1e-3", "--learning_rate 0.5 --resume no"):
+        with pytest.raises(HfExtError, match=r"no_such_file\.csv"):
+            mlm([*words, *twin.split()])

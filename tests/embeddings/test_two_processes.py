@@ -23,7 +23,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_table
 from hf_ext.embeddings import encode, store
 from hf_ext.trainer import FastTrainer
-from hf_ext.distributed import Team
+from hf_ext.processes.team import Team
 from hf_ext.training_args import FastTrainingArguments
 
 encode.fill_store.__kwdefaults__["shard_sequences"] = 8

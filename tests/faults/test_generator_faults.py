@@ -26,7 +26,8 @@ TRANSFORMER = ("--architecture", "transformer", "--d_model", "16", "--d_ff", "32
 FROZEN_ESM = (*TRANSFORMER[2:], "--architecture", "esm", "--antigen_encoder", "esm", "--embedding_cache_dir", "states")
 DATA = ("--dataset_name", "pairs.csv", "--max_train_samples", "40", "--num_judged", "4", "--num_reproduced", "2")
 SMALL = (*DATA, "--num_epoch_samples", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", "true")
-ANY = ("--gate_token_loss", "100", "--gate_reproduced", "0", "--gate_valid", "0")  # every model passes stage 1
+LOOSE = '"token_loss": 100, "reproduced": 0, "valid": 0'
+ANY = ("--gates", f"{{{LOOSE}}}")  # every model passes stage 1
 
 
 @pytest.fixture
@@ -104,8 +105,8 @@ def test_two_processes_learn_and_judge_as_one_does(folder: Path) -> None:
 
 
 def test_auto_goes_on_while_gates_pass_and_says_what_it_does_not_carry_over(folder: Path) -> None:
-    loose = ("--gate_unique", "0", "--gate_num_validation_falls", "0", "--gate_beats_random", "-1")
-    words = ("--stage", "auto", *LSTM, *ANY, *loose, "--num_train_epochs", "1", "--gate_valid", "0")
+    loose = ("--gates", f'{{{LOOSE}, "unique": 0, "num_validation_falls": 0, "beats_random": -1}}')
+    words = ("--stage", "auto", *LSTM, *loose, "--num_train_epochs", "1")
     printed = finish(folder, "all", *words, status=1)  # nothing of this size beats random residues surely
     gates = json.loads((folder / "all" / "gates.json").read_text())
     passed = {stage: found["passed"] for stage, found in gates["stages"].items()}

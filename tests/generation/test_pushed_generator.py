@@ -26,7 +26,7 @@ MODELS = {
     "frozen_esm": (*ENCODER, "--save_full", "true"),
 }
 DATA = ("--dataset_name", "pairs.csv", "--max_train_samples", "40", "--num_judged", "4", "--num_reproduced", "2")
-ANY = ("--gate_token_loss", "100", "--gate_reproduced", "0", "--gate_valid", "0")  # every model passes
+ANY = ("--gates", '{"token_loss": 100, "reproduced": 0, "valid": 0}')  # every model passes
 SHORT = ("--num_epoch_samples", "0", "--num_train_epochs", "1", "--numbering", "off", "--humanness", "off")
 SAMPLING = ("--antigen", "MKTAYIAKQRQI", "--num_samples", "6", "--max_new_tokens", "40", "--numbering", "off")
 

@@ -5,7 +5,6 @@ import pytest
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.judging.gates import REQUIREMENTS
 from hf_ext.generation.stages import STAGES, check_auto, describe_defaults, describe_stage, settle_stage
 from hf_ext.training_args import FastTrainingArguments
 
@@ -73,11 +72,6 @@ def test_help_names_the_default_of_each_stage():
     assert describe_defaults("min_affinity") == "Left out: 7.0 in stage 1, 7.0 in stage 2, none in stage 3."
 
 
-def test_every_requirement_but_that_of_errors_has_a_flag():
-    flags = {name.removeprefix("gate_") for name in vars(GeneratorArguments()) if name.startswith("gate_")}
-    assert flags == {one.name for each in REQUIREMENTS.values() for one in each} - {"num_errors"}
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -89,8 +83,11 @@ def test_every_requirement_but_that_of_errors_has_a_flag():
         ({"heavy_column": "antigen"}, "name different columns"),
         ({"top_p": 0.0}, "above 0 and at most 1"),
         ({"num_judged": 0}, "at least 1"),
-        ({"gate_valid": float("nan")}, "finite"),
-        ({"gate_correlation": 0.5}, "stage 1 has no such gate"),
+        ({"gates": {"valid": float("nan")}}, "finite"),
+        ({"gates": {"correlation": 0.5}}, "stage 1 has no 'correlation'; it has token_loss, "),
+        ({"gates": {"num_errors": 5}}, "has no 'num_errors'"),
+        ({"gates": "valid"}, "names with numbers"),
+        ({"gates": {"valid": "high"}}, "names with numbers"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(given, says):
@@ -99,5 +96,5 @@ def test_arguments_that_cannot_be_are_refused(given, says):
 
 
 def test_a_threshold_counts_where_its_stage_has_the_gate():
-    args = GeneratorArguments(stage="auto", gate_valid=0.9, gate_token_loss=0.2)
+    args = GeneratorArguments(stage="auto", gates='{"valid": 0.9, "token_loss": 0.2}')
     assert [args.gates_of(stage) for stage in (1, 2)] == [{"token_loss": 0.2, "valid": 0.9}, {"valid": 0.9}]

@@ -112,10 +112,10 @@ def parametrized(mistakes: Sequence[Mistake]) -> pytest.MarkDecorator:
 
 def look_at(case: Case, folder: Path, encoder: str) -> str:
     """What the log says of data and options, up to where training would begin."""
-    parser, (model_args, data_args, args) = parse_command(
+    _, (model_args, data_args, args) = parse_command(
         TASK.all_arguments, TASK.defaults, None, case.command(folder, encoder)
     )
-    data = load_rows(model_args, data_args, parser.explicit, output_dir=folder / "out", seed=args.seed)
+    data = load_rows(model_args, data_args, output_dir=folder / "out", seed=args.seed)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     model = build_model(model_args, data_args.sequence_columns)
     collator = build_collator(model, data_args)

@@ -58,13 +58,12 @@ def test_a_model_is_built_as_its_arguments_say(demo_encoders):
         pooling=["cls", "max"],
         head_sizes=[4],
         loss="huber",
-        huber_delta=0.5,
     )
     config = build_model(args, THREE, LoraSettings(r=2, use_rslora=True)).config
     assert [(spec.training, spec.lora.get("r")) for spec in config.encoder_specs] == [("lora", 2), ("frozen", None)]
     assert [tower.pooling for tower in config.tower_specs] == ["cls", "max"]
     assert config.encoder_specs[0].lora["use_rslora"] is True
-    assert (config.head_sizes, config.loss, config.huber_delta) == ([4], "huber", 0.5)
+    assert (config.head_sizes, config.loss) == ([4], "huber")
 
 
 @pytest.mark.parametrize(("training", "num_weights"), [(["frozen"], 1), (["full", "frozen"], 2)])

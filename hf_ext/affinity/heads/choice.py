@@ -14,10 +14,10 @@ from transformers import set_seed
 from ...arguments.parser import FastArgumentParser
 from ...data.fingerprint import fingerprint
 from ...data.splits import draw_rows
-from ...distributed import do_on_main
 from ...errors import ArgumentError
 from ...models.configuration import AffinityConfig
 from ...models.head import ONE_LAYER
+from ...processes.team import do_on_main
 from ...reporting.head_search import HEADERS, candidate_rows, error_name, head_name
 from ...reporting.run_record import write_json
 from ...reporting.tables import format_table

@@ -34,7 +34,7 @@ def make_recipe(trainer: Any, args: AffinityArguments, mean: float, std: float) 
         args: of the model.
         mean, std: of the training labels.
     """
-    training = trainer.args
+    training, config = trainer.args, trainer.model.config
     metric = metric_of(training)
 
     def loss(predicted: np.ndarray, rows: HeadRows) -> float:
@@ -49,8 +49,8 @@ def make_recipe(trainer: Any, args: AffinityArguments, mean: float, std: float) 
         max_grad_norm=float(training.max_grad_norm or 0.0),
         max_steps=max(0, training.max_steps),
         loss=args.loss,
-        huber_delta=args.huber_delta,
-        tobit_scale=args.tobit_scale,
+        huber_delta=config.huber_delta,
+        tobit_scale=config.tobit_scale,
         measure=_error_of(metric) if metric in PLAIN_METRICS else loss,
         seed=training.seed,
     )

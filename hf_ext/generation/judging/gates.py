@@ -14,6 +14,7 @@ from ...files import write_text
 from ...reporting.units import format_cell
 
 GATES_NAME = "gates.json"
+NUM_ERRORS = "num_errors"  # whose threshold is nobody's to choose
 _RULES = {"at least": operator.ge, "at most": operator.le, "above": operator.gt}
 
 
@@ -56,7 +57,7 @@ _VALID = "share of outputs that are valid antibodies, by the strictest check tha
 _ABOVE = "share of outputs with a predicted pKd above the discriminator's threshold, by one that is to be believed"
 REQUIREMENTS: dict[int, tuple[Requirement, ...]] = {
     1: (
-        Requirement("num_errors", "at most", 0, "errors of the run"),
+        Requirement(NUM_ERRORS, "at most", 0, "errors of the run"),
         Requirement("token_loss", "at most", 0.1, "mean loss per token on the training rows in evaluation mode, nats"),
         Requirement("reproduced", "at least", 0.9, "share of training pairs that greedy decoding writes exactly"),
         Requirement("valid", "at least", 0.5, _VALID),

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 from ...checkpoints.retention import Sizes
 from ...errors import ArgumentError
 from ...models.affinity import AffinityModel
-from ...processes import num_elements, offload_device, replaces_optimizer, splits_weights, zero_stage
+from ...processes.sharding import num_elements, offload_device, replaces_optimizer, splits_weights, zero_stage
 from .base import Backend
 
 RANK_BYTES = 2**18  # pickled names and settings, per process

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ...models.blocks import block_classes, choose_classes, exact_modules, find_blocks, unused_parameters
-from ...processes import read_fsdp2
+from ...processes.sharding import read_fsdp2
 from .base import Backend
 
 

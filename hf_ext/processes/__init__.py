@@ -1,25 +1,22 @@
-"""Several processes: those that a launcher started train together, or not at all; and what they ask of ZeRO."""
+"""Processes that a launcher started: they train together, or not at all. How they agree is in `team`."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import (
     DistributedType,
-    FullyShardedDataParallelPlugin,
     is_deepspeed_available,
     parse_flag_from_env,
 )
-from transformers.integrations import deepspeed as integration
 from transformers.utils import is_torch_xla_available
 
-from .errors import ArgumentError, PlanRefused
+from ..errors import ArgumentError, PlanRefused
 
 UNSPLIT_FAMILIES = ("esm", "esmc", "t5", "bert", "roformer", "modernbert")
 
@@ -61,7 +58,7 @@ def import_deepspeed() -> None:
 
     Accelerate imports it later. DeepSpeed 0.19 keeps the process group that exists by then as a default argument
     (`deepspeed/comm/torch.py`, `barrier`), and gloo's threads with it, which can abort the interpreter at its end
-    (see `hf_ext/distributed.py`). None means the same group there. To go when DeepSpeed's own default is None.
+    (see `hf_ext/processes/team.py`). None means the same group there. To go when DeepSpeed's own default is None.
     """
     if count_launched() > 1 and is_deepspeed_available():
         backend = importlib.import_module("deepspeed.comm.torch").TorchBackend
@@ -149,73 +146,3 @@ def check_parallelism(args: Any, families: Sequence[str]) -> None:
             "goes in both directions, over padding. Split weights: FSDP2 (fsdp2.yaml), HSDP (hsdp.yaml) or "
             "ZeRO (zero3.yaml). Long sequences: --max_tokens_per_batch, --activation_checkpointing true."
         )
-
-
-def fsdp_version(args: Any) -> int | None:
-    """1 or 2, as Trainer finds it: in its own arguments, or where accelerate's launcher left it; None without FSDP."""
-    if args.fsdp_plugin_args is not None:
-        return int(args.fsdp_plugin_args["fsdp_version"])
-    return int(os.environ.get("FSDP_VERSION", "1")) if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
-
-
-def read_fsdp2(args: Any) -> FullyShardedDataParallelPlugin | None:
-    """The FSDP2 settings that accelerate will make of `args` and the launcher's environment; None without FSDP2."""
-    if fsdp_version(args) != 2:
-        return None
-    return FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
-
-
-def zero_stage(args: Any) -> int | None:
-    """ZeRO's stage in `TrainingArguments`: from 2 on gradients are split, from 3 on weights; None without DeepSpeed."""
-    return None if args.deepspeed_plugin is None else int(_read(args, "zero_optimization.stage", 0))
-
-
-def splits_weights(args: Any) -> bool:
-    """Whether ZeRO keeps a part of each weight per process, as it does from stage 3 on."""
-    return (zero_stage(args) or 0) >= 3
-
-
-def offload_device(args: Any) -> str | None:
-    """Where ZeRO keeps the optimizer ("cpu", "nvme") if not on the device; None otherwise."""
-    if args.deepspeed_plugin is None:
-        return None
-    device = str(_read(args, "zero_optimization.offload_optimizer.device", "none"))
-    return None if device == "none" else device
-
-
-def replaces_optimizer(args: Any) -> bool:
-    """Whether accelerate will hand DeepSpeed another optimizer than Trainer made.
-
-    With `offload_optimizer` it makes a DeepSpeedCPUAdam of it, whatever it was, but for Adagrad and Lion
-    (`accelerate.utils.deepspeed.map_pytorch_optim_to_deepspeed`), unless `zero_force_ds_cpu_optimizer` is false.
-    """
-    return offload_device(args) is not None and bool(_read(args, "zero_force_ds_cpu_optimizer", True))
-
-
-def _read(args: Any, key: str, default: Any) -> Any:
-    value = args.deepspeed_plugin.hf_ds_config.get_value(key)
-    return default if value is None else value
-
-
-def num_elements(parameter: torch.Tensor) -> int:
-    """Elements of a whole weight, also where ZeRO-3 left a part of it or nothing here."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def own_part(parameter: torch.Tensor) -> torch.Tensor:
-    """This process's part of a weight that ZeRO-3 splits; any other tensor as it is."""
-    return getattr(parameter, "ds_tensor", parameter)
-
-
-@contextmanager
-def whole_weights() -> Iterator[None]:
-    """Lets `from_pretrained` give every process whole weights, also where ZeRO-3 would split them as they are read.
-
-    For what runs outside DeepSpeed's engine, such as frozen encoders. Cost: the model in each process's memory.
-    """
-    config = integration._hf_deepspeed_config_weak_ref
-    integration._hf_deepspeed_config_weak_ref = None
-    try:
-        yield
-    finally:
-        integration._hf_deepspeed_config_weak_ref = config

@@ -1,4 +1,4 @@
-"""Whose code a function is, and which of Trainer's methods somebody has overridden: in a subclass or on one trainer.
+"""Which of Trainer's methods somebody has overridden: in a subclass or on one trainer.
 
 hf_ext computes some things otherwise than Trainer (see `training/losses.py`), and can do so only where the methods
 that they go through are its own or Trainer's. Where one is not, the trainer has to be what Trainer is.
@@ -6,30 +6,10 @@ that they go through are its own or Trainer's. Where one is not, the trainer has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-
-@lru_cache(maxsize=1024)  # asked for many times in each step
-def is_in(module: str, packages: tuple[str, ...]) -> bool:
-    """Whether a module, by its name, is one of `packages` or in one."""
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
-def is_from(function: Any, packages: tuple[str, ...]) -> bool:
-    """Whether a function, bound or not, was written in one of `packages`; a partial is from functools."""
-    function = getattr(function, "__func__", function)
-    # Where it was written, which `functools.wraps` does not change as it does `__module__`.
-    return is_in(getattr(function, "__globals__", {}).get("__name__", type(function).__module__), packages)
-
-
-def with_wrapped(function: Any) -> Iterator[Any]:
-    """A function, and those that it wraps, as `functools.wraps` and its like tell; nothing of None."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
-
+from ..models.replaced_forwards import is_from, is_in
 
 # Trainer's own: a class of these is no override, nor is one whose methods hand on what these return.
 OWN_CLASSES = ("hf_ext", "transformers.trainer", "transformers.trainer_seq2seq")

@@ -10,9 +10,8 @@ from weakref import WeakSet
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, reduce, wait_for_everyone
 
-from .errors import CheckpointError, DiskFailure, HfExtError, RunEnded
-from .files import describe_failure, is_disk_failure
-from .memory.out_of_memory import is_out_of_memory
+from ..errors import CheckpointError, DiskFailure, HfExtError, RunEnded, is_out_of_memory
+from ..files import describe_failure, is_disk_failure
 
 Result = TypeVar("Result")
 _BEAT_S = 0.2
