@@ -15,7 +15,7 @@ from transformers import Trainer
 
 import hf_ext
 from hf_ext.trainer import FastTrainer
-from hf_ext.training.overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override
+from hf_ext.training.overrides import TRAINING_LOSS, find_override
 
 # As Trainer has them in transformers 5.24; what is indented goes on.
 SIGNATURES = """
