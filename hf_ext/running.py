@@ -23,9 +23,11 @@ from .errors import ArgumentError, DataError, NotFiniteError
 from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
 from .reporting.card import write_card
 from .reporting.near_copies import describe_near_copies
+from .reporting.page import page_record
 from .reporting.plots import plot_loss
 from .reporting.report import write_report
 from .reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
+from .tasks import find_task
 from .training_args import OWN_FIELDS, FastTrainingArguments
 
 STREAM_CHECK_ROWS = 1000
@@ -203,7 +205,7 @@ def save_results(
 
     Args:
         trainer, trained: after training, and what `train` returned; stock Trainer's too.
-        task: its name in the JSON, by which report and card find their pages.
+        task: its name; it says what report and card lay out.
         facts: JSON-able, what the task adds: its scores, their verdict, data. `model` is joined with what every
             model has.
         settings: arguments of model and data by name; training arguments come from the trainer.
@@ -213,6 +215,7 @@ def save_results(
     evaluations = record_evaluations(trainer) if hasattr(trainer, "evaluation_facts") else {}
     model = {**record["model"], **facts.get("model", {})}
     results = {**record, **evaluations, "task": task, **facts, "model": model}
+    results["page"] = page_record(find_task(task).describe(results))
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
         write_json(folder / "all_results.json", results)

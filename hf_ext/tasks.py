@@ -6,12 +6,13 @@ to one stands in its own folder. A new task is a folder with a `task.py` and a l
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
 from .errors import ArgumentError
+from .reporting.page import Page
 from .training_args import FastTrainingArguments
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
@@ -24,7 +25,7 @@ TASKS = {
 
 
 class Task(ABC):
-    """What one kind of model asks for and sets.
+    """What one kind of model asks for, sets, and says of its runs.
 
     Attributes:
         name: in `all_results.json` and `TASKS`.
@@ -37,6 +38,10 @@ class Task(ABC):
     recipe: ClassVar[str]
     arguments: ClassVar[tuple[type, ...]]
     defaults: ClassVar[Mapping[str, Any]]
+
+    @abstractmethod
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """What report and card say of a run because of its task; `results` as `all_results.json` will hold them."""
 
     @property
     def all_arguments(self) -> tuple[type, ...]:

@@ -1,4 +1,4 @@
-"""Write the report and the model card of a finished run anew: report.html, report.md and README.md in its folder.
+"""Write the report and the model card of a finished run anew: report.html and README.md in its folder.
 
     hf-ext report --run outputs/affinity
     hf-ext report --run outputs/affinity outputs/mlm    # several runs
@@ -16,11 +16,9 @@ from pathlib import Path
 from hf_ext.cli import quick_imports
 
 with quick_imports():
-    from hf_ext.errors import exit_on_errors
-    from hf_ext.processes import refuse_several
+    from hf_ext.errors import exit_on_errors, show_text
     from hf_ext.reporting.card import write_card
     from hf_ext.reporting.report import write_report
-    from hf_ext.reporting.run_log import start_run_log
 
 
 def main(argv: list[str] | None = None) -> list[Path]:
@@ -29,12 +27,11 @@ def main(argv: list[str] | None = None) -> list[Path]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--run", nargs="+", required=True, metavar="FOLDER", help="Output folders of finished runs.")
     args = parser.parse_args(argv)
-    refuse_several("report")
-    log = start_run_log(None)
     written: list[Path] = []
     for folder in args.run:
-        written += [*write_report(folder), write_card(folder)]
-    log.info("\n".join(f"Wrote {path}" for path in written))
+        written += [write_report(folder), write_card(folder)]
+    for path in written:
+        print(show_text(f"Wrote {path}"))
     return written
 
 

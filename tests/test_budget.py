@@ -11,8 +11,8 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1786, 16),
-    "affinity": (2849, 28),
+    ".": (1792, 16),
+    "affinity": (3022, 29),
     "arguments": (571, 8),
     "checkpoints": (1806, 12),
     "comparing": (818, 7),
@@ -20,14 +20,14 @@ BUDGET = {
     "doctor": (2040, 22),
     "embeddings": (424, 5),
     "evaluation": (1692, 13),
-    "generation": (2041, 22),
+    "generation": (2242, 23),
     "hub": (368, 6),
-    "masked_lm": (361, 5),
+    "masked_lm": (420, 6),
     "memory": (670, 7),
     "models": (2840, 31),
-    "pde": (943, 13),
+    "pde": (1051, 14),
     "recipes": (2, 1),
-    "reporting": (3926, 63),
+    "reporting": (2567, 30),
     "speedups": (1877, 20),
     "training": (2186, 20),
 }

@@ -48,7 +48,7 @@ def test_a_model_of_the_recipe_is_pushed_and_predicts_from_its_name(
     assert done.returncode == 0, done.stderr[-3000:]
     files = hub.repositories["me/x"].files
     assert {"README.md", "config.json", "inputs.json", "model.safetensors"} < set(files)
-    linked = re.findall(r"\]\((?!https?:|#)([^)]+)\)", (files["README.md"] + files["report.md"]).decode())
+    linked = re.findall(r"\]\((?!https?:|#)([^)]+)\)", files["README.md"].decode())
     assert {"report.html", "scatter.png"} <= {*linked} <= {*files}
     assert not [name for name in files if "optimizer" in name or "training_args" in name or name.endswith(".csv")]
     with open(tmp_path / "run" / "predictions.csv", newline="") as file:

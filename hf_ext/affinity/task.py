@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..data.arguments import DataArguments
+from ..reporting.page import Page
 from ..tasks import Task
 from .arguments import AffinityArguments
+from .describing import describe
 
 
 class AffinityTask(Task):
@@ -33,6 +38,10 @@ class AffinityTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `describing`."""
+        return describe(results)
 
 
 TASK = AffinityTask()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..data.arguments import DataArguments
+from ..reporting.page import Page
 from ..tasks import Task
 from .arguments import MaskedLMArguments
+from .describing import describe
 
 
 class MaskedLMTask(Task):
@@ -39,6 +44,10 @@ class MaskedLMTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `describing`."""
+        return describe(results)
 
 
 TASK = MaskedLMTask()

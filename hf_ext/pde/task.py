@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from ..reporting.page import Page
 from ..tasks import Task
 from .arguments import OperatorArguments
+from .describing import describe
 
 
 class OperatorTask(Task):
@@ -37,6 +42,10 @@ class OperatorTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `describing`."""
+        return describe(results)
 
 
 TASK = OperatorTask()
