@@ -15,7 +15,7 @@ setup(
     include_package_data=False,  # else all that MANIFEST.in has for the source archive
     package_data={
         "hf_ext": ["py.typed", "hardware.csv"],
-        "hf_ext.reporting.report": ["templates/*"],
+        "hf_ext.reporting": ["templates/*"],
         "hf_ext.recipes.configs": ["*.yaml"],
         "hf_ext.accelerate_configs": ["*.yaml"],
         "hf_ext.launch": ["*.sbatch"],
@@ -40,7 +40,7 @@ setup(
         "sentencepiece>=0.2",  # IgT5's and ProtT5's tokenizers are sentencepiece models
         "protobuf>=4",
         "tqdm>=4.66",
-        "jinja2>=3.1",  # the page of the run report; torch brings it too
+        "jinja2>=3.1",  # the pages of a run: report and card; torch brings it too
         "psutil>=5.9",  # when a process began: how old the session is, who holds a folder
         "filelock>=3.30",  # `SoftFileLease`: one run per folder, taken over from a killed process or machine
     ],

@@ -21,6 +21,7 @@ from .errors import ArgumentError, DataError, NotFiniteError
 from .evaluation.requirements import describe_failed, format_checked, raise_failed
 from .reporting.card import write_card
 from .reporting.near_copies import describe_near_copies
+from .reporting.page import page_record
 from .reporting.plots import plot_loss
 from .reporting.report import write_report
 from .reporting.run_log import start_run_log
@@ -140,6 +141,8 @@ class Run:
         evaluations = record_evaluations(trainer) if hasattr(trainer, "evaluation_facts") else {}
         model = {**record["model"], **facts.get("model", {})}
         results = {**record, **evaluations, "task": self.task.name, **facts, "model": model}
+        if (page := self.task.describe(results)) is not None:
+            results["page"] = page_record(page)
         if trainer.is_world_process_zero():
             write_json(self.folder / "all_results.json", results)
             with plots_if_possible():

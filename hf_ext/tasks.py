@@ -18,6 +18,7 @@ from .errors import ArgumentError
 from .training_args import FastTrainingArguments
 
 if TYPE_CHECKING:
+    from .reporting.page import Page
     from .running import Run
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
@@ -111,6 +112,14 @@ class Task:
             What `all_results.json` says of it, JSON-able; see `Run.finish`.
         """
         raise NotImplementedError
+
+    def describe(self, results: Mapping[str, Any]) -> Page | None:
+        """What report and card say of a run because of its task; None: what they say of any run.
+
+        Args:
+            results: as `all_results.json` will hold them.
+        """
+        return None
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
         """All steps of a run, as `hf-ext` does them; returns what `all_results.json` holds.

@@ -120,7 +120,7 @@ def test_a_pushed_model_comes_back_byte_for_byte_and_predicts_the_same_16_rows(h
 
 
 def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(folder):
-    more = ["inputs.json", "report.html", "report.md", "loss.png", "generation_config.json"]
+    more = ["inputs.json", "report.html", "loss.png", "generation_config.json"]
     more += ["tokenizers/0/vocab.txt", "tokenizer_config.json", "model-00001-of-00002.safetensors"]
     for name in more:
         (folder / name).write_text("{}")
@@ -132,7 +132,7 @@ def test_a_link_stays_here_wherever_it_leads(folder, tmp_path):
     for path in (tmp_path / "secret.html", tmp_path / "secret" / "vocab.txt"):
         path.write_text("mine")
     (folder / "report.html").symlink_to(tmp_path / "secret.html")
-    (folder / "report.md").symlink_to("run.log")
+    (folder / "loss.png").symlink_to("run.log")
     shutil.rmtree(folder / "tokenizers")
     (folder / "tokenizers").mkdir()
     (folder / "tokenizers" / "0").symlink_to(tmp_path / "secret")

@@ -187,8 +187,8 @@ def test_a_run_that_does_not_reach_what_it_must_is_whole_and_says_so(run):
     assert message.startswith("rmse is ")
     assert message.endswith(f", expected <=0.001. Model and report are whole, in {folder}.")
     assert [one["passed"] for one in results_of(folder)["requirements"]] == [True, False]
-    assert "| RMSE" in (folder / "report.md").read_text()
-    assert "Required of the final scores" in (folder / "report.md").read_text()
+    assert "| RMSE" in (folder / "README.md").read_text()
+    assert "Required of the final scores" in (folder / "README.md").read_text()
     log = (folder / "run.log").read_text()
     assert log.index("Spearman  >=-1") < log.index("RMSE      <=0.001") < log.index("Everything is in")
     AffinityPredictor.from_pretrained(folder, device="cpu")

@@ -11,7 +11,7 @@ SMALL = ("--d_model", "32", "--hidden_size", "64", "--attend", "true", "--dropou
 SMALL += ("--per_device_train_batch_size", "16", "--num_judged", "40", "--num_reproduced", "10")
 OUTPUTS = {
     *("README.md", "all_results.json", "config.json", "epoch_samples.jsonl", "gates.json", "generated.csv", "loss.png"),
-    *("model.safetensors", "plan.json", "report.html", "report.md", "run.log", "tokenizer.json", "trainer_state.json"),
+    *("model.safetensors", "plan.json", "report.html", "run.log", "tokenizer.json", "trainer_state.json"),
 }
 
 
@@ -60,4 +60,4 @@ def test_a_twin_trained_on_shuffled_pairs_ignores_the_antigen_fails_and_no_stage
     assert results["generation"]["effects"][0]["reading"] == "ignores"
     assert "ignores the antigen" in results["verdict"]["text"].lower()
     assert not results["verdict"]["is_better"]
-    assert "ignores the antigen" in (done.folder / "stage-1" / "report.md").read_text().split("\n\n")[1].lower()
+    assert "ignores the antigen" in (done.folder / "stage-1" / "README.md").read_text().split("\n\n")[2].lower()

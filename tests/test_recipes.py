@@ -9,7 +9,7 @@ from recipe_runs import ALONE, run
 CACHED = ("--embedding_cache_dir", "cache", "--disable_tqdm", "true")
 OUTPUTS = {
     *("README.md", "all_results.json", "config.json", "inputs.json", "loss.png", "model.safetensors", "plan.json"),
-    *("model_manifest.json", "predictions.csv", "report.html", "report.md", "run.log", "scatter.png", "tokenizers"),
+    *("model_manifest.json", "predictions.csv", "report.html", "run.log", "scatter.png", "tokenizers"),
     *("trainer_state.json", "training_args.json"),
 }
 

@@ -24,7 +24,7 @@ from ..evaluation.resampling import ResamplingUnits, unit_facts
 from ..evaluation.scores import compare_paired
 from ..evaluation.verdict import judge_pair
 from ..reporting import units
-from ..reporting.report.run_files import read_run
+from ..reporting.run_files import read_run
 from ..reporting.tables import format_table
 from .results import BOUND_SIGNS, PREDICTIONS
 from .rows import check_threshold, describe_units, find_exact, find_units, label_array, read_bounds

@@ -16,7 +16,7 @@ from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
 from ..data.formats import file_format
 from ..errors import ArgumentError
-from ..reporting.report.run_files import read_test_predictions
+from ..reporting.run_files import read_test_predictions
 from ..running import check_inputs
 from ..training_args import FastTrainingArguments
 from .prediction_file import read_predictions

@@ -20,7 +20,7 @@ from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..models.postprocess import is_ridge_alone
 from ..reporting import units
 from ..reporting.near_copies import describe_near_copies, describe_repeated
-from ..reporting.report.scores import fit_notes, resampled
+from ..reporting.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments
 from .baselines import EMBEDDING_RIDGE, PER_PARTNER, Baselines, fit_baselines, sequence_columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
@@ -9,6 +10,7 @@ from ..tasks import Task
 from .arguments import AffinityArguments
 
 if TYPE_CHECKING:
+    from ..reporting.page import Page
     from ..running import Run
 
 
@@ -83,6 +85,12 @@ class AffinityTask(Task):
         from .steps import score
 
         return score(run, trainer, trained, data)
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `Task.describe`."""
+        from .describing import describe
+
+        return describe(results)
 
 
 TASK = AffinityTask()

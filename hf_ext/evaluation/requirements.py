@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..arguments.names import name_nearest
 from ..data.labels import NUMBER
 from ..errors import ArgumentError, RequirementsFailed
-from ..reporting.requirements import HEADERS, required_rows
+from ..reporting.scores import REQUIRED_HEADERS, required_rows
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell, is_finite, less_is_better
 
@@ -94,7 +94,7 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
 
 def format_checked(checked: Sequence[Checked]) -> str:
     """Expected against actual, a row per requirement."""
-    return format_table(required_rows(checked), HEADERS)
+    return format_table(required_rows(checked), REQUIRED_HEADERS)
 
 
 def describe_failed(checked: Sequence[Checked]) -> list[str]:

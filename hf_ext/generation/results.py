@@ -22,6 +22,7 @@ from .sample_table import write_csv
 
 BEST_METRIC = "token_loss"
 GENERATED = "generated.csv"
+NUM_SHOWN = 8  # outputs in the report
 
 
 class GatesFailed(RunEnded):
@@ -71,7 +72,12 @@ def measure(
                 "antigen_encoder": encoder.get("name_or_path"),
                 "encoder_training": encoder.get("training"),
             },
-            "generation": {**judgement.as_dict(), "train_token_loss": token_loss, "reproduced": reproduced},
+            "generation": {
+                **judgement.as_dict(),
+                "train_token_loss": token_loss,
+                "reproduced": reproduced,
+                "samples": show_samples(written, judgement),
+            },
             "data": with_absolute_path(data.report, "source"),
         }
         said = {True: "passed", False: "FAILED", None: "-"}
@@ -107,6 +113,22 @@ def write_generated(path: Path, rows: AntibodyRows, asked: Sequence[float] | Non
     if "affinity" in model.measures:
         columns["predicted_affinity"] = model.measures["affinity"].tolist()
     write_csv(path, columns)
+
+
+def show_samples(rows: AntibodyRows, judgement: Judgement) -> list[list[str]]:
+    """The first outputs as rows of a table: antigen by number and length, chains, whether valid, fault, identity.
+
+    Training antibodies are left out: a report may be shared, data may not.
+    """
+    measures = judgement.sets["model"].measures
+    numbers = {antigen: i for i, antigen in enumerate(dict.fromkeys(rows.antigens), 1)}
+    shown = []
+    for i, antigen in enumerate(rows.antigens[:NUM_SHOWN]):
+        chains = ["a training antibody, not shown", ""] if measures["is_copy"][i] else [rows.heavy[i], rows.light[i]]
+        fault = rows.malformed[i] or ("" if measures["valid"][i] else "see what outputs fail at")
+        valid, identity = "yes" if measures["valid"][i] else "no", format_cell(float(measures["nearest_heavy"][i]))
+        shown.append([f"{numbers[antigen]} ({len(antigen)} residues)", *chains, valid, fault, identity])
+    return shown
 
 
 def save_all_gates(args: Any, folder: Path, stages: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from .arguments import GeneratorArguments
 from .stages import check_auto
 
 if TYPE_CHECKING:
+    from ..reporting.page import Page
     from ..running import Run
 
 
@@ -134,6 +135,12 @@ class GenerationTask(Task):
                 done.append(self.take_steps(run))
             self.check_gates(run, done)
         return done[-1]
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `Task.describe`."""
+        from .describing import describe
+
+        return describe(results)
 
 
 TASK = GenerationTask()

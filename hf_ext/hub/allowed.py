@@ -17,7 +17,7 @@ LAST_CHECKPOINT = "last-checkpoint"  # where in the repository, as stock Trainer
 # By name in the repository: the content as it was when it was taken, or of weights the place that is read later.
 Files = dict[str, bytes | Path]
 
-_ABOUT = r"README\.md|LICENSE|report\.(html|md)|(loss|scatter)\.png"
+_ABOUT = r"README\.md|LICENSE|report\.html|(loss|scatter)\.png"
 _ALLOWED = re.compile(rf"{WEIGHTS}|{CONFIG}|{_ABOUT}|{re.escape(MODEL_MANIFEST)}|(tokenizers/\d+/)?({TOKENIZER})")
 _WEIGHTS = re.compile(WEIGHTS)
 # What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of

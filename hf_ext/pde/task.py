@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..tasks import Task
 from .arguments import OperatorArguments
 
 if TYPE_CHECKING:
+    from ..reporting.page import Page
     from ..running import Run
 
 
@@ -75,6 +77,12 @@ class OperatorTask(Task):
         from .steps import score
 
         return score(run, trainer, trained, data)
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `Task.describe`."""
+        from .describing import describe
+
+        return describe(results)
 
 
 TASK = OperatorTask()

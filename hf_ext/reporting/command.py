@@ -1,4 +1,4 @@
-"""Write the report and the model card of a finished run anew: report.html, report.md and README.md in its folder.
+"""Write the report and the model card of a finished run anew: report.html and README.md in its folder.
 
     hf-ext report --run outputs/affinity
     hf-ext report --run outputs/affinity outputs/mlm    # several runs
@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..processes import refuse_several
+from ..errors import show_text
 from .card import write_card
 from .report import write_report
-from .run_log import start_run_log
 
 
 def main(argv: list[str] | None = None) -> list[Path]:
@@ -25,10 +24,9 @@ def main(argv: list[str] | None = None) -> list[Path]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--run", nargs="+", required=True, metavar="FOLDER", help="Output folders of finished runs.")
     args = parser.parse_args(argv)
-    refuse_several("report")
-    log = start_run_log(None)
     written: list[Path] = []
     for folder in args.run:
-        written += [*write_report(folder), write_card(folder)]
-    log.info("\n".join(f"Wrote {path}" for path in written))
+        written += [write_report(folder), write_card(folder)]
+    for path in written:
+        print(show_text(f"Wrote {path}"))
     return written

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .markdown import code
-
 
 def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
     """Sentences for the highest and the other identities, of rows and of each column; `leaks` as `leak_report` gives.
@@ -20,7 +18,7 @@ def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
         lines = [_sentence(leaks["row"], compared, "")]
     else:
         lines = [_sentence(leaks["row"], compared, " in every column")]
-        lines += [_sentence(leak, compared, f" in {code(name)}") for name, leak in columns.items()]
+        lines += [_sentence(leak, compared, f" in the column {name}") for name, leak in columns.items()]
     return [line for line in lines if line]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 NOT_MEASURED = "not measured"
@@ -157,6 +157,11 @@ def score(entry: Any) -> str:
         format_cell(end) if small or abs(end) >= 1000 else f"{round(end, 3) + 0.0:.3f}" for end in numbers
     ]
     return f"{value} [{', '.join(interval)}]" if len(interval) == 2 else value
+
+
+def join_words(words: Sequence[str]) -> str:
+    """heavy, light and antigen."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def capitalize(text: str) -> str:

@@ -200,7 +200,7 @@ def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(r
     (note,) = facts["notes"]
     assert "from 10 values of light in " in note
     assert "where units weigh alike" in note
-    assert note in (folder / "out" / "report.md").read_text()
+    assert note in (folder / "out" / "README.md").read_text()
 
 
 @pytest.mark.nightly

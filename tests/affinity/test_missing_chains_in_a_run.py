@@ -92,10 +92,10 @@ def test_a_run_counts_missing_chains_in_results_log_and_report_and_encodes_none_
     counts, sizes = results["data"]["missing_chains"]["light"], results["data"]["sizes"]
     assert sum(counts.values()) == NUM_ROWS // 3
     assert counts["test"] == sum(not row["light"] for row in read(out / "predictions.csv")) > 0
-    assert "learned to do without `light`: such a cell may be empty." in (out / "README.md").read_text()
+    assert "learned to do without light: such a cell may be empty." in (out / "README.md").read_text()
     listed = ", ".join(f"{num} of {sizes[name]} in {name}" for name, num in counts.items())
     assert f"rows without light: {listed}" in (out / "run.log").read_text()
-    for page in ("report.md", "report.html"):
+    for page in ("README.md", "report.html"):
         assert f"{counts['train']} of {sizes['train']}" in (out / page).read_text()
     assert {one for row in make_rows() for one in (row["heavy"], row["antigen"])} <= set(encoded)
     assert all(encoded)

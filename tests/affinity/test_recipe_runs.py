@@ -159,4 +159,4 @@ def test_the_final_scores_and_the_verdict_hold_them_too_and_predictions_are_left
             assert model[name][number] == pytest.approx(expected[name][number], abs=1e-3)
     assert "verdict in recall. No calibration" in (folder / "run.log").read_text()
     assert json.loads((folder / "config.json").read_text())["calibration"] is None
-    assert "recall on test" in (folder / "report.md").read_text()
+    assert "recall on test" in (folder / "README.md").read_text()

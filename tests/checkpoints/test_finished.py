@@ -76,7 +76,7 @@ def test_a_saved_model_says_what_it_is_and_nothing_of_records(saved):
     assert [name for name in manifest["files"] if not name.startswith("tokenizers/")] != manifest["files"]
     assert manifest["step"] == 2
     assert manifest["files"]["model.safetensors"]["size"] == (saved / "model.safetensors").stat().st_size
-    for name in ("README.md", "report.md"):
+    for name in ("README.md", "report.html"):
         (saved / name).write_text("written later")
     check_model(saved)
 

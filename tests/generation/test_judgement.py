@@ -9,6 +9,7 @@ from antibody_examples import KAPPA_CONSTANT, RESIDUES, antibodies, heavy, light
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.evaluation.verdict import MODEL
 from hf_ext.generation.judging.baselines import RANDOM, RETRIEVAL, SHUFFLED
 from hf_ext.generation.judging.conditions import judge_condition
 from hf_ext.generation.judging.discriminator import ANTIGENS_UNKNOWN, Discriminator
@@ -16,7 +17,6 @@ from hf_ext.generation.judging.judgement import HELD_OUT, Judges, judge_generate
 from hf_ext.generation.judging.numbering import Numberer
 from hf_ext.generation.judging.rows import AntibodyRows, Sampling
 from hf_ext.optional import import_problem
-from hf_ext.reporting.report.tasks.generation import MODEL
 
 ANTIGENS = random_antigens(15, seed=1)
 ASKED = [one for one in ANTIGENS for _ in range(4)]

@@ -14,6 +14,7 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
+        self.html = html
         self.problems: list[str] = []
         self.tags: list[str] = []
         self.ids: list[str] = []
@@ -26,6 +27,11 @@ class Page(HTMLParser):
         self.problems += [f"id {name} twice" for name in {name for name in self.ids if self.ids.count(name) > 1}]
         self.problems += [f"link {link} leads nowhere" for link in self.links if link[1:] not in self.ids]
         self.problems += [f"style loads {url}" for url in re.findall(r"url\(([^)]*)\)|@import", html)]
+
+    @property
+    def text(self) -> str:
+        """All that a reader sees, on one line."""
+        return " ".join(self.texts)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._see(tag, attrs)

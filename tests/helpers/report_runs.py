@@ -1,4 +1,4 @@
-"""Folders as finished runs leave them, small and written by hand, for the tests of reports."""
+"""Folders as finished runs leave them, small and written by hand, and what their pages say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page_checks import Page
 
+from hf_ext.reporting.card import write_card
+from hf_ext.reporting.page import page_record
+from hf_ext.reporting.report import write_report
+from hf_ext.tasks import TASKS, find_task
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 VERDICT = "Better than ridge on embeddings: Spearman 0.80 against 0.60 [0.55, 0.65]."
 OPERATOR_VERDICT = "Better than the persistence and the training mean: nRMSE 0.056 against 0.525, 128 rows."
 
@@ -29,6 +36,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         "model": {
             "spearman": make_score(0.8, 0.75, 0.85),
             "rmse": make_score(0.5, 0.45, 0.55),
+            "recall": make_score(0.75, 0.7, 0.8, threshold=9.0, base_rate=0.1),
             "per_group_spearman": make_score(0.3, 0.1, 0.5, groups=groups),
         },
         "training mean": {"spearman": make_score(None), "rmse": make_score(1.1, 1.0, 1.2)},
@@ -46,18 +54,12 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             {"identity": 0.7, "num_rows": 1},
         ],
     }
-    comparison = {"improvement": 0.011, "low": 0.002, "high": 0.02, "metric": "spearman"}
-    decisions = [
-        {"step": step, "verdict": "improved", "against_best": comparison, "against_recent": None}
-        for step in (100, 200, 300)
-    ]
     results = {
         "format": 1,
         "task": "affinity",
         "created": "2026-11-20T15:40:00Z",
         "command": "accelerate launch recipes/max_speed.py --output_dir /home/somebody/runs/first --seed 7",
         "seed": 7,
-        "commit": None,
         "verdict": {"text": VERDICT, "is_better": True},
         "model": {
             "class": "AffinityModel",
@@ -67,7 +69,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "towers": [
                 {
                     "encoder": "facebook/esm2_t6_8M_UR50D",
-                    "revision": "abc123",
+                    "revision": COMMIT,
                     "training": "frozen",
                     "inputs": [["heavy", "light"]],
                 },
@@ -75,6 +77,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
                     "encoder": "/home/somebody/encoders/esm",
                     "revision": None,
                     "training": "lora",
+                    "pooling": "cls",
                     "inputs": [["antigen"]],
                 },
             ],
@@ -83,7 +86,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         "best": {"step": 200, "spearman": 0.79},
         "evaluation": {"subset_rows": 64, "full_rows": 512, "num_evaluations": 6, "num_full": 2},
         "alarms": [{"step": 100, "name": "", "alarms": ["9 distinct values in 512 predictions."]}],
-        "early_stopping": {"patience": 3, "stopped_at_step": 300, "decisions": decisions},
+        "early_stopping": {"patience": 3, "stopped_at_step": 300, "decisions": []},
         "test": {
             "num_rows": 40,
             "scores": scores,
@@ -121,11 +124,16 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         },
         "settings": {
             "label_column": "pKd",
+            "too_long": "truncate",
             "learning_rate": 0.001,
-            "hub_token": "<set>",
+            "hub_token": "hf_" + "x" * 34,
             "output_dir": "/home/somebody/runs/first",
+            "init_head_from": "secret-folder/../runs/frozen",
         },
-        "settings_from": {"learning_rate": "recipe", "output_dir": "command line"},
+        "settings_from": {
+            **{"learning_rate": "recipe", "output_dir": "command line", "init_head_from": "command line"},
+            "hub_token": "command line",
+        },
         "environment": {
             "python": "3.11.7",
             "device": "cpu",
@@ -260,11 +268,21 @@ PLAN = {
 
 
 def write_run(
-    folder: Path, results: dict[str, Any], num_rows: int = 120, plan: dict | None = PLAN, log: list | None = None
+    folder: Path,
+    results: dict[str, Any],
+    num_rows: int = 120,
+    plan: dict | None = PLAN,
+    log: list | None = None,
+    has_page: bool = True,
 ) -> Path:
-    """Writes the four files of a run; `num_rows` 0 leaves predictions out, `plan` None the plan, `log` [] the state."""
+    """Writes the four files of a run; `num_rows` 0 leaves predictions out, `plan` None the plan, `log` [] the state.
+
+    The record has what its task says of it, as a run writes it; without `has_page` it is one of an earlier version.
+    """
+    if has_page and results.get("task") in TASKS:
+        results = {**results, "page": page_record(find_task(results["task"]).describe(results))}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "all_results.json").write_text(json.dumps(results))
+    (folder / "all_results.json").write_text(json.dumps(results, default=str))
     if plan is not None:
         (folder / "plan.json").write_text(json.dumps(plan))
     if log is None or log:
@@ -273,6 +291,22 @@ def write_run(
     if num_rows:
         write_predictions(folder / "predictions.csv", num_rows)
     return folder
+
+
+def read_pages(folder: Path, **options: Any) -> tuple[Page, str]:
+    """The report that is written anew, and the text of the card after its YAML block."""
+    report = Page(write_report(folder).read_text(encoding="utf-8"))
+    return report, write_card(folder, **options).read_text(encoding="utf-8").split("\n---\n", 1)[1]
+
+
+def section(card: str, title: str) -> str:
+    """A section of a card."""
+    return card.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def table_rows(card: str) -> list[list[str]]:
+    """Rows of all its tables, as cells."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("|")]
 
 
 def write_predictions(path: Path, num_rows: int, constant: float | None = None) -> None:

@@ -20,7 +20,7 @@ def run(folder, encoder, words="", **columns):
     importlib.import_module("max_speed").main(command)
     out = folder / "out"
     results = json.loads((out / "all_results.json").read_text())
-    return results, (out / "run.log").read_text(), (out / "report.md").read_text()
+    return results, (out / "run.log").read_text(), (out / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

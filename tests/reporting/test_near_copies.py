@@ -25,8 +25,8 @@ def test_every_row_is_said_first_and_columns_follow_the_row():
     report = {"compared": "validation", "columns": {"heavy": none, "light": every}, "row": none}
     assert describe_near_copies(report) == [
         "3 of 78 checked validation rows have a training sequence at >= 70% identity in every column.",
-        "3 of 78 checked validation rows have a training sequence at >= 70% identity in `heavy`.",
-        "Every one of 78 checked validation rows has a training sequence at >= 90% identity in `light`.",
+        "3 of 78 checked validation rows have a training sequence at >= 70% identity in the column heavy.",
+        "Every one of 78 checked validation rows has a training sequence at >= 90% identity in the column light.",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,10 +19,9 @@ from ...errors import ArgumentError
 from ...models.configuration import AffinityConfig
 from ...models.head import ONE_LAYER
 from ...processes.team import do_on_main
-from ...reporting.head_search import HEADERS, candidate_rows, error_name, head_name
 from ...reporting.run_record import write_json
 from ...reporting.tables import format_table
-from ...reporting.units import format_cell, seconds
+from ...reporting.units import format_cell, less_is_better, metric_name, seconds
 from ...speedups.batch_size import cached_batch_size
 from ...training_args import FastTrainingArguments
 from ..arguments import AffinityArguments, Head
@@ -42,6 +42,7 @@ FIXED = {
     "num_train_epochs": "epochs",
     "max_steps": "epochs",
 }
+CANDIDATE_HEADERS = ["head", "dropout", "learning rate", "weight decay", "epochs", "weights", "error"]
 CHOSEN = ("head_sizes", "head_dropout", "learning_rate", "weight_decay", "num_train_epochs")
 BATCH_ARGUMENTS = (
     "per_device_train_batch_size",
@@ -167,7 +168,7 @@ def describe_choice(found: Mapping[str, Any]) -> str:
         f"{seconds(found['seconds'])}; a ridge on the same embeddings has {format_cell(ridge)} there. "
         "--head mlp takes the large perceptron."
     )
-    return f"{text}\n{format_table(candidate_rows(found), HEADERS)}"
+    return f"{text}\n{format_table(candidate_rows(found), CANDIDATE_HEADERS)}"
 
 
 def _why_not(trainer: Any, splits: Mapping[str, Any], explicit: Collection[str]) -> str | None:
@@ -253,3 +254,28 @@ def _apply(chosen: HeadSettings, trainer: Any, args: AffinityArguments, training
         each.num_train_epochs = chosen.epochs
     set_seed(training.seed)  # the head's first weights are the same whether the search was made or read
     trainer.model.set_head(chosen.form, args.head_sizes, args.head_dropout)
+
+
+def head_name(settings: Mapping[str, Any]) -> str:
+    """Such as `mlp 256-64`."""
+    return f"{settings['form']} {'-'.join(map(str, settings['sizes']))}"
+
+
+def error_name(metric: str) -> str:
+    """What candidates were compared by: an error, or 1 less a metric of which more is better."""
+    name = metric_name(metric)
+    return name if less_is_better(metric) else f"1 - {name}"
+
+
+def candidate_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """A row under `CANDIDATE_HEADERS` for each candidate of `all_results.json`'s `head_search`, the best first."""
+    order = sorted(found["tried"], key=lambda one: math.inf if one["error"] is None else one["error"])
+    return [
+        [
+            head_name(one),
+            *(f"{one[name]:g}" for name in ("dropout", "learning_rate", "weight_decay", "epochs")),
+            f"{one['num_weights']:,}",
+            format_cell(one["error"]) + ("" if one["is_complete"] else " (given up)"),
+        ]
+        for one in order
+    ]

@@ -10,8 +10,9 @@ import numpy as np
 
 from ...errors import DataError
 from ...evaluation.resampling import ResamplingUnits
-from ...reporting.report.tasks.generation import MODEL, find_scores, score_rows
+from ...evaluation.verdict import MODEL
 from ...reporting.tables import format_table
+from ..describing import find_scores, score_rows
 from .baselines import RANDOM, make_baselines
 from .conditions import ConditionEffect
 from .copies import judge_diversity, judge_novelty, judge_recovery

@@ -1,4 +1,4 @@
-"""What may be named in a card that strangers read: ids of the Hub, last parts of local paths, no tokens."""
+"""What pages that strangers read may name: ids of the Hub, last parts of local paths, no tokens."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import re
 import shlex
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
-from urllib.parse import quote
 
-from ..markdown import code, plain
-from ..report.run_files import RunFiles
-from ..report.values import setting
-
-PLACEHOLDER = "USER/NAME"
+_ABSOLUTE_PATH = re.compile(r"(?<![\w./:~])(?:~|/|[A-Za-z]:[\\/])[^\s'\",;:\]]*[\\/]([^\\/\s'\",;:\]]+)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DATA_FILE = re.compile(r"\.(csv|tsv|jsonl?|parquet|fa|faa|fasta|gz|txt|yaml)$")
 # Arguments that hold a local path, whatever it looks like.
 _PATHS = re.compile(r"(.*_(dir|from|json|file|path|checkpoint)|config)")
+
+
+def hide_folders(text: str) -> str:
+    """Keeps the last part of absolute paths: a page may be shared, and folders name people and machines.
+
+    Relative paths, URLs and Hub ids stay as they are.
+    """
+    return _ABSOLUTE_PATH.sub(r".../\1", text)
 
 
 def is_hub_id(name: Any, revision: Any = None) -> bool:
@@ -35,12 +38,11 @@ def last_part(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
 
 
-def link_name(name: str, revision: Any = None) -> str:
-    """A Hub id as a link to it, with its revision; of anything local the last part of its path."""
+def show_source(name: Any, revision: Any = None) -> str:
+    """A Hub id with its revision, of anything local the last part of its path."""
     if not is_hub_id(name, revision):
-        return f"{code(last_part(name))} (local)"
-    at = f" at {code(revision[:12])}" if revision else ""
-    return f"[{plain(name)}](https://huggingface.co/{quote(name)}){at}"
+        return f"{last_part(str(name))} (local)"
+    return f"{name}, revision {revision[:12]}" if revision else f"{name}, not pinned"
 
 
 def show_argument(name: str, value: Any) -> str:
@@ -48,11 +50,11 @@ def show_argument(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(show_argument(name, item) for item in value) or "(none)"
     if not isinstance(value, str):
-        return setting(value)
+        return hide_folders(repr(value))
     looks_local = value.startswith(("/", "~", "./", "../", ".\\")) or "\\" in value or value[1:3] == ":/"
     is_local = bool(_PATHS.fullmatch(name)) and not is_hub_id(value)
     is_file = "/" in value and bool(_DATA_FILE.search(value))
-    return last_part(value) if looks_local or is_local or is_file else setting(value)
+    return last_part(value) if looks_local or is_local or is_file else hide_folders(" ".join(value.split()))
 
 
 def show_command(command: str) -> str:
@@ -67,20 +69,3 @@ def show_command(command: str) -> str:
             word = show_argument(flag[2:], word)
         shown.append(word)
     return shlex.join(shown)
-
-
-def repo_name(run: RunFiles, repo_id: str | None) -> str:
-    """OWNER/NAME that the model is or will be pushed to; `USER/NAME` where nobody has said."""
-    name = repo_id or run.settings.get("hub_model_id")
-    return str(name) if name and is_complete(str(name)) else PLACEHOLDER
-
-
-def is_complete(name: str) -> bool:
-    """Whether a repository's name has an owner."""
-    return bool(_HUB_ID.fullmatch(name))
-
-
-def model_title(run: RunFiles, repo_id: str | None) -> str:
-    """The model's own name: of its repository, else of its folder."""
-    name = repo_id or run.settings.get("hub_model_id") or run.folder.resolve().name
-    return str(name).rpartition("/")[2]

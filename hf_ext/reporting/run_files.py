@@ -1,4 +1,4 @@
-"""What a finished run left in its folder, read and checked."""
+"""What a finished run left in its folder, read and checked; what its record says of its columns and its data."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import csv
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import DataError
-from ...files import read_cell
+from ..errors import DataError
+from ..files import read_cell
+from . import page
 
 FORMAT = 1  # of all_results.json
-TASKS = ("affinity", "masked_lm", "generation", "pde_operator", "any_model")  # whose runs have reports
-IMAGES = ("loss.png", "scatter.png")
 
 
 @dataclass
@@ -38,7 +38,6 @@ class RunFiles:
     plan: dict[str, Any]
     state: dict[str, Any]
     predictions: Predictions | None
-    images: tuple[str, ...] = ()
 
     @property
     def log_history(self) -> list[dict[str, Any]]:
@@ -47,7 +46,11 @@ class RunFiles:
     @property
     def task(self) -> str:
         """ "affinity" also of records that name none."""
-        return str(self.results.get("task") or TASKS[0])
+        return str(self.results.get("task") or "affinity")
+
+    def image(self, name: str) -> str:
+        """`name` where the folder has this picture, else nothing."""
+        return name if (self.folder / name).is_file() else ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -58,8 +61,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     """Reads `all_results.json`, and `plan.json`, `trainer_state.json` and `predictions.csv` where they are.
 
     Raises:
-        DataError: no such folder, no `all_results.json` in it, a file that is damaged, a format or task of a newer
-            hf_ext.
+        DataError: no such folder, no `all_results.json` in it, a file that is damaged, a format of a newer hf_ext.
 
     Cost: 0.2 s for 24,000 predictions with three sequence columns.
     """
@@ -71,16 +73,12 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
             "run of recipes/max_speed.py, mlm.py, generate_antibody.py or pde_operator.py that came to its end."
         )
     results = _read_json(record)
-    if results.get("format", FORMAT) != FORMAT:
-        raise DataError(
-            f"{record}: format {results['format']!r}, this hf_ext reads format {FORMAT}. Install the hf_ext that "
-            "trained the run."
-        )
-    if (results.get("task") or TASKS[0]) not in TASKS:
-        raise DataError(
-            f"{record}: task {results['task']!r}, this hf_ext writes pages of {', '.join(TASKS)}. Install the hf_ext "
-            "that trained the run."
-        )
+    for what, held, known in (("", results, FORMAT), ("page of ", as_dict(results.get("page")), page.FORMAT)):
+        if held.get("format", known) != known:
+            raise DataError(
+                f"{record}: {what}format {held['format']!r}, this hf_ext reads format {known}. Install the hf_ext that "
+                "trained the run."
+            )
     table = path / "predictions.csv"
     return RunFiles(
         folder=path,
@@ -88,7 +86,6 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
         plan=_read_json(path / "plan.json"),
         state=_read_json(path / "trainer_state.json"),
         predictions=read_test_predictions(table) if table.is_file() else None,
-        images=tuple(name for name in IMAGES if (path / name).is_file()),
     )
 
 
@@ -134,3 +131,23 @@ def _as_floats(path: Path, name: str, cells: list[str]) -> np.ndarray:
             except ValueError as error:
                 raise DataError(f"{path}, line {i + 2}, column {name}: {cell[:40]!r} is not a number.") from error
     return values
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """The value where it is a dictionary; an empty one where a run left nothing."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def list_columns(results: Mapping[str, Any]) -> list[str]:
+    """The sequence columns that the model reads, in its order; none where that was not recorded."""
+    named: dict[str, None] = {}
+    for tower in as_dict(results.get("model")).get("towers") or []:
+        for part in tower.get("inputs") or tower.get("columns") or []:
+            named.update(dict.fromkeys([part] if isinstance(part, str) else part))
+    return [*named] or [*(as_dict(results.get("settings")).get("sequence_columns") or [])]
+
+
+def is_demo(results: Mapping[str, Any]) -> bool:
+    """Whether the run trained on generated demo data."""
+    data = results.get("data")
+    return isinstance(data, dict) and data.get("source", "") is None

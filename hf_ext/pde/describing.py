@@ -1,0 +1,124 @@
+"""What report and card say of an operator: which equations, on which grid, and how little that says of any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..reporting import units
+from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
+from ..reporting.run_files import as_dict
+from ..reporting.scores import index_scores, score_blocks, score_numbers, score_table, verdict_limits
+from ..reporting.units import join_words
+
+MEANING = (
+    "nRMSE of a row is the L2 of its error over the L2 of its solution. Scores are means over rows, and nRMSE without "
+    "an equation is the mean over equations too; less is better."
+)
+
+
+def describe(results: Mapping[str, Any]) -> Page:
+    """The page of a run, from what its `all_results.json` holds."""
+    data, settings, test = (as_dict(results.get(name)) for name in ("data", "settings", "test"))
+    names = [*as_dict(data.get("tasks"))] or [*(settings.get("tasks") or [])]
+    equations = join_words(names) or "partial differential equations"
+    model = as_dict(as_dict(test.get("scores")).get("model"))
+    size = int(data.get("resolution") or settings.get("resolution") or 32)
+    return Page(
+        title=f"Operator for {equations}",
+        summary=f"An operator Transformer: one model that predicts solutions of {equations} on a grid of resolution "
+        f"{size}. {_describe_terms(settings)}".strip(),
+        numbers=score_numbers(test, [f"{name}_nrmse" for name in names]),
+        results=_score_blocks(results),
+        data=_data_blocks(data),
+        limits=[
+            *verdict_limits(results),
+            "Trained and scored on samples of one distribution: with other coefficients, initial or boundary "
+            "conditions, with noise, or further in time it is untested.",
+            f"It was trained at resolution {size} and reads no other: another grid takes a new training.",
+            "Its scores are means over samples, and one solution may be much worse; a solver can bound its error, this "
+            "model cannot.",
+        ],
+        subject=f"{equations} as in the training samples, and about nothing else: no other equation, and no claim "
+        "about a real flow",
+        loading=_loading(names, size),
+        bases=_bases(settings, names),
+        scores=index_scores(model),
+        dataset=f"Generated {equations}",
+        tags=["pde", "neural-operator"],
+        library_name="hf_ext",
+        task_type="regression",
+        task_name="Solutions of partial differential equations",
+    )
+
+
+def _score_blocks(results: Mapping[str, Any]) -> list[Block]:
+    """Scores, how far the model is below the best trivial prediction of each equation, and those on validation."""
+    test, validation = as_dict(results.get("test")), as_dict(results.get("validation"))
+    blocks = score_blocks(test)
+    if not blocks:
+        return []
+    factors = {name: value for name, value in as_dict(test.get("factors")).items() if units.is_finite(value)}
+    if factors:
+        listed = join_words([f"{name} {units.factor(value)}" for name, value in factors.items()])
+        blocks.append(Text(f"Error of the best trivial prediction over the model's: {listed}."))
+    if scores := validation.get("scores"):
+        blocks.append(score_table(scores, fold=f"Scores of {units.number(validation.get('num_rows'))} validation rows"))
+    return [*blocks, Text(MEANING)]
+
+
+def _describe_terms(settings: Mapping[str, Any]) -> str:
+    """What the loss has beside the data; nothing where it has no more, or that was not recorded."""
+    terms = [
+        f"{name} (weight {settings[weight]:g}) in {'every step' if steps == 1 else f'one of {steps} steps'}"
+        for name, every, weight in (
+            ("inverse losses", "inverse_loss_every", "inverse_loss_weight"),
+            ("physics priors", "physics_every", "physics_weight"),
+        )
+        if (steps := settings.get(every)) and settings.get(weight)
+    ]
+    return f"Beside the data, its loss had {join_words(terms)}." if terms else ""
+
+
+def _data_blocks(data: Mapping[str, Any]) -> list[Block]:
+    if not data:
+        return [Text("Not recorded: the run has no data report.")]
+    blocks: list[Block] = [Table(["", ""], [[name, str(data.get(name))] for name in ("source", "resolution", "seed")])]
+    equations = [[name, str(text)] for name, text in as_dict(data.get("tasks")).items()]
+    if equations:
+        blocks.append(Table(["equation", "samples of"], equations, code=[0]))
+    sizes = [[name, units.number(size)] for name, size in as_dict(data.get("sizes")).items()]
+    if sizes:
+        caption = "Samples of each equation. All splits are drawn from one distribution."
+        blocks.append(Table(["split", "samples"], sizes, caption))
+    return blocks
+
+
+def _bases(settings: Mapping[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    """The operator that training went on from."""
+    name = settings.get("model_name_or_path")
+    if not name:
+        return []
+    inputs = [[equation] for equation in names]
+    return [{"encoder": name, "revision": settings.get("model_revision"), "training": "full", "inputs": inputs}]
+
+
+def _loading(names: list[str], size: int) -> list[Block]:
+    # Made-up inputs of one sample: an initial state on r * r / 4 points; a field, as of Darcy flow, on r x r cells.
+    examples = {"advection1d": f"torch.rand(1, {size**2 // 4})"}
+    field = f"torch.full((1, {size}, {size}), 3.0)"
+    inputs = ", ".join(f'"{name}_inputs": {examples.get(name, field)}' for name in names)
+    lines = [
+        "import torch",
+        "from hf_ext.pde.model import OperatorTransformer",
+        "",
+        f'model = OperatorTransformer.from_pretrained("{PLACEHOLDER}")',
+        f"inputs = {{{inputs}}}",
+        "print(model(**inputs).logits)",
+    ]
+    order = join_words(names) + (", in this order" if len(names) > 1 else "")
+    text = (
+        f"logits (B, {len(names)}, {size * size:,}) are the solutions of {order}, in the unit of the data, at all "
+        f"points of a grid; hf_ext.pde.tasks.TASKS[name].query_grid({size}) has their coordinates."
+    )
+    return [Code("\n".join(lines), "python"), Text(text)]

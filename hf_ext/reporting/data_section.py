@@ -1,0 +1,172 @@
+"""What a model learned from, where that is rows of a table: rows read and left out, splits, leaks, labels, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import units
+from .charts.rows import length_chart
+from .names import show_source
+from .near_copies import count_near, describe_near_copies
+from .page import Block, Figures, Points, Table, Text
+from .run_files import RunFiles, as_dict, is_demo, list_columns
+from .units import is_finite
+
+# Rule of a split, up to its colon -> what it makes of the scores.
+SPLITS = {
+    "random": "The split is random over rows: the scores say how the model does on rows like those of training, not on "
+    "new antibodies, antigens or families.",
+    "group": "Whole groups were held out ({rule}): the scores are about new groups, of this kind of data.",
+    "cluster": "Similar sequences were kept on one side of the split{limit}: the scores are about sequences unlike "
+    "those of training by that measure, of this kind of data.",
+    "column": "The split came with the data ({rule}): what the scores say about new sequences depends on how it was "
+    "made.",
+    "files": "The split came with the data, as files: what the scores say about new sequences depends on how it was "
+    "made.",
+}
+AUDIT = {
+    "n": ("rows", units.number),
+    "min": ("lowest", units.number),
+    "max": ("highest", units.number),
+    "mean": ("mean", units.number),
+    "std": ("deviation", units.number),
+    "num_distinct": ("distinct", units.number),
+    "tied_share": ("tied", units.share),
+    "censored_share": ("censored", units.share),
+    "share_at_min": ("at the lowest", units.share),
+    "share_at_max": ("at the highest", units.share),
+}
+
+
+def data_blocks(run: RunFiles) -> list[Block]:
+    """What the model learned from, what was left out, and what of the test it had seen."""
+    data = as_dict(run.results.get("data"))
+    if not data:
+        return [Text("Not recorded: the run has no data report.")]
+    source = "generated demo data"
+    if not is_demo(run.results):
+        source = show_source(data["source"], run.settings.get("dataset_revision")) if data.get("source") else None
+    facts = [
+        ["source", source],
+        ["filter", data.get("filter")],
+        *([name.replace("_", " "), data.get(name)] for name in ("rows_read", "rows_filtered_out", "rows_rejected")),
+    ]
+    blocks: list[Block] = [Table(["", ""], [[name, value] for name, value in facts if value is not None])]
+    if data.get("streaming"):
+        text = "Rows were streamed, so they are not counted and leaks between splits are not looked for."
+        blocks.append(Text(text))
+    split, sizes = as_dict(data.get("split")), as_dict(data.get("sizes"))
+    if sizes:
+        seed = f", seed {split['seed']}" if split.get("seed") is not None else ""
+        total = sum(size for size in sizes.values() if isinstance(size, int)) or 1
+        table = [[name, units.number(size), units.share(size / total)] for name, size in sizes.items()]
+        caption = f"Split by: {split.get('rule') or 'not recorded'}{seed}."
+        blocks.append(Table(["split", "rows", "share"], table, caption))
+    if notes := _row_notes(data):
+        blocks.append(Points(notes))
+    blocks += [*_leak_blocks(data), *_label_blocks(run), *_input_blocks(data)]
+    chart = length_chart(run.predictions.columns, list_columns(run.results)) if run.predictions else None
+    return [*blocks, *([Figures([chart])] if chart else [])]
+
+
+def _row_notes(data: Mapping[str, Any]) -> list[str]:
+    """What was left out, changed, missing or noted, as sentences."""
+    sizes, subset = as_dict(data.get("sizes")), as_dict(data.get("train_subset"))
+    split_notes = as_dict(data.get("split")).get("notes") or []
+    rejected = as_dict(data.get("rejected_by_rule"))
+    notes = [f"Rejected, {rule}: {units.number(count)}." for rule, count in sorted(rejected.items())]
+    for column, kinds in as_dict(data.get("changes")).items():
+        notes += [f"Column {column}: {kind} in {units.number(num)} rows." for kind, num in as_dict(kinds).items()]
+    for column, counts in as_dict(data.get("missing_chains")).items():
+        shown = [f"{units.number(num)} of {units.number(sizes.get(name))} in {name}" for name, num in counts.items()]
+        notes.append(f"Rows without {column}: {', '.join(shown)}. The head sees the training rows' mean instead.")
+    if subset:
+        of = f" of {units.number(subset['of'])}" if "of" in subset else ""
+        notes.append(f"Trained on a random subset of {units.number(subset.get('num_rows'))}{of} training rows.")
+    return [*notes, *map(str, split_notes), *map(str, data.get("notes") or [])]
+
+
+def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
+    leaks = as_dict(data.get("leaks"))
+    if not leaks:
+        return [] if data.get("streaming") else [Text("Leaks between splits: not measured.")]
+    compared = leaks.get("compared", "test")
+    parts = as_dict(leaks.get("columns"))
+    if len(parts) > 1:
+        parts["all columns together"] = as_dict(leaks.get("row"))
+    identities = [near["identity"] for near in as_dict(leaks.get("row")).get("near") or []]
+    rows = [
+        [
+            name,
+            _of(leak, "num_test_rows_in_train", "num_test_rows"),
+            _of(leak, "num_test_sequences_in_train", "num_test_sequences"),
+            *(count_near(near, leak["num_checked"]) for near in leak.get("near") or []),
+        ]
+        for name, leak in parts.items()
+    ]
+    headers = [
+        "sequence",
+        f"{compared} rows seen in training",
+        "distinct sequences seen",
+        *(f"checked rows at >= {100 * identity:.3g}% identity to training" for identity in identities),
+    ]
+    meaning = "Identity: 1 - edit distance / length of the longer sequence." if identities else ""
+    return [Table(headers, rows, meaning, fold=f"What of {compared} is in training, too")]
+
+
+def _of(leak: Mapping[str, Any], part: str, whole: str) -> str:
+    return f"{units.number(leak.get(part))} of {units.number(leak.get(whole))}"
+
+
+def _label_blocks(run: RunFiles) -> list[Block]:
+    audits = {name: as_dict(audit) for name, audit in as_dict(run.results.get("labels")).items() if audit}
+    rows = [
+        [name, *(show(audit.get(key)) for audit in audits.values())]
+        for key, (name, show) in AUDIT.items()
+        if any(key in audit for audit in audits.values())
+    ]
+    caption = "Tied: rows that share their value with another."
+    return [Table(["labels", *audits], rows, caption, fold="Labels")] if rows else []
+
+
+def _input_blocks(data: Mapping[str, Any]) -> list[Block]:
+    rows = [
+        [
+            name,
+            units.number(facts.get("longest"), "residues"),
+            units.number(facts.get("num_above_limit")),
+            units.share(facts.get("unknown_share")),
+        ]
+        for name, facts in as_dict(data.get("inputs")).items()
+    ]
+    headers = ["encoder input", "longest", "above the encoder's limit", "unknown residues"]
+    return [Table(headers, rows, "Over all splits.", code=[0], fold="Encoder inputs")] if rows else []
+
+
+def data_limits(run: RunFiles) -> list[str]:
+    """What split, leaks and lengths of the rows leave open; nothing of what was not recorded."""
+    data = as_dict(run.results.get("data"))
+    split, leaks = as_dict(data.get("split")), as_dict(data.get("leaks"))
+    rule, identity = str(split.get("rule") or ""), split.get("identity")
+    lines = []
+    if text := SPLITS.get(rule.partition(":")[0]):
+        limit = f", down to {units.share(identity)} identity" if is_finite(identity) else ""
+        lines.append(text.format(rule=rule, limit=limit))
+    if data.get("streaming"):
+        lines.append("The data was streamed: whether test sequences were trained on too was not looked for.")
+    row, compared = as_dict(leaks.get("row")), leaks.get("compared", "test")
+    if num := row.get("num_test_rows_in_train"):
+        lines.append(
+            f"{num:,} of {row['num_test_rows']:,} {compared} rows repeat the sequences of a training row: the scores "
+            "are partly memory."
+        )
+    lines += describe_near_copies(leaks)
+    how = {"truncate": "cut", "window": "read in windows"}.get(run.settings.get("too_long", ""), "changed")
+    for name, facts in as_dict(data.get("inputs")).items():
+        if facts.get("longest"):
+            longest = units.number(facts["longest"])
+            lines.append(f"{name}: the longest input seen has {longest} residues; longer ones are untested.")
+        if num := facts.get("num_above_limit"):
+            lines.append(f"{name}: {num:,} sequences above the encoder's limit were {how}.")
+    return lines

@@ -1,0 +1,152 @@
+"""What is special to a run's task, as data: a run writes it into `all_results.json`, report and card lay it out.
+
+Everything in it is plain text: what a user named can be no markup, because nothing here is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..errors import DataError
+from .charts.look import Chart
+
+FORMAT = 1  # of what `page_record` returns
+PLACEHOLDER = "USER/NAME"  # in code that loads a model, where its repository or folder stands
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+    kind: str = field(default="text", init=False)
+
+
+@dataclass(frozen=True)
+class Points:
+    """A list of sentences. With `fold`, what stands on its lid, it is closed in the report and not in the card."""
+
+    points: Sequence[str]
+    fold: str = ""
+    kind: str = field(default="points", init=False)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to copy."""
+
+    text: str
+    language: str = "bash"
+    kind: str = field(default="code", init=False)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text or numbers, None where nothing was measured; the first column names the row.
+
+    Attributes:
+        headers: one per column; all empty: no head.
+        code: numbers of the columns that hold code: names of arguments, sequences.
+        fold: as of `Points`.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+    code: Sequence[int] = ()
+    fold: str = ""
+    kind: str = field(default="table", init=False)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Charts side by side in the report; the card shows `png`, a file of the folder, where there is one.
+
+    A run's record holds none.
+    """
+
+    charts: Sequence[Chart]
+    png: str = ""
+    kind: str = field(default="figures", init=False)
+
+
+Block = Text | Points | Code | Table | Figures
+_RECORDED: dict[str, type[Any]] = {"text": Text, "points": Points, "code": Code, "table": Table}
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a task says of one of its runs.
+
+    Attributes:
+        title: what the model does, as a heading.
+        summary: the same in sentences: what it predicts from what.
+        numbers: scores to remember: what it is, its text, what to hold it against.
+        alarms: what weighs more than what every run is watched for.
+        results: how good the model is, and compared with what.
+        training: what is to be known of how it was trained, beside what every run records.
+        data: what it learned from; None: rows of a table, of which every run records the same.
+        limits: what a reader must know before using the model, the most serious first.
+        subject: what the scores are about, and about nothing else: the end of a sentence.
+        use: what the model must not be used for, where its limits do not say enough.
+        loading: how to load it; `PLACEHOLDER` in it becomes the name of the repository.
+        bases: the pretrained models under it: {"encoder", "revision", "training", "pooling", "inputs"}.
+        needs_bases: whether frozen ones among them are not in the folder, and have to be loaded beside it.
+        scores: metric, its title and value, for the model index of the Hub.
+        split: of which split these are.
+        dataset: what it was scored on, for the model index; empty: where the rows were read from.
+        tags, pipeline_tag, library_name, task_type, task_name: for the Hub.
+    """
+
+    title: str
+    summary: str = ""
+    numbers: Sequence[Sequence[str]] = ()
+    alarms: Sequence[str] = ()
+    results: Sequence[Block] = ()
+    training: Sequence[Block] = ()
+    data: Sequence[Block] | None = None
+    limits: Sequence[str] = ()
+    subject: str = ""
+    use: Sequence[str] = ()
+    loading: Sequence[Block] = ()
+    bases: Sequence[Mapping[str, Any]] = ()
+    needs_bases: bool = False
+    scores: Sequence[Sequence[Any]] = ()
+    split: str = "test"
+    dataset: str = ""
+    tags: Sequence[str] = ()
+    pipeline_tag: str | None = None
+    library_name: str | None = None
+    task_type: str = "other"
+    task_name: str = "Other"
+
+
+def page_record(page: Page) -> dict[str, Any]:
+    """JSON-able, with its format number."""
+    return {"format": FORMAT, **asdict(page)}
+
+
+def read_page(record: Mapping[str, Any]) -> Page:
+    """The page of such a record.
+
+    Raises:
+        DataError: it is none, as after an edit by hand.
+    """
+    try:
+        values = {name: value for name, value in record.items() if name != "format"}
+        for name in ("results", "training", "data", "loading"):
+            if values.get(name):
+                values[name] = [_read_block(block) for block in values[name]]
+        return Page(**values)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"all_results.json: its entry 'page' is damaged ({error!r}). Remove the entry, and the pages say what the "
+            "others hold."
+        ) from error
+
+
+def _read_block(record: Mapping[str, Any]) -> Block:
+    values = dict(record)
+    return _RECORDED[values.pop("kind")](**values)

@@ -1,0 +1,222 @@
+"""How a run went: its training, what its plan decided, what it cost, and how to do it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..arguments.names import is_secret
+from . import units
+from .charts.curves import curve_charts
+from .names import show_argument, show_command
+from .page import Block, Code, Figures, Table, Text
+from .run_files import RunFiles, as_dict
+from .units import capitalize, is_finite, metric_name
+
+MAX_EVALUATIONS = 200  # rows of a table
+CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
+EVALUATION_FACTS = {
+    "subset_rows": "validation rows of the subset",
+    "full_rows": "validation rows of a full pass",
+    "num_evaluations": "evaluations",
+    "num_full": "of them full passes",
+    "seconds": "time in evaluation",
+}
+_NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step")
+
+
+def facts_table(rows: Sequence[Sequence[Any]], caption: str = "", fold: str = "") -> list[Block]:
+    """Two columns, without what was not recorded; nothing where nothing was."""
+    known = [row for row in rows if row[1] not in (None, "", units.NOT_MEASURED)]
+    return [Table(["", ""], known, caption, fold=fold)] if known else []
+
+
+def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
+    """Facts, learning curves, what the task adds, and every evaluation."""
+    results, settings = run.results, run.settings
+    train, best = as_dict(results.get("train")), as_dict(results.get("best"))
+    rows = [
+        ["loss", as_dict(results.get("model")).get("loss") or settings.get("loss")],
+        ["mean training loss", units.number(train.get("train_loss"))],
+        ["epochs", units.number(train.get("epoch"))],
+        ["steps", units.number(run.state.get("global_step"))],
+        ["rows per step and process", units.number(settings.get("per_device_train_batch_size"))],
+        ["learning rate", units.number(settings.get("learning_rate"))],
+    ]
+    for name, value in best.items():
+        label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
+        rows.append([label, units.number(value)])
+    for name, value in as_dict(results.get("evaluation")).items():
+        shown = units.seconds(value) if "seconds" in name else units.number(value)
+        rows.append([EVALUATION_FACTS.get(name, name.replace("_", " ")), shown])
+    blocks = [*facts_table(rows), *of_task]
+    if applied := [decision for decision in _decisions(run) if decision.get("status") == "applied"]:
+        named = [f"{one.get('name')} ({CLASSES.get(str(one.get('kind')), one.get('kind'))})" for one in applied]
+        blocks.append(Text(f"Speed-ups in use: {', '.join(named)}."))
+    charts = curve_charts(run.log_history, results)
+    curves = (
+        Figures(charts, run.image("loss.png"))
+        if charts
+        else Text("No learning curves: the run logged fewer than two losses or scores.")
+    )
+    return [
+        *blocks,
+        curves,
+        *_stopping_blocks(as_dict(results.get("early_stopping"))),
+        *_alarm_blocks(results),
+        *_evaluation_blocks(run),
+    ]
+
+
+def _stopping_blocks(stopping: Mapping[str, Any]) -> list[Block]:
+    if not stopping:
+        return []
+    step, patience = stopping.get("stopped_at_step"), units.number(stopping.get("patience"))
+    end = f"stopped training at step {step:,}" if is_finite(step) else "did not stop training before its end"
+    return [Text(f"Early stopping {end}. It waits for {patience} evaluations in a row without improvement.")]
+
+
+def _alarm_blocks(results: Mapping[str, Any]) -> list[Block]:
+    rows = [
+        [units.number(entry.get("step")), entry.get("name") or "validation", text]
+        for entry in results.get("alarms") or []
+        for text in entry.get("alarms") or []
+    ]
+    lid = f"{len(rows):,} alarm{'s' * (len(rows) > 1)} while training"
+    return [Table(["step", "rows", "alarm"], rows[:MAX_EVALUATIONS], fold=lid)] if rows else []
+
+
+def _evaluation_blocks(run: RunFiles) -> list[Block]:
+    """Every evaluation as a row: all that was logged beside losses of steps and the summary at the end."""
+    evaluations = []
+    for entry in run.log_history:
+        values = {name.removeprefix("eval_"): value for name, value in entry.items() if not name.endswith(_NO_METRICS)}
+        if values and not {"loss", "train_loss"} & entry.keys():
+            evaluations.append((entry, values))
+    metrics = dict.fromkeys(name for _, values in evaluations for name in values)
+    rows = [
+        [units.number(entry.get("step")), units.number(entry.get("epoch"))]
+        + [units.number(values[name]) if name in values else units.MISSING for name in metrics]
+        for entry, values in evaluations[-MAX_EVALUATIONS:]
+    ]
+    if not rows:
+        return []
+    cut = f"The last {MAX_EVALUATIONS} of {len(evaluations):,}." if len(evaluations) > MAX_EVALUATIONS else ""
+    headers = ["step", "epoch", *map(metric_name, metrics)]
+    return [Table(headers, rows, cut, fold=f"All {len(evaluations):,} evaluations")]
+
+
+def _decisions(run: RunFiles) -> list[dict[str, Any]]:
+    return [as_dict(decision) for decision in run.plan.get("decisions") or []]
+
+
+def plan_blocks(run: RunFiles) -> list[Block]:
+    """Every speed-up: applied, skipped or refused, and why."""
+    tables: dict[bool, list[list[object]]] = {True: [], False: []}
+    for decision in _decisions(run):
+        evidence = [(n, v) for n, v in as_dict(decision.get("evidence")).items() if not isinstance(v, dict | list)]
+        reason = [str(decision.get("reason") or ""), *(f"{n.replace('_', ' ')} {units.number(v)}" for n, v in evidence)]
+        kind = CLASSES.get(str(decision.get("kind")), decision.get("kind"))
+        row = [decision.get("name"), decision.get("status"), kind, "; ".join(reason)]
+        tables[decision.get("status") != "off"].append(row)
+    if not any(tables.values()):
+        return [Text("Not recorded: the run left no plan.json.")]
+    hardware = as_dict(run.plan.get("hardware")).get("name") or "this machine"
+    preset = f", preset {run.plan['preset']}" if run.plan.get("preset") else ""
+    headers = ["speed-up", "status", "class", "why, and what was measured"]
+    text = Text(f"Decided before the first step for {hardware}{preset}.")
+    blocks: list[Block] = [text, Table(headers, tables[True], code=[0])]
+    if off := tables[False]:
+        blocks.append(Table(headers, off, code=[0], fold=f"{len(off)} not asked for"))
+    return blocks
+
+
+def cost_blocks(run: RunFiles) -> list[Block]:
+    """Time, throughput, memory, money."""
+    train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
+    sessions, price = costs.get("num_sessions"), costs.get("dollars_per_hour")
+    last = " of the last session" if is_finite(sessions) and sessions > 1 else ""
+    rates = [
+        [f"throughput{last}", units.rate(train.get(f"train_{unit}_per_s"), word)]
+        for unit, word in (("residues", "residues"), ("tokens", "tokens"), ("sequences", "rows"))
+    ]
+    memory = f" of the {costs['memory_of']}" if costs.get("memory_of") else ""
+    blocks = facts_table(
+        [
+            ["whole run, wall clock", units.seconds(costs.get("wall_s"))],
+            ["training", units.seconds(costs.get("train_s", train.get("train_runtime")))],
+            ["of it warm-up, not in the rates", units.seconds(train.get("train_warmup_seconds"))],
+            ["sessions", units.number(sessions)],
+            *rates,
+            ["padding, which does not count as residues", units.share(train.get("train_padding_share"))],
+            ["waiting for data", units.share(train.get("train_data_wait_share"))],
+            ["model FLOPs utilization", units.share(train.get("train_mfu"))],
+            [f"peak memory{memory}", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib")))],
+            ["price", "not given (--dollars_per_hour)" if price is None else f"{units.dollars(price)} per hour"],
+            ["money", units.dollars(costs.get("dollars"))],
+        ],
+        "Rates leave evaluation, saving and logging out.",
+    )
+    return [*blocks, *_profile_blocks(as_dict(run.results.get("profile")))]
+
+
+def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
+    """The most costly operations, where the run was profiled."""
+    found = profile.get("operations") or []
+    if not found:
+        return []
+    first, last = profile["steps"]
+    num_steps, times = max(1, last - first + 1), profile.get("seconds") or []
+    where = "device" if any(operation.get("self_device_ms") for operation in found) else "cpu"
+    rows = [
+        [
+            operation.get("name"),
+            units.number(operation["calls"] / num_steps),
+            f"{operation[f'self_{where}_ms'] / num_steps:.3f}",
+            units.share(operation["share"]),
+        ]
+        for operation in found
+    ]
+    step = f" A step took {units.seconds(sum(times) / len(times))} under the profiler." if times else ""
+    trace = f" {profile['trace']} opens in ui.perfetto.dev." if profile.get("trace") else ""
+    caption = (
+        f"The most costly operations of steps {first} to {last}, profiled on the main process: time on the "
+        f"{'device' if where == 'device' else 'CPU'} of their own, without what they call.{step} No rate above "
+        f"includes these steps.{trace}"
+    )
+    return [Table(["operation", "calls per step", "ms per step", "share"], rows, caption, code=[0])]
+
+
+def reproduce_blocks(run: RunFiles) -> list[Block]:
+    """Command, seed, arguments, versions, machine; of local paths the last part."""
+    results = run.results
+    blocks: list[Block] = []
+    if results.get("command"):
+        blocks.append(Code(show_command(str(results["command"]))))
+        blocks.append(Text("Of local paths the last part is shown; all_results.json of the run has them whole."))
+    environment, hardware = as_dict(results.get("environment")), as_dict(run.plan.get("hardware"))
+    versions = as_dict(environment.pop("versions", None)) or as_dict(run.plan.get("versions"))
+    seed, device = results.get("seed", run.settings.get("seed")), environment.get("device")
+    parts = [f"seed {seed}"] if seed is not None else []
+    parts += [f"{environment.get('num_processes') or 1} x {device}"] if device else []
+    parts += [f"{name} {version}" for name, version in versions.items() if version]
+    if parts:
+        blocks.append(Text(f"{capitalize(', '.join(parts))}."))
+    rows = [
+        ["hardware", hardware.get("name")],
+        ["memory GiB", hardware.get("memory_gib")],
+        *([name.replace("_", " "), value] for name, value in environment.items()),
+    ]
+    blocks += facts_table([[name, None if value is None else str(value)] for name, value in rows], fold="Machine")
+    shown = {name: show_argument(name, value) for name, value in run.settings.items() if not is_secret(name)}
+    origins = as_dict(results.get("settings_from"))
+    chosen = [[name, shown.get(name, ""), origin] for name, origin in origins.items() if not is_secret(name)]
+    if chosen:
+        lid = f"{len(chosen)} arguments that are not the default"
+        blocks.append(Table(["argument", "value", "from"], chosen, code=[0, 1], fold=lid))
+    if shown:
+        table = Table(
+            ["argument", "value"], [*map(list, shown.items())], code=[0, 1], fold=f"All {len(shown)} arguments"
+        )
+        blocks.append(table)
+    return blocks

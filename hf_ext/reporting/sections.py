@@ -1,0 +1,239 @@
+"""What report and card say of a run, in one order: the report lays all of it out, the card what a stranger needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import units
+from .charts.rows import group_chart, prediction_charts
+from .data_section import data_blocks, data_limits
+from .names import is_hub_id, last_part, show_source
+from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
+from .run_files import RunFiles, as_dict, is_demo
+from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
+from .scores import REQUIRED_HEADERS, default_page, required_rows
+from .units import is_finite, metric_name
+
+# Beginning of an id -> what its authors ask to be cited as.
+PAPERS = {
+    "facebook/esm2_": "Lin et al. 2023, https://doi.org/10.1126/science.ade2574",
+    "facebook/esm1b_": "Rives et al. 2021, https://doi.org/10.1073/pnas.2016239118",
+    "Exscientia/Ig": "Kenlay et al. 2024, https://arxiv.org/abs/2403.17889",
+    "Rostlab/prot_": "Elnaggar et al. 2021, https://doi.org/10.1109/TPAMI.2021.3095381",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of both pages, or with `in_card=False` of the report alone; `id` is what links point at."""
+
+    id: str
+    title: str
+    blocks: Sequence[Block]
+    in_card: bool = True
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that is said of a run, before anyone decides how it looks; sections without blocks are left out.
+
+    `is_better`: whether the model is better than every baseline; None: undecided.
+    """
+
+    page: Page
+    subtitle: str
+    verdict: str
+    is_better: bool | None
+    alarms: list[str]
+    numbers: list[Sequence[str]]
+    sections: list[Section]
+
+
+def compose(run: RunFiles, repo: str | None = None) -> Contents:
+    """Puts together what a run left. Where it lacks something, the text says so or leaves it out; nothing is raised.
+
+    Args:
+        repo: OWNER/NAME of the model, where that is known.
+    """
+    results = run.results
+    page = read_page(results["page"]) if results.get("page") else default_page(results)
+    verdict = as_dict(results.get("verdict"))
+    sections = [
+        Section("result", "Result", _result_blocks(run, page)),
+        Section("use", "What it must not be used for", [Points(page.use)] if page.use else []),
+        Section("limits", "Limits", [Points(_limits(run, page))]),
+        Section("model", "Model", _model_blocks(run, page)),
+        Section("loading", "How to load it", _loading_blocks(page, repo)),
+        Section("data", "Data", data_blocks(run) if page.data is None else page.data),
+        Section("training", "Training", training_blocks(run, page.training)),
+        Section("plan", "Plan", plan_blocks(run), in_card=False),
+        Section("cost", "Time, memory, money", cost_blocks(run), in_card=False),
+        Section("reproduce", "How to repeat it", reproduce_blocks(run)),
+        Section("licence", "Licence and citation", _licence_blocks(run, page)),
+    ]
+    created = str(results.get("created") or "").replace("T", " ")[:16]
+    facts = [
+        "Run report",
+        as_dict(results.get("model")).get("class"),
+        created and f"{created} UTC",
+        run.folder.resolve().name,
+    ]
+    return Contents(
+        page=page,
+        subtitle=" - ".join(str(fact) for fact in facts if fact),
+        verdict=str(verdict.get("text") or "No verdict: this run was not compared with any baseline."),
+        is_better=verdict.get("is_better"),
+        alarms=_alarms(results, page),
+        numbers=[*page.numbers, *_run_numbers(run)],
+        sections=[section for section in sections if section.blocks],
+    )
+
+
+def find_bases(run: RunFiles, page: Page) -> list[Mapping[str, Any]]:
+    """The pretrained models under this one: those that the task names, or the one that training went on from."""
+    name = run.settings.get("model_name_or_path")
+    if page.bases or not name:
+        return [*page.bases]
+    training = "lora" if run.settings.get("use_peft") else "full"
+    return [{"encoder": name, "revision": run.settings.get("model_revision"), "training": training}]
+
+
+def _alarms(results: Mapping[str, Any], page: Page) -> list[str]:
+    """What is wrong, in the order of weight: of the task, predictions, training, data, labels; each sentence once."""
+    alarms = [*page.alarms]
+    collapse = as_dict(as_dict(results.get("test")).get("collapse"))
+    alarms += [f"Test predictions: {text}" for text in collapse.get("alarms") or []]
+    while_training: dict[str, int] = {}
+    for entry in results.get("alarms") or []:
+        name = f" on {entry['name']}" if entry.get("name") else ""
+        for text in entry.get("alarms") or []:
+            while_training.setdefault(f"{name}: {text}", entry.get("step"))
+    # The numbers in the sentences change with every evaluation, so only the first and the last are worth a line.
+    listed = [f"Training, step {units.number(step)}{text}" for text, step in while_training.items()]
+    alarms += listed if len(listed) <= 2 else [listed[0], listed[-1]]
+    if len(listed) > 2:
+        alarms.append(f"Training: {len(listed) - 2} more alarms between these two, listed under Training.")
+    alarms += [f"Data: {text}" for text in as_dict(results.get("data")).get("warnings") or []]
+    for split, audit in as_dict(results.get("labels")).items():
+        alarms += [f"Labels of {split}: {text}" for text in as_dict(audit).get("alarms") or []]
+    return list(dict.fromkeys(alarms))
+
+
+def _run_numbers(run: RunFiles) -> list[list[str]]:
+    """Rows, time, speed, memory, money."""
+    train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
+    data, planned = as_dict(run.results.get("data")), as_dict(as_dict(run.plan.get("facts")).get("data"))
+    epochs, seen = train.get("epoch"), ""
+    if is_finite(epochs) and not data.get("streaming"):  # a stream counts steps as epochs
+        seen = "seen once" if epochs == 1 else f"seen {epochs:.3g} times"
+    unit = next((name for name in ("residues", "tokens", "sequences") if f"train_{name}_per_s" in train), None)
+    word = "rows" if unit == "sequences" else unit
+    speed = f"at {units.rate(train[f'train_{unit}_per_s'], str(word))}" if unit else ""
+    memory = f"of the {costs['memory_of']}" if costs.get("memory_of") else ""
+    numbers = [
+        ["training rows", units.number(as_dict(data.get("sizes")).get("train", planned.get("num_rows"))), seen],
+        ["training time", units.seconds(costs.get("train_s", train.get("train_runtime"))), speed],
+        ["peak memory", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib"))), memory],
+    ]
+    price = costs.get("dollars_per_hour")
+    if price is not None:
+        numbers.append(["cost", units.dollars(costs.get("dollars")), f"at {units.dollars(price)} per hour"])
+    return numbers
+
+
+def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
+    """How good the model is, and compared with what."""
+    blocks = [*page.results] or [Text("Not measured: the run has no scores of a test split.")]
+    if checked := run.results.get("requirements"):
+        blocks.append(Table(REQUIRED_HEADERS, required_rows(checked), "Required of the final scores (--require)."))
+    charts = []
+    if run.predictions:
+        label = str(run.settings.get("label_column") or "label")
+        charts = prediction_charts(run.predictions.labels, run.predictions.predictions, label)
+    model = as_dict(as_dict(as_dict(run.results.get("test")).get("scores")).get("model"))
+    for metric, score in model.items():
+        if groups := as_dict(score).get("groups"):
+            chart = group_chart(groups, metric_name(metric.removeprefix("per_group_")))
+            charts += [chart] if chart else []
+    if charts:
+        blocks.append(Figures(charts, run.image("scatter.png")))
+    if advice := run.results.get("advice"):
+        blocks.append(Points(advice, fold="What the run suggests next"))
+    return blocks
+
+
+def _limits(run: RunFiles, page: Page) -> list[str]:
+    """What a reader must know before using the model, the most serious first."""
+    lines = (
+        ["Trained on generated demo data: it shows that the code works, and nothing real."]
+        if is_demo(run.results)
+        else []
+    )
+    lines += [*page.limits, *data_limits(run)]
+    kept = [base for base in find_bases(run, page) if base.get("training") != "full"] if page.needs_bases else []
+    local = [last_part(base["encoder"]) for base in kept if not is_hub_id(base["encoder"], base.get("revision"))]
+    if local:
+        lines.append(
+            f"It needs the weights of {units.join_words(list(dict.fromkeys(local)))}, which came from a local folder "
+            "and are neither here nor on the Hub: it loads only where that folder is."
+        )
+    return [*lines, *([f"This is about {page.subject}."] if page.subject else [])]
+
+
+def _model_blocks(run: RunFiles, page: Page) -> list[Block]:
+    """What it does, what it is made of, and from which weights training began."""
+    model = as_dict(run.results.get("model"))
+    blocks: list[Block] = [Text(page.summary)] if page.summary else []
+    if model:
+        total, trained = (units.number(model.get(name)) for name in ("num_parameters", "num_trainable"))
+        blocks.append(Text(f"{model.get('class') or 'A model'} of {total} parameters, {trained} of them trained."))
+    found = find_bases(run, page)
+    if not found and "model_name_or_path" in run.settings:
+        blocks.append(Text("Training began with random weights."))
+    rows = [
+        [
+            ", ".join("+".join(columns) for columns in base.get("inputs") or []) or "its inputs",
+            show_source(base["encoder"], base.get("revision")),
+            base.get("training"),
+            base.get("pooling") or units.MISSING,
+        ]
+        for base in found
+    ]
+    headers = ["reads", "pretrained model", "training", "pooling"]
+    return [*blocks, Table(headers, rows, "Pretrained models under it.")] if rows else blocks
+
+
+def _loading_blocks(page: Page, repo: str | None) -> list[Block]:
+    """Code that runs as it stands, on made-up inputs, and what else must be there."""
+    if not page.loading:
+        return []
+    blocks: list[Block] = [
+        Code(block.text.replace(PLACEHOLDER, repo or PLACEHOLDER), block.language) if isinstance(block, Code) else block
+        for block in page.loading
+    ]
+    if not repo:
+        blocks.insert(1, Text(f"{PLACEHOLDER} is the model's id on the Hub, or the path of its folder."))
+    return blocks
+
+
+def _licence_blocks(run: RunFiles, page: Page) -> list[Block]:
+    """The licence as far as the folder says one, those of others, and whom to cite."""
+    found = find_bases(run, page)
+    lines = ["See the file LICENSE." if has_licence(run) else "Whoever trained this model has not chosen a licence."]
+    if found:
+        data = " and of the training data" if data_source(run) else ""
+        lines.append(f"The licences of the pretrained models{data} hold as well.")
+    papers = {paper for base in found for start, paper in PAPERS.items() if str(base["encoder"]).startswith(start)}
+    return [Text(" ".join(lines)), *([Points(sorted(papers))] if papers else [])]
+
+
+def has_licence(run: RunFiles) -> bool:
+    return (run.folder / "LICENSE").is_file()
+
+
+def data_source(run: RunFiles) -> str:
+    """Hub id, file or folder that the data was read from; empty where it was generated or not recorded."""
+    source = str(as_dict(run.results.get("data")).get("source") or "")
+    return "" if source == "generated" else source

@@ -1,0 +1,364 @@
+"""Report and card of a run: what a person who was not there reads first, and what no page may do."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_checks import Page, contrast, palettes
+from report_runs import (
+    COMMIT,
+    VERDICT,
+    affinity_results,
+    make_score,
+    masked_lm_results,
+    operator_results,
+    read_pages,
+    section,
+    table_rows,
+    write_predictions,
+    write_run,
+)
+
+from hf_ext.errors import DataError
+from hf_ext.reporting.names import hide_folders
+from hf_ext.reporting.report import write_report
+
+SECTIONS = ["result", "limits", "model", "loading", "data", "training", "plan", "cost", "reproduce", "licence"]
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """`affinity_results` with one value changed; `path` is dotted."""
+    record = copy.deepcopy(affinity_results())
+    *parents, last = path.split(".")
+    target: Any = record
+    for name in parents:
+        target = target[name]
+    target[last] = value
+    return record
+
+
+def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path) -> None:
+    test = {"num_rows": 1, "scores": {"model": {"spearman": make_score(None), "rmse": make_score(0.3)}}}
+    cases = [
+        (affinity_results(), {}),
+        (affinity_results(), {"has_page": False}),
+        (affinity_results(test=test, seeds=None), {"num_rows": 1}),
+        (affinity_results(test=None, verdict=None), {"num_rows": 0}),
+        (affinity_results(data={"streaming": True, "source": "a/b"}, labels=None), {}),
+        (affinity_results(early_stopping={"patience": 3, "stopped_at_step": None}), {}),
+        (masked_lm_results(), {"num_rows": 0}),
+        (operator_results(settings={"resolution": 32}), {"num_rows": 0}),
+        *(({"task": task}, {"num_rows": 0, "plan": None, "log": []}) for task in ("affinity", "generation", "folding")),
+    ]
+    for number, (results, options) in enumerate(cases):
+        report, card = read_pages(write_run(tmp_path / str(number), results, **options))
+        assert report.problems == []
+        assert report.html.startswith('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
+        assert "default-src 'none'; style-src 'unsafe-inline'" in report.html
+        assert {"#result", "#limits", "#data", "#training", "#plan", "#cost"} <= {*report.links}
+        assert "nan" not in re.findall(r"[a-z]+", report.text.lower())
+        assert not re.search(r"\bNone\b|\{'|\[\]", report.text + card), number
+
+
+def test_the_check_of_pages_sees_what_is_wrong() -> None:
+    for html, problem in (
+        ("<p><b>x</p></b>", "</p> at line 1 closes ['b']"),
+        ("<section>", "<section> stays open"),
+        ('<a href="#gone">x</a>', "link #gone leads nowhere"),
+        ('<p id="a"></p><p id="a"></p>', "id a twice"),
+        ('<img src="https://x.y/z.png">', "<img src=https://x.y/z.png> loads"),
+        ('<link href="style.css">', "<link href=style.css> loads"),
+        ("<script></script>", "<script>"),
+        ('<p onclick="x()"></p>', "<p onclick> runs code"),
+        ("<style>a { background: url(x.png) }</style>", "style loads x.png"),
+    ):
+        assert Page(html).problems[0] == problem
+
+
+def test_both_begin_with_the_verdict_then_alarms_then_the_score_beside_the_best_baseline(tmp_path) -> None:
+    results = affinity_results()
+    results["test"]["scores"]["teacher"] = {"spearman": make_score(0.9), "rmse": make_score(0.1)}  # is no baseline
+    report, card = read_pages(write_run(tmp_path / "first", results))
+    alarms = [
+        "Test predictions: RMSE 2.1025 is no better than the 2.1001 of a constant.",
+        "Training, step 100: 9 distinct values in 512 predictions.",
+        "Labels of train: 36.6 % are exactly 6.",
+    ]
+    start = report.texts.index(VERDICT)
+    assert report.texts[start - 1] == "Predicting pKd from heavy, light and antigen"
+    assert report.texts[start + 1 : start + 5] == ["3 alarms", *alarms]
+    assert '<p class="verdict better">' in report.html
+    lines = [line for line in card.splitlines() if line]
+    assert lines[:5] == ["# first", VERDICT, *(f"- **Alarm:** {alarm}" for alarm in alarms)]
+    assert table_rows(card)[2:8] == [
+        ["Spearman on test", "0.800 [0.750, 0.850]", "best baseline: 0.600, ridge on embeddings"],
+        ["RMSE on test", "0.500 [0.450, 0.550]", "best baseline: 0.900, ridge on embeddings"],
+        ["training rows", "2,400", "seen 3 times"],
+        ["training time", "12 min 34 s", "at 187,770 residues / s"],
+        ["peak memory", "1.25 GiB", "of the process"],
+        ["cost", "$0.09", "at $0.35 per hour"],
+    ]
+    assert [link[1:] for link in report.links] == SECTIONS
+
+
+def test_predictors_stand_side_by_side_with_the_model_marked(tmp_path) -> None:
+    report, card = read_pages(write_run(tmp_path, affinity_results()))
+    rows = table_rows(section(card, "Result"))
+    assert ["", "model", "training mean", "ridge on embeddings"] in rows
+    assert ["RMSE", "0.500 [0.450, 0.550]", "1.100 [1.000, 1.200]", "0.900 [0.850, 0.950]"] in rows
+    assert ["Recall", "0.750 [0.700, 0.800]", "-", "-"] in rows
+    assert '<td class="num main">0.500 <span class="interval">[0.450, 0.550]</span></td>' in report.html
+    assert '<td class="num">0.900 <span class="interval">[0.850, 0.950]</span></td>' in report.html
+
+
+def test_the_report_has_everything_and_the_card_what_a_stranger_needs(tmp_path) -> None:
+    report, card = read_pages(write_run(tmp_path, affinity_results()))
+    words = re.sub(r"\s+", " ", re.sub(r"[|`\\-]", " ", card))
+    both = [
+        "AffinityModel of 12,345,678 parameters, 345,678 of them trained.",
+        f"facebook/esm2_t6_8M_UR50D, revision {COMMIT[:12]}",
+        "Rows whose heavy is not in training: 31 rows.",
+        "In brackets: 95 % intervals, by resampling the test rows.",
+        "Undefined, Spearman of training mean: all 40 predictions are equal (7.5).",
+        "labels at or above 9 count as positive, 10 % of the rows",
+        "Spearman's rho within single groups:",
+        "Early stopping stopped training at step 300.",
+        "3 heads that differ in their seed (7, 8, 9), on the same test rows.",
+        "the error of a test row: 0.200 [0.100, 0.300].",
+        "share of the teacher in a label 0.500",
+        "2 of 40 rows are new to training in antigen: these 2 are too few to be scored apart (it takes 30).",
+        "Baseline ridge on embeddings: fitted on 2,000 of 2,400 training rows.",
+        "Rejected, the label is missing: 10.",
+        "Column heavy: lower case in 12 rows.",
+        "Split by: random, seed 42. split rows share",
+        "packing (same mathematics)",
+        "Seed 7, 1 x cpu, torch 2.13.0.",
+        "heavy: 2 sequences above the encoder's limit were cut.",
+        "It needs the weights of esm, which came from a local folder",
+        "Lin et al. 2023, https://doi.org/10.1126/science.ade2574",
+    ]
+    assert [text for text in both if text not in report.text] == []
+    assert [text for text in both if re.sub(r"[-`]", " ", text).split("(")[0] not in words] == []
+    alone = [
+        "half of a batch is padding; ratio 2.200",
+        "1 not asked for",
+        "All 6 evaluations",
+        "heavy 299 of 300 39 of 40 0 of 1 1 of 1",
+        "whole run, wall clock 15 min",
+        "Next: --use_peft fine-tunes.",
+        "mAb3",
+        "learning_rate 0.001 recipe",
+    ]
+    assert [text for text in alone if text not in report.text] == []
+    assert [text for text in alone if text in words] == []  # of these names of groups are the user's data
+
+
+def test_a_limit_stands_there_when_the_run_recorded_it_and_only_then(tmp_path) -> None:
+    limits = [
+        ("verdict.is_better", False, "It is not better than a trivial predictor"),
+        ("verdict", {"is_better": False, "baseline": "3-mer ridge"}, "It is not better than 3-mer ridge: prefer that"),
+        ("verdict.is_better", None, "is not decided by this run"),
+        ("data.source", None, "Trained on generated demo data"),
+        ("data.streaming", True, "The data was streamed"),
+        ("data.split.rule", "cluster", "Similar sequences were kept on one side"),
+        ("data.split.rule", "group:antigen", "Whole groups were held out (group:antigen)"),
+        ("data.split.rule", "column:fold", "The split came with the data (column:fold)"),
+        ("data.leaks.row.num_test_rows_in_train", 5, "5 of 300 test rows repeat the sequences of a training row"),
+        ("data.inputs.heavy.longest", 600, "the longest input seen has 600 residues; longer ones are untested."),
+        ("labels.train.censored_share", 0.25, "25 % of the train labels are bounds, taken as exact."),
+        ("labels.train.max", 11.0, "Training labels go from 4 to 11; a prediction outside"),
+        ("settings.save_full", False, "It needs the weights of esm"),
+    ]
+    _, usual = read_pages(write_run(tmp_path / "usual", changed("settings.save_full", True)))
+    for number, (path, value, sentence) in enumerate(limits):
+        report, card = read_pages(write_run(tmp_path / str(number), changed(path, value), num_rows=0, log=[]))
+        assert sentence in section(card, "Limits")
+        assert sentence in report.text
+        assert sentence not in section(usual, "Limits")
+    near = "Every one of 1 checked test rows (of 300) has a training sequence at >= 70% identity in every column."
+    assert near in section(usual, "Limits")
+
+
+def test_figures_are_drawn_into_the_page_and_said_in_words(tmp_path) -> None:
+    report, card = read_pages(write_run(tmp_path, affinity_results()))
+    assert re.findall(r'<svg [^>]*role="img" aria-label="([^"]*)"', report.html) == [
+        "Predicted against measured pKd, 120 test rows",
+        "Residuals against predicted pKd, 120 test rows",
+        "Mean measured pKd in 10 parts of the rows, by prediction",
+        "Histogram of measured and predicted pKd on the test split",
+        "Spearman of 9 groups",
+        "Histogram of sequence lengths on the test split. heavy: 90 to 130; antigen: 60 to 66 residues",
+        "loss by step: training, subset, all rows",
+        "spearman by step: subset, all rows",
+    ]
+    assert report.html.count("<figcaption>") == report.html.count("<svg ") == 8
+    assert "![" not in card  # no picture lies in the folder
+    for name in ("loss.png", "scatter.png"):
+        (tmp_path / name).write_bytes(b"")
+    assert re.findall(r"!\[\w+\]\((\w+\.png)\)", read_pages(tmp_path)[1]) == ["scatter.png", "loss.png"]
+    write_predictions(tmp_path / "predictions.csv", 60, constant=7.5)
+    report, _ = read_pages(tmp_path)
+    assert "60 test rows" in report.html
+    assert "Calibration" not in report.text
+
+
+def test_a_run_of_an_earlier_version_has_a_page_of_what_it_left(tmp_path) -> None:
+    report, card = read_pages(write_run(tmp_path / "run", affinity_results(), has_page=False))
+    for text in (report.text, card):
+        for words in (
+            VERDICT,
+            "0.800 [0.750, 0.850]",
+            "best baseline: 0.600",
+            "Split by: random",
+            "packing",
+            "3 alarms",
+        ):
+            assert words in text or words == "3 alarms"
+    assert ["RMSE", "0.500 [0.450, 0.550]", "1.100 [1.000, 1.200]", "0.900 [0.850, 0.950]"] in table_rows(card)
+    assert "How to load it" not in card
+    _, card = read_pages(write_run(tmp_path / "mlm", masked_lm_results(), num_rows=0, has_page=False))
+    assert ["Perplexity", "8.170", "16.590"] in table_rows(card)
+
+
+def test_what_is_absent_is_not_measured(tmp_path) -> None:
+    report, _ = read_pages(write_run(tmp_path / "run", {"task": "affinity"}, num_rows=0, plan=None, log=[]))
+    for words in (
+        "No verdict: this run was not compared with any baseline.",
+        "score not measured no test split was scored",
+        "Not measured: the run has no scores of a test split.",
+        "Not recorded: the run has no data report.",
+        "Not recorded: the run left no plan.json.",
+    ):
+        assert words in report.text
+    assert "at not measured" not in report.text
+
+
+def test_folders_and_tokens_of_this_machine_stay_here(tmp_path) -> None:
+    results = affinity_results()
+    results["command"] = (
+        "hf-ext train --output_dir /home/somebody/runs/first --dataset_name=../secret-folder/a.csv -s 7"
+    )
+    report, card = read_pages(write_run(tmp_path / "first", results))
+    for text in (report.html, card):
+        assert not {"somebody", "home", "secret", "hub_token"} & {*re.findall(r"[a-z_]+", text)}
+        assert "hf_xxx" not in text
+        assert str(tmp_path.parent) not in text
+        assert "--output_dir first --dataset_name=a.csv -s 7" in text
+    assert "init_head_from frozen command line" in report.text
+
+
+def test_only_absolute_paths_are_shortened() -> None:
+    for text, expected in (
+        ("/home/a/runs/first", ".../first"),
+        ("--output_dir /tmp/x/y --seed 7", "--output_dir .../y --seed 7"),
+        ("['/data/a.csv', '~/b/c.csv']", "['.../a.csv', '.../c.csv']"),
+        ("C:\\Users\\a\\runs\\first", ".../first"),
+        ("facebook/esm2_t6_8M_UR50D", "facebook/esm2_t6_8M_UR50D"),
+        ("data/gb1.csv.gz and ../other/x.csv", "data/gb1.csv.gz and ../other/x.csv"),
+        ("https://huggingface.co/a/b", "https://huggingface.co/a/b"),
+        ("1/2 residues / s", "1/2 residues / s"),
+    ):
+        assert hide_folders(text) == expected
+
+
+def test_text_is_readable_in_light_in_dark_and_in_print(tmp_path) -> None:
+    report, _ = read_pages(write_run(tmp_path, {}, num_rows=0, plan=None, log=[]))
+    found = palettes(report.html)
+    assert set(found) == {"light", "dark", "print"}
+    for name, colours in found.items():
+        for text in ("ink", "soft", "link", "good", "bad"):
+            for ground in ("paper", "panel"):
+                assert contrast(colours[text], colours[ground]) >= 4.5, (name, text, ground)
+        for series in ("c1", "c2", "c3", "c4", "c5", "c6"):
+            assert contrast(colours[series], colours["paper"]) >= 3, (name, series)
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.478, abs=1e-3)  # the grey that just fails
+
+
+def test_a_folder_that_is_no_finished_run_is_refused_by_name(tmp_path) -> None:
+    page = '{"page": {"format": 1, "title": "x", "results": [{"kind": "none"}]}}'
+    for number, (files, said) in enumerate(
+        [
+            ({}, "holds no all_results.json, so it is not the folder of a finished run"),
+            ({"all_results.json": "{"}, "all_results.json: not JSON"),
+            ({"all_results.json": "[]"}, "all_results.json: holds a list"),
+            ({"all_results.json": '{"format": 2}'}, "format 2, this hf_ext reads format 1"),
+            ({"all_results.json": '{"page": {"format": 2}}'}, "page of format 2, this hf_ext reads format 1"),
+            ({"all_results.json": page}, "its entry 'page' is damaged"),
+            ({"all_results.json": "{}", "plan.json": "x"}, "plan.json: not JSON"),
+            (
+                {"all_results.json": "{}", "predictions.csv": "label,prediction\n1,2\n3,x\n"},
+                "line 3, column prediction: 'x'",
+            ),
+            ({"all_results.json": "{}", "predictions.csv": "label,prediction\n1\n"}, "line 2: 1 cells for 2 columns"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        with pytest.raises(DataError, match=re.escape(said)):
+            write_report(folder)
+        assert not (folder / "report.html").exists()
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path) -> None:
+    log = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 0.5}]
+    folder = write_run(tmp_path, affinity_results(), num_rows=0, log=log)
+    (folder / "predictions.csv").write_text("label,prediction\n1,nan\n2,2.5\n,3\n3,3.5\n")
+    report, _ = read_pages(folder)
+    assert report.problems == []
+    assert "2 rows without a finite label and prediction are left out." in report.text
+
+
+@pytest.mark.nightly
+def test_a_page_of_24000_rows_stays_below_400_kB_and_is_the_same_twice(tmp_path) -> None:
+    folder = write_run(tmp_path, affinity_results(), num_rows=24_000)
+    report, _ = read_pages(folder)
+    assert len(report.html.encode()) < 400_000
+    assert "24,000 test rows in cells" in report.html
+    assert read_pages(folder)[0].html == report.html
+
+
+@pytest.mark.nightly
+def test_a_browser_renders_the_page_without_a_message(tmp_path) -> None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium here")
+    html = write_report(write_run(tmp_path, affinity_results()))
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path}/c",
+    ]
+    for width in (1280, 500):
+        shot = tmp_path / f"{width}.png"
+        command = [chromium, *options, f"--window-size={width},2000", f"--screenshot={shot}", html.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+        assert shot.stat().st_size > 20_000
+        assert "CONSOLE" not in done.stderr
+
+
+def test_the_command_reads_json_and_imports_no_torch(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", affinity_results(), num_rows=0)
+    code = (
+        "import sys; from hf_ext.cli import main; main(['report', '--run', sys.argv[1]]); "
+        "print([name for name in ('torch', 'transformers', 'datasets', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, timeout=120
+    )
+    wrote = [f"Wrote {tmp_path}/run/{name}" for name in ("report.html", "README.md")]
+    assert done.stdout.splitlines() == [*wrote, "[]"], done.stderr
+    assert json.loads((tmp_path / "run" / "all_results.json").read_text())["page"]["format"] == 1
