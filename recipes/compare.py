@@ -22,8 +22,8 @@ from hf_ext.cli import quick_imports
 
 with quick_imports():
     from hf_ext.arguments.help import GroupedArgumentParser
-    from hf_ext.comparing.arguments import CompareArguments
     from hf_ext.comparing.comparison import compare
+    from hf_ext.comparing.sides import CompareArguments
     from hf_ext.errors import exit_on_errors
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log

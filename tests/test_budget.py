@@ -11,14 +11,14 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1786, 16),
-    "affinity": (2849, 28),
+    ".": (1798, 16),
+    "affinity": (2852, 28),
     "arguments": (571, 8),
     "checkpoints": (1806, 12),
-    "comparing": (818, 7),
+    "comparing": (776, 6),
     "data": (3259, 26),
     "doctor": (2040, 22),
-    "embeddings": (424, 5),
+    "embeddings": (425, 5),
     "evaluation": (1692, 13),
     "generation": (2041, 22),
     "hub": (368, 6),
@@ -27,9 +27,9 @@ BUDGET = {
     "models": (2840, 31),
     "pde": (943, 13),
     "recipes": (2, 1),
-    "reporting": (3926, 63),
+    "reporting": (3562, 53),
     "speedups": (1877, 20),
-    "training": (2186, 20),
+    "training": (2211, 20),
 }
 SEAMS, PRIVATE = 22, 10
 

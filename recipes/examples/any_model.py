@@ -235,7 +235,7 @@ def finish_any_run(
     LOGGER.info("\n%s\n\n%s\n", results["verdict"]["text"], format_scores(results["test"]["scores"]))
     if trainer.is_world_process_zero():  # no card: those of hf_ext are of protein models
         write_report(trainer.args.output_dir)
-    LOGGER.info("Everything is in %s; report.html is the place to begin.", trainer.args.output_dir)
+    LOGGER.info("Report: %s/report.html; all else of the run is in that folder, too.", trainer.args.output_dir)
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     trainer.end()

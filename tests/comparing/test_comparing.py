@@ -15,7 +15,6 @@ import psutil
 import pytest
 import yaml
 
-from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import analyze, write_result
 from hf_ext.comparing.measures import (
     compare_losses,
@@ -27,7 +26,7 @@ from hf_ext.comparing.measures import (
 )
 from hf_ext.comparing.report import format_comparison, plot_comparison
 from hf_ext.comparing.running import ChildFailed, SideRun, run_all, run_child
-from hf_ext.comparing.sides import Side, make_ablations, make_command, make_sides, merge_yaml
+from hf_ext.comparing.sides import CompareArguments, Side, make_ablations, make_command, make_sides, merge_yaml
 from hf_ext.errors import ArgumentError
 
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())

@@ -1,18 +1,13 @@
 """Launch files of a comparison: read before anything runs, part of names and commands, told in the report."""
 
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.comparing.comparison import analyze
-from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import ChildFailed, SideRun, run_child
-from hf_ext.comparing.sides import Launch, Side, make_ablations, make_command, make_sides, read_launch
+from hf_ext.comparing.sides import CompareArguments, Launch, Side, make_ablations, make_command, make_sides, read_launch
 from hf_ext.errors import ArgumentError
 
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
@@ -104,44 +99,3 @@ def test_fewer_processes_than_the_file_says_end_the_comparison(tmp_path):
     assert run(Launch(CPU, 1), tmp_path / "one").throughput["num_processes"] == 1
     with pytest.raises(ChildFailed, match=r"2cpu_ddp.yaml is for 2 processes, and 1 trained together"):
         run(Launch(DDP, 2), tmp_path / "two")
-
-
-def make_run(side: Side) -> SideRun:
-    throughput = {
-        "unit": "residues",
-        "device": "cpu",
-        "num_processes": side.launch.num_processes if side.launch else 1,
-        "warmup_seconds": 1.0,
-        "peak_memory_gib": 1.0,
-        "rates": {"residues_per_s": 100.0, "padded_tokens_per_s": 150.0, "data_wait_share": 0.1},
-        "step_seconds": {"q1": 1.0, "median": 1.0, "q3": 1.0},
-        "steps": {"seconds": [1.0] * 5, "residues": [100.0] * 5, "sequences": [4.0] * 5},
-        "log_history": [{"loss": 1.0, "step": 1}],
-    }
-    return SideRun(side, 0, 9.0, throughput)
-
-
-def test_the_report_says_processes_and_files_of_each_side():
-    slow = Side("a", "baseline", (), launch=Launch("cpu.yaml", 1))
-    fast = Side("b", "optimized", (), launch=Launch("2cpu_ddp.yaml", 2))
-    result = analyze(CompareArguments(rounds=1), [make_run(slow), make_run(fast)])
-    sides = json.loads(json.dumps(result))["sides"]
-    assert {name: (side["launch"], side["num_processes"]) for name, side in sides.items()} == {
-        "a": ("cpu.yaml", 1),
-        "b": ("2cpu_ddp.yaml", 2),
-    }
-    rows = [
-        line
-        for line in format_comparison({"recipe": "r.py", "arguments": [], "rounds": 1, **result}).splitlines()
-        if line.startswith("| ")
-    ]
-    assert [[cell.strip() for cell in row.split("|")[-3:-1]] for row in (rows[0], *rows[2:])] == [
-        ["processes", "launched with"],
-        ["1", "cpu.yaml"],
-        ["2", "2cpu_ddp.yaml"],
-    ]
-    plain = [make_run(replace(side, launch=None)) for side in (slow, fast)]
-    report = format_comparison(
-        {"recipe": "r.py", "arguments": [], "rounds": 1, **analyze(CompareArguments(rounds=1), plain)}
-    )
-    assert "launched with" not in report

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from test_comparing import BASE, FAST, make_run
 
-from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import analyze
 from hf_ext.comparing.measures import make_timeline
 from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import SideRun
-from hf_ext.comparing.sides import Side
+from hf_ext.comparing.sides import CompareArguments, Side
 
 
 def timed_run(side: Side, round_: int, seconds: float, before: float, epoch_steps: float, **changes: Any) -> SideRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hf_ext.reporting.charts.rows import prediction_charts
+from hf_ext.reporting.charts import prediction_charts
 from hf_ext.reporting.report.blocks import Bullets, Code, Command, Figure, Fold, Paragraph, Report, Section, Table
 from hf_ext.reporting.report.html import figures_together
 from hf_ext.reporting.report.markdown import render_markdown
@@ -30,9 +30,9 @@ def test_only_absolute_paths_are_shortened(text, expected) -> None:
 
 
 def test_figures_that_follow_each_other_stand_together() -> None:
-    figures = [Figure(chart) for chart in prediction_charts(np.arange(3.0), np.arange(3.0), "y")]
+    figures = [Figure(chart) for chart in prediction_charts(np.arange(60.0), np.arange(60.0), "y")]
     groups = figures_together([Paragraph("a"), *figures, Paragraph("b")])
-    assert [len(group) for group in groups] == [1, 2, 1]
+    assert [len(group) for group in groups] == [1, 3, 1]
 
 
 def render(*blocks) -> list[str]:

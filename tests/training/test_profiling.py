@@ -12,8 +12,7 @@ import torch
 from small_runs import make_trainer
 from transformers import TrainerCallback
 
-from hf_ext.reporting.operations import STEP, costly_operations
-from hf_ext.training.profiling import TRACE
+from hf_ext.training.profiling import STEP, TRACE, costly_operations
 
 QUIET = {"eval_strategy": "no", "save_strategy": "no", "metric_for_best_model": None, "greater_is_better": None}
 

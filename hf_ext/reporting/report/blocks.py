@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..charts.look import Chart
+from ..charts import Chart
 
 
 class Code(str):

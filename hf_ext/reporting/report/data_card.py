@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import units
-from ..charts.rows import length_chart
+from ..charts import length_chart
 from ..near_copies import count_near
 from .blocks import Block, Bullets, Code, Figure, Paragraph, Table
 from .columns import list_columns

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import units
-from ..charts.curves import FULL, curve_charts
+from ..charts import FULL, curve_charts
 from ..units import is_finite, metric_name
 from .blocks import Block, Figure, Fold, Paragraph, Section, Table
 from .head import head_blocks

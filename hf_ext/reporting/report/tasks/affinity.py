@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import units
-from ...charts.rows import group_chart, prediction_charts
+from ...charts import group_chart, prediction_charts
 from ...units import metric_name
 from ..blocks import Block, Bullets, Figure, Fold, KeyNumber, Paragraph, Table
 from ..columns import join_words, label_name, list_columns
