@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ..files import replacing
 from .units import is_finite, less_is_better, tick
 
@@ -117,8 +117,9 @@ def set_title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", color=SOFT, fontweight="bold")
 
 
-def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Above the axes, in as many columns as the names leave room for."""
+def _add_legend(figure: Figure) -> None:
+    """What has a label, above the axes, in as many columns as the labels leave room for."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
     columns = max(1, 62 // (max(map(len, names)) + 6))
     look = {"frameon": False, "labelcolor": SOFT, "fontsize": FONT, "borderaxespad": 0.2}
     figure.legend(handles, names, loc="outside upper left", ncols=columns, **look)
@@ -169,13 +170,13 @@ def collect_curves(log: Log, metric: str) -> list[Curve]:
     has_full = any(key.startswith(FULL) for entry in log for key in entry)
     for entry in (entry for entry in log if is_finite(entry.get("step"))):
         for key, value in entry.items():
-            named = name_curve(key, metric, has_full)
+            named = _name_curve(key, metric, has_full)
             if named and isinstance(value, (int, float)):
                 curves.setdefault(key, Curve(*named)).values[float(entry["step"])] = float(value)
     return sorted(curves.values(), key=lambda curve: ([*LINES].index(curve.kind), curve.name))
 
 
-def name_curve(key: str, metric: str, has_full: bool = False) -> tuple[str, str] | None:
+def _name_curve(key: str, metric: str, has_full: bool = False) -> tuple[str, str] | None:
     """What a logged key is called in a legend, and its kind; None where it is another metric."""
     if key == metric == "loss":
         return "training", "train"
@@ -203,38 +204,31 @@ def curve_chart(metric: str, curves: Sequence[Curve], best: Any = None, stopped:
     figure, (axes,) = new_figure(("step", title))
     is_log = metric == "loss" and min(values) > 0 and max(values) > LOG_RATIO * min(values)
     if is_log:
-        _set_log(axes)
+        axes.set_yscale("log", subs=(2, 5))
+        axes.yaxis.set(major_formatter=tick, minor_formatter=tick)
+        axes.tick_params(axis="y", which="minor", length=0, labelcolor=SOFT, labelsize=FONT)
     # The first colour is training's, with or without it, so that colours agree between charts.
-    first = 0 if drawn[0].kind == "train" else 1
-    handles = [_draw_curve(axes, curve, metric, SERIES[i % len(SERIES)]) for i, curve in enumerate(drawn, first)]
+    for i, curve in enumerate(drawn, 0 if drawn[0].kind == "train" else 1):
+        _draw_curve(axes, curve, metric, SERIES[i % len(SERIES)])
     caption = f"{title.capitalize()} by step{', on a logarithmic scale' if is_log else ''}."
     evaluated = sorted((curve for curve in drawn if curve.kind != "train"), key=lambda curve: curve.kind != "full")
     kept = next((curve.points[best] for curve in evaluated if best in curve.points), None)
     if kept is not None:
         look: dict[str, Any] = {"marker": "o", "markersize": 14, "markerfacecolor": "none", "linestyle": ""}
-        handles += axes.plot(best, kept, label="best", color=SECOND, **look)
+        axes.plot(best, kept, label="best", color=SECOND, **look)
         caption += f" The best model, kept by this metric, is that of step {best:,.0f} ({metric} {kept:.4g})."
     elif metric == "loss" and len(drawn) > 1:
         caption += " Where training goes on falling and validation rises, the model learns rows by heart."
     if is_finite(stopped):
-        handles.append(axes.axvline(stopped, label="stopped early", color=SOFT, linewidth=1.2, linestyle=":"))
+        axes.axvline(stopped, label="stopped early", color=SOFT, linewidth=1.2, linestyle=":")
     if num_left_out := sum(len(curve.values) - len(curve.points) for curve in curves):
         note = f"{num_left_out} values not finite, not drawn"
         axes.text(0.01, 0.02, note, transform=axes.transAxes, color=SOFT, fontsize=FONT)
-    _add_legend(figure, handles, [str(handle.get_label()) for handle in handles])
+    _add_legend(figure)
     return Chart(figure, f"{title} by step: {', '.join(curve.name for curve in drawn)}", caption)
 
 
-def _set_log(axes: Axes) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(tick)
-
-
-def _draw_curve(axes: Axes, curve: Curve, metric: str, colour: str) -> Any:
+def _draw_curve(axes: Axes, curve: Curve, metric: str, colour: str) -> None:
     """The line, of at most `MAX_POINTS` means of windows; its name tells where an evaluation was best."""
     ordered, name = np.array(sorted(curve.points.items())), plain_name(curve.name)
     steps, values = np.array([part.mean(0) for part in np.array_split(ordered, min(len(ordered), MAX_POINTS))]).T
@@ -242,7 +236,7 @@ def _draw_curve(axes: Axes, curve: Curve, metric: str, colour: str) -> Any:
         word, choose = ("lowest", min) if less_is_better(metric) else ("highest", max)
         step, value = choose(curve.points.items(), key=lambda point: point[1])
         name += f" ({word}: {value:.4g} at step {step:,.0f})"
-    return axes.plot(steps, values, color=colour, label=name, **LINES[curve.kind])[0]
+    axes.plot(steps, values, color=colour, label=name, **LINES[curve.kind])
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -274,21 +268,21 @@ def prediction_charts(labels: np.ndarray, predictions: np.ndarray, label: str) -
 def scatter_chart(measured: np.ndarray, predicted: np.ndarray, label: str, *, note: str = "") -> Chart:
     """Predicted against measured values, [n] each and finite, with the identity line, on equal axes with one range."""
     figure, (axes,) = new_figure((f"measured {label}", f"predicted {label}"), height=400)
-    identity = _draw_identity(axes, np.concatenate([measured, predicted]))
+    _draw_identity(axes, np.concatenate([measured, predicted]), "prediction = measurement")
     axes.set_aspect("equal")
     drawn = _draw_rows(axes, measured, predicted)
-    _add_legend(figure, [identity], ["prediction = measurement"])
+    _add_legend(figure)
     see = "The closer to the dashed line, the better; a flat cloud says little about the label."
     alt = f"Predicted against measured {label}, {len(measured):,} test rows"
     return Chart(figure, alt, f"Prediction against measurement, {drawn}. {see}{note}")
 
 
-def _draw_identity(axes: Axes, values: np.ndarray) -> Any:
+def _draw_identity(axes: Axes, values: np.ndarray, name: str) -> None:
     """One range for both axes, and where they are equal."""
     low, high = float(values.min()), float(values.max())
     room = 0.04 * (high - low) or 0.5
     axes.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
-    return axes.plot(axes.get_xlim(), axes.get_xlim(), **DASHED)[0]
+    axes.plot(axes.get_xlim(), axes.get_xlim(), label=name, **DASHED)
 
 
 def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
@@ -316,10 +310,10 @@ def _calibration_chart(measured: np.ndarray, predicted: np.ndarray, label: str) 
     centres, means = (np.array([values[part].mean() for part in parts]) for values in (predicted, measured))
     lows, highs = np.array([np.quantile(measured[part], (0.25, 0.75)) for part in parts]).T
     figure, (axes,) = new_figure((f"mean predicted {label}", f"measured {label}"))
-    identity = _draw_identity(axes, np.concatenate([centres, lows, highs]))
-    spans = axes.vlines(centres, lows, highs, color=FIRST, linewidth=7, alpha=0.35)
-    mean = axes.plot(centres, means, color=FIRST, linewidth=2, marker="o", markersize=7)[0]
-    _add_legend(figure, [mean, spans, identity], ["mean", "middle half of the rows", "calibrated"])
+    _draw_identity(axes, np.concatenate([centres, lows, highs]), "calibrated")
+    axes.vlines(centres, lows, highs, label="middle half of the rows", color=FIRST, linewidth=7, alpha=0.35)
+    axes.plot(centres, means, label="mean", color=FIRST, linewidth=2, marker="o", markersize=7)
+    _add_legend(figure)
     see = (
         "On the dashed line they are right on average; flatter, they go too far from the mean; steeper, not far enough."
     )
@@ -332,9 +326,9 @@ def _histogram(columns: Mapping[str, np.ndarray], label: str, alt: str, caption:
     figure, (axes,) = new_figure((label, "rows"))
     together = np.concatenate([*columns.values()])
     edges = np.histogram_bin_edges(together, int(np.clip(2 * np.sqrt(len(together) / len(columns)), 10, 40)))
-    counts = [np.histogram(values, edges)[0] for values in columns.values()]
-    lines = [axes.stairs(each, edges, color=colour, linewidth=2) for each, colour in zip(counts, SERIES)]
-    _add_legend(figure, lines, [plain_name(name) for name in columns])
+    for (name, values), colour in zip(columns.items(), SERIES):
+        axes.stairs(np.histogram(values, edges)[0], edges, label=plain_name(name), color=colour, linewidth=2)
+    _add_legend(figure)
     return Chart(figure, alt, caption)
 
 
@@ -384,16 +378,14 @@ def plot_loss(log_history: Log, path: str | os.PathLike[str], title: str = "Loss
         `path`.
 
     Raises:
-        ArgumentError: an entry holds a loss but no `step`.
-        DataError: no entry holds a loss.
+        DataError: no entry holds a loss and its `step`.
     """
-    for number, entry in enumerate(log_history):
-        lost = [key for key in entry if name_curve(key, "loss")]
-        if lost and "step" not in entry:
-            raise ArgumentError(f"log_history[{number}]: {lost[0]!r} without 'step'; pass trainer.state.log_history.")
     curves = collect_curves(log_history, "loss")
     if not any(curve.points for curve in curves):
-        raise DataError("log_history holds no finite 'loss' or 'eval_loss': log at least once (logging_steps) first.")
+        raise DataError(
+            "log_history holds no finite 'loss' or 'eval_loss' with its 'step': log at least once (logging_steps), and "
+            "pass trainer.state.log_history."
+        )
     figure = curve_chart("loss", curves).figure
     set_title(figure.axes[0], title)
     return write_png(figure, path)

@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,24 +60,6 @@ class Device:
     def mfu(self, flops_per_s: float) -> float:
         """Share of the peak of all processes together, where that is known."""
         return flops_per_s / (self.hardware.peak_tflops[self.dtype] * 1e12 * self.num_processes)
-
-
-def mean_rates(sums: Mapping[str, float], unit: str) -> dict[str, float]:
-    """Rates per second and shares from sums over steps; empty where no time was measured.
-
-    Args:
-        sums: `seconds`, `data_wait_seconds`, `residues`, `tokens`, `padded_tokens`, `sequences`.
-        unit: "residues", "tokens" or "sequences": the finest that was counted in full.
-    """
-    seconds = sums["seconds"]
-    if seconds <= 0:
-        return {}
-    rates = {f"{unit}_per_s": sums[unit] / seconds, "sequences_per_s": sums["sequences"] / seconds}
-    if sums["padded_tokens"] and unit != "sequences":
-        rates["padded_tokens_per_s"] = sums["padded_tokens"] / seconds
-        rates["padding_share"] = 1 - sums["tokens"] / sums["padded_tokens"]
-    rates["data_wait_share"] = sums["data_wait_seconds"] / seconds
-    return rates
 
 
 class StepTimer:
@@ -167,7 +149,7 @@ class ThroughputCallback(TrainerCallback):
         self.warmup_steps = warmup_steps
         self.device: Any = None
         self._clock = clock
-        self._counter: BatchCounter | None = None
+        self._counter: Any = None  # but while a run trains
         self._extended: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -179,7 +161,7 @@ class ThroughputCallback(TrainerCallback):
         self.device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
         self._warmup_steps = self.warmup_steps
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
-        self._timer = StepTimer(args.device, self._clock)
+        self._timer, self._now = StepTimer(args.device, self._clock), self._clock or time.perf_counter
         self._pending: list[torch.Tensor] = []
         self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
         self._seconds_before = time.time() - psutil.Process().create_time()
@@ -203,7 +185,7 @@ class ThroughputCallback(TrainerCallback):
             self._left_out_since = None
             return
         self._timer.end()
-        self._pending.append(self._require_counter().take())
+        self._pending.append(self._counter.take())
         measured = self._num_steps + len(self._pending) - self._warmup_steps
         if measured > 0 and (measured & (measured - 1) == 0 or measured % READ_EVERY == 0):
             self._read(args)
@@ -233,7 +215,7 @@ class ThroughputCallback(TrainerCallback):
                 write_text(path, json.dumps(self.summarize(state.log_history), indent=1) + "\n")
             except OSError as error:  # a full disk must not cost the model that was just trained
                 logger.error("%s was not written: %s.", path, error.strerror)
-        self._require_counter().detach()
+        self._counter.detach()
         self._counter = None
 
     def see_labels(self, labels: Any) -> None:
@@ -294,7 +276,7 @@ class ThroughputCallback(TrainerCallback):
 
     def summarize(self, log_history: list[dict[str, Any]]) -> dict[str, Any]:
         """What `throughput.json` holds; `steps` are the last 5,000 measured ones, seconds of this process's loop."""
-        counter, steps = self._require_counter(), np.array(self._last).reshape(-1, len(COLUMNS))
+        counter, steps = self._counter, np.array(self._last).reshape(-1, len(COLUMNS))
         quartiles = np.quantile(steps[:, 0], [0.25, 0.5, 0.75]).tolist() if len(steps) else [None] * 3
         return {
             "format": 1,
@@ -345,10 +327,18 @@ class ThroughputCallback(TrainerCallback):
                 self._last.append(row)
 
     def _rates(self, sums: np.ndarray) -> dict[str, float]:
-        counter, by_name = self._require_counter(), dict(zip(COLUMNS, sums.tolist()))
-        rates = mean_rates(by_name, counter.unit)
-        if rates and by_name["flops"] and not self.device.why_no_mfu(counter.flops_unknown):
-            rates["mfu"] = self.device.mfu(by_name["flops"] / by_name["seconds"])
+        """Rates per second and shares from sums over steps; empty where no time was measured."""
+        unit, of = self._counter.unit, dict(zip(COLUMNS, sums.tolist()))
+        seconds = of["seconds"]
+        if seconds <= 0:
+            return {}
+        rates = {f"{unit}_per_s": of[unit] / seconds, "sequences_per_s": of["sequences"] / seconds}
+        if of["padded_tokens"] and unit != "sequences":
+            rates["padded_tokens_per_s"] = of["padded_tokens"] / seconds
+            rates["padding_share"] = 1 - of["tokens"] / of["padded_tokens"]
+        rates["data_wait_share"] = of["data_wait_seconds"] / seconds
+        if of["flops"] and not self.device.why_no_mfu(self._counter.flops_unknown):
+            rates["mfu"] = self.device.mfu(of["flops"] / seconds)
         return rates
 
     def _hours_left(self, state: Any) -> dict[str, float]:
@@ -357,14 +347,6 @@ class ThroughputCallback(TrainerCallback):
             return {}
         wall_per_step = (self._now() - self._wall_start) / measured
         return {"hours_left": (state.max_steps - state.global_step) * wall_per_step / 3600}
-
-    def _now(self) -> float:
-        return (self._clock or time.perf_counter)()
-
-    def _require_counter(self) -> BatchCounter:
-        if self._counter is None:
-            raise RuntimeError("ThroughputCallback: training has not begun; add it to a Trainer before train().")
-        return self._counter
 
 
 def _compute_dtype(args: Any, model: nn.Module) -> str:

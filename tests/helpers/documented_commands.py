@@ -14,12 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from evaluate_recipe import EvaluateArguments
-from hf_ext.comparing.arguments import CompareArguments
 from transformers import HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.arguments.presets import PRESETS
+from hf_ext.comparing.sides import CompareArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError

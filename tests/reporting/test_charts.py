@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from page_checks import Page
 from report_runs import log_history
 
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import DataError
 from hf_ext.reporting import plot_loss, plot_scatter
 from hf_ext.reporting.charts import VARIABLES, Chart, curve_charts, group_chart, length_chart, prediction_charts
 
@@ -94,7 +94,8 @@ def test_a_wide_range_of_losses_is_drawn_on_a_log_scale_and_a_narrow_one_is_not(
         plot_loss([{"loss": top, "step": 1}, {"loss": 1.0, "step": 2}], tmp_path / "loss.png")
     assert [figure.axes[0].get_yscale() for figure in figures] == ["log", "linear"]
     low, high = figures[0].axes[0].get_ylim()
-    assert [value for value in figures[0].axes[0].get_yticks() if low <= value <= high] == [1, 2, 5, 10, 20]
+    ticks = [*figures[0].axes[0].get_yticks(), *figures[0].axes[0].get_yticks(minor=True)]
+    assert sorted(value for value in ticks if low <= value <= high) == [1, 2, 5, 10, 20]
 
 
 def test_losses_that_are_not_finite_are_left_out_and_counted(tmp_path, figures) -> None:
@@ -110,11 +111,9 @@ def test_a_long_curve_is_drawn_in_400_points_and_one_value_is_none() -> None:
 
 
 def test_a_log_without_a_loss_or_a_step_is_refused(tmp_path) -> None:
-    for log in ([], [{"train_loss": 1.0, "step": 1}], [{"loss": math.nan, "step": 1}]):
+    for log in ([], [{"train_loss": 1.0, "step": 1}], [{"loss": math.nan, "step": 1}], [{"loss": 1.0}]):
         with pytest.raises(DataError, match="no finite 'loss'"):
             plot_loss(log, tmp_path / "loss.png")
-    with pytest.raises(ArgumentError, match=r"log_history\[0\]: 'loss' without 'step'"):
-        plot_loss([{"loss": 1.0}], tmp_path / "loss.png")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
