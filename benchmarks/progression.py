@@ -27,7 +27,6 @@ import numpy as np
 import torch
 import yaml
 
-from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import describe_group, run_side
 from hf_ext.comparing.measures import (
     NUM_RESAMPLES,
@@ -41,7 +40,7 @@ from hf_ext.comparing.measures import (
     round_rates,
 )
 from hf_ext.comparing.running import ChildFailed, SideRun
-from hf_ext.comparing.sides import Side, read_launch
+from hf_ext.comparing.sides import CompareArguments, Side, read_launch
 from hf_ext.errors import ArgumentError
 from hf_ext.files import write_text
 from hf_ext.optional import import_problem

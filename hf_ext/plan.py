@@ -87,11 +87,24 @@ class Plan:
         write_text(path, json.dumps(self.to_dict(), indent=2, default=str) + "\n")
         return path
 
-    def table(self) -> str:
-        """The plan as text, one line per speed-up."""
-        rows = [[d.name, KIND_NAMES[d.kind], d.status, d.reason + _evidence_text(d)] for d in self.decisions]
+    def table(self, whole: bool = False) -> str:
+        """The plan as text: a line for each speed-up that is on, and the names of those that were asked for in vain.
+
+        Args:
+            whole: a line for every speed-up, with what was measured; those that are on come first.
+        """
+        on = [decision for decision in self.decisions if decision.status == "applied"]
         title = f"Plan for {self.hardware.name}" + (f", preset {self.preset}" if self.preset else "")
-        return f"{title}\n{format_table(rows, ['speed-up', 'class', 'status', 'why'])}"
+        title += f": {len(on)} of {len(self.decisions)} speed-ups are on"
+        if whole:
+            ordered = [*on, *(decision for decision in self.decisions if decision not in on)]
+            rows = [[d.name, KIND_NAMES[d.kind], d.status, d.reason + _evidence_text(d)] for d in ordered]
+            return f"{title}\n{format_table(rows, ['speed-up', 'class', 'status', 'why'])}"
+        rows = [[d.name, KIND_NAMES[d.kind], d.reason] for d in on]
+        skipped = ", ".join(decision.name for decision in self.decisions if decision.status == "skipped")
+        parts = [title, *([format_table(rows, ["speed-up", "class", "why"])] if rows else [])]
+        parts += [f"Left out, as they bring nothing or cannot work here: {skipped}."] if skipped else []
+        return "\n".join([*parts, "plan.json and report.html have all of them, with reasons and measurements."])
 
 
 def make_plan(

@@ -20,9 +20,9 @@ from .data.masking import MaskingEpochCallback
 from .errors import ArgumentError, DataError, NotFiniteError
 from .evaluation.requirements import describe_failed, format_checked, raise_failed
 from .reporting.card import write_card
+from .reporting.charts import plot_loss
 from .reporting.near_copies import describe_near_copies
 from .reporting.page import page_record
-from .reporting.plots import plot_loss
 from .reporting.report import write_report
 from .reporting.run_log import start_run_log
 from .reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
@@ -124,7 +124,7 @@ class Run:
             write_report(self.folder)
             if self.task.has_card:
                 write_card(self.folder, repo_id=trainer.hub_model_id)
-        self.log.info("Everything is in %s; report.html is the place to begin.", self.args.output_dir)
+        self.log.info("Report: %s/report.html; all else of the run is in that folder, too.", self.args.output_dir)
         if trainer.args.push_to_hub:
             trainer.push_to_hub()
         if self.is_last:
@@ -260,16 +260,19 @@ def summarize_data(report: Mapping[str, Any]) -> str:
         shown = (f"{num:,} of {report['sizes'][split]:,} in {split}" for split, num in nums.items())
         lines.append(f"  rows without {name}: {', '.join(shown)}")
     leaks = report.get("leaks") or {"columns": {}}
-    rows = {**leaks["columns"], **({"whole row": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
-    lines += [
-        f"  test sequences in train too, {name}: {leak['num_test_sequences_in_train']:,} of "
-        f"{leak['num_test_sequences']:,}"
-        for name, leak in rows.items()
-    ]
-    lines += [f"  {line}" for line in describe_near_copies(leaks)]
-    for name, facts in report.get("inputs", {}).items():
-        cut = f", {facts['num_above_limit']} above the encoder's limit" if facts["num_above_limit"] else ""
-        lines.append(f"  input {name}: longest {facts['longest']} residues{cut}, {facts['unknown_share']:.2%} unknown")
+    rows = {**leaks["columns"], **({"whole rows": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
+    both = ("num_test_sequences_in_train", "num_test_sequences")
+    known = [f"{leak[both[0]]:,} of {leak[both[1]]:,} {name}" for name, leak in rows.items()]
+    lines += [f"  test sequences that are in train, too: {', '.join(known)}"] if known else []
+    lines += [f"  {line}" for line in describe_near_copies(leaks)[:1]]  # of whole rows; the report has each column
+    inputs = report.get("inputs", {})
+    longest = ", ".join(f"{name} {facts['longest']:,}" for name, facts in inputs.items())
+    lines += [f"  residues of the longest input: {longest}"] if inputs else []
+    for name, facts in inputs.items():
+        if facts["num_above_limit"]:
+            lines.append(f"  {name}: {facts['num_above_limit']:,} rows above the encoder's limit")
+        if facts["unknown_share"]:
+            lines.append(f"  {name}: {facts['unknown_share']:.2%} of the residues are unknown to its tokenizer")
     return "\n".join([*lines, *notes])
 
 

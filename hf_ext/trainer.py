@@ -42,7 +42,7 @@ from .models.process_settings import replaced
 from .plan import Plan
 from .processes.team import Team, release_group, share_group
 from .reporting.progress import messages_above_bars, show_live
-from .reporting.run_clock import RunClockCallback
+from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
 from .training.backends import Backend, choose_backend
 from .training.backends.deepspeed import check_optimizer

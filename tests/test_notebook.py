@@ -87,7 +87,7 @@ def executed(tmp_path_factory):
 def test_it_runs_whole_shows_its_speed_and_shares_nothing_unasked(executed):
     notebook, _ = executed
     first = printed(find_cell(notebook, 'max_speed.py", *ARGUMENTS)'))
-    assert re.search(r"^Speed: \S+ batches/s, .* left", first, re.MULTILINE)
+    assert re.search(r"^Step \d+ of \d+: .* batches/s, .* left", first, re.MULTILINE)
     assert printed(find_cell(notebook, "get_token")).startswith("Not shared: ")
 
 

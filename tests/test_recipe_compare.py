@@ -67,7 +67,6 @@ def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_
     result = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert (result["unit"], result["passed"]) == ("residues", False)
     assert result["sides"]["max_speed"]["sequences_per_step"] == 4
-    assert all(0 < side["cpu_seconds"] < 300 for side in result["sides"].values())
     assert result["sides"]["baseline"]["metric"]["mean"] > 0
     assert abs(result["against"]["baseline"]["loss"]["largest_gap"]) < 0.5
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"comparison.md", "comparison.png"}

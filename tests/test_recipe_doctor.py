@@ -146,9 +146,6 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     assert len(alarms) == 1
     assert "a detection limit? If so, write them as <=5." in alarms[0]
     assert all(alarm in told for alarm in alarms)
-    numbers = [" ".join(line.split()) for line in audit.splitlines()[1:] if line.strip() and "ALARM" not in line]
-    assert len(numbers) > 10
-    assert "; ".join(numbers) in told
     written, results = (
         json.loads(Path(name).read_text()) for name in ("page.json", "outputs/affinity/all_results.json")
     )

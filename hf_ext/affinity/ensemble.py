@@ -26,8 +26,7 @@ from ..evaluation.resampling import ResamplingUnits
 from ..models.affinity import AffinityModel
 from ..models.process_settings import replaced
 from ..reporting import units as shown
-from ..reporting.run_clock import RunClockCallback
-from ..reporting.run_record import record_evaluations, write_json
+from ..reporting.run_record import RunClockCallback, record_evaluations, write_json
 from ..training_args import FastTrainingArguments
 from .building import HEAD_SETTINGS
 from .scoring import SplitScores

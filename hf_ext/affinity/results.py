@@ -15,7 +15,7 @@ from ..data.reading import SOURCE_ROW
 from ..evaluation.verdict import CONSTANT
 from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
-from ..reporting.plots import plot_scatter
+from ..reporting.charts import plot_scatter
 from ..running import Run, plots_if_possible, with_absolute_path
 from .ensemble import SeedScores
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD

@@ -17,8 +17,8 @@ from ..data.split_report import find_missing
 from ..data.splits import SPLIT_CLUSTER
 from ..errors import ArgumentError
 from ..evaluation import label_audit
-from ..evaluation.alarms import format_report
 from ..evaluation.resampling import ResamplingUnits
+from ..reporting.units import format_cell
 from ..running import summarize_data
 from .arguments import AffinityArguments
 
@@ -134,8 +134,13 @@ def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]
 
 def describe_rows(data: LoadedData) -> str:
     """What the log says of the rows before training: `summarize_data`, and the audit of the training labels."""
-    audit = [] if data.report["streaming"] else format_report(audit_labels(data.splits["train"]), "Training labels")
-    return "\n".join([summarize_data(data.report), *audit])
+    lines = [summarize_data(data.report)]
+    if not data.report["streaming"]:
+        audit = audit_labels(data.splits["train"])
+        low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
+        lines.append(f"Training labels: {low} to {high}, mean {mean}, deviation {deviation}.")
+        lines += [f"  ALARM: {alarm}" for alarm in audit["alarms"]]
+    return "\n".join(lines)
 
 
 def find_units(args: DataArguments, splits: Any, name: str = "test", min_units: int = 2) -> ResamplingUnits | None:

@@ -19,7 +19,7 @@ from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..models.postprocess import is_ridge_alone
 from ..reporting import units
-from ..reporting.near_copies import describe_near_copies, describe_repeated
+from ..reporting.near_copies import describe_repeated
 from ..reporting.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments
@@ -79,23 +79,20 @@ class SplitScores:
         }
 
     def table(self) -> str:
-        """As text: the verdict, alarms and notes, a row per predictor with value and interval per metric, slices."""
+        """As text: the verdict and alarms, a row per predictor with value and interval per metric, slices, notes."""
         alarms = [f"ALARM: {alarm}" for alarm in self.collapse["alarms"]]
-        parts = [self.verdict.text, *alarms, *self.notes, "", self._table_of(self.scores)]
-        parts += fit_notes(self.baselines)
+        parts = [self.verdict.text, *alarms, "", self._table_of(self.scores)]
         for one in self.slices:
             basis = resampled(one["scores"][MODEL]["rmse"], "")
             rows = f"{one['num_rows']:,}" + (f"; intervals resample {basis}" if basis else "")
             parts += ["", f"{units.capitalize(one['name'])} ({rows}):", self._table_of(one["scores"])]
-        return "\n".join(parts)
+        further = [units.metric_name(name) for name in (*THRESHOLD_METRICS, GROUP_METRIC) if name in self.scores[MODEL]]
+        more = [f"In report.html as well: {', '.join(further)}."] if further else []
+        return "\n".join([*parts, "", *fit_notes(self.baselines), *self.notes, *more])
 
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
-        further = [name for name in (*THRESHOLD_METRICS, GROUP_METRIC) if name in scores[MODEL]]
-        tables = []
-        for shown in filter(None, ([*PLAIN_METRICS], further)):  # all in one would be wider than a screen
-            rows = [[name, *(units.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
-            tables.append(format_table(rows, ["", *shown]))
-        return "\n\n".join(tables)
+        rows = [[name, *(units.score(both.get(metric)) for metric in PLAIN_METRICS)] for name, both in scores.items()]
+        return format_table(rows, ["", *map(units.metric_name, PLAIN_METRICS)])
 
 
 def score_split(
@@ -117,7 +114,7 @@ def score_split(
         splits: train, validation and test; the baselines are fitted on train, ridge's penalty on validation.
         threshold: label units; None leaves the metrics of binders out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
-        leaks: `leak_report` of the splits: the verdict names rows that stand in train, notes tell of near copies.
+        leaks: `leak_report` of the splits: the verdict names rows that stand in train.
         units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
         ridge: on the embeddings, from `fit_ridge`; None: it is fitted here, where there can be one.
         lone_value: the column that was held out and has one value in the split, from `find_lone_value`.
@@ -171,7 +168,6 @@ def score_split(
             *(_compare_slice(one, scores) for one in sliced),
             *notes,
             *describe_units(units),
-            *describe_near_copies(leaks),
             *baselines.notes,
         ],
         units,

@@ -21,8 +21,8 @@ from pathlib import Path
 from ..arguments.help import GroupedArgumentParser
 from ..processes import refuse_several
 from ..reporting.run_log import start_run_log
-from .arguments import CompareArguments
 from .comparison import compare
+from .sides import CompareArguments
 
 CRITERIA_FAILED = 3
 TOO_NOISY = 4

@@ -13,7 +13,6 @@ from ..errors import show_text
 from ..files import write_text
 from ..reporting.run_record import write_json
 from ..reporting.units import NOT_MEASURED
-from .arguments import CompareArguments
 from .measures import (
     Interval,
     common_unit,
@@ -28,7 +27,7 @@ from .measures import (
 )
 from .report import format_comparison, plot_comparison
 from .running import SideRun, run_all, run_child
-from .sides import Side, make_ablations, make_command, make_sides
+from .sides import CompareArguments, Side, make_ablations, make_command, make_sides
 
 logger = logging.getLogger(__name__)
 

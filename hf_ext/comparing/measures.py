@@ -136,8 +136,6 @@ def describe_side(runs: Sequence[SideRun], metric: str) -> dict[str, Any]:
         "peak_memory_gib": max(t["peak_memory_gib"] for t in throughputs),
         "warmup_seconds": _median([t["warmup_seconds"] for t in throughputs]),
         "wall_seconds": _median([run.wall_seconds for run in runs]),
-        "cpu_seconds": _median([run.cpu_seconds for run in runs]),
-        "stolen_share": _median([run.stolen_share for run in runs]),
         "embedding_seconds": _median([_embedding_seconds(run) for run in runs]),
         "metric": _spread(metrics),
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..reporting.charts.look import SERIES, SOFT, new_figure, plain_name, set_title, write_png
+from ..reporting.charts import SERIES, SOFT, new_figure, plain_name, set_title, write_png
 from ..reporting.tables import format_markdown_table
 from ..reporting.units import NOT_MEASURED, rounded, seconds, share
 from .measures import loss_curve, smooth
@@ -40,16 +40,7 @@ def _sides_table(result: dict[str, Any]) -> str:
     unit = result["unit"]
     named = "real residues" if unit == "residues" else unit
     headers = ["side", f"{named} / s", "padded tokens / s", "step ms [quartiles]", "waiting for data", "MFU"]
-    headers += [
-        "peak GiB",
-        "warm-up s",
-        "embedding s",
-        "whole run s",
-        "its CPU s",
-        "stolen meanwhile",
-        "sequences / step",
-        result["metric"],
-    ]
+    headers += ["peak GiB", "warm-up s", "embedding s", "whole run s", "sequences / step", result["metric"]]
     rows = [
         [
             name,
@@ -62,17 +53,11 @@ def _sides_table(result: dict[str, Any]) -> str:
             f"{side['warmup_seconds']:.2f}",
             rounded(side["embedding_seconds"]),
             f"{side['wall_seconds']:.1f}",
-            rounded(side["cpu_seconds"]),
-            share(side["stolen_share"]),
             f"{side['sequences_per_step']:g}",
             _metric_text(side["metric"]),
         ]
         for name, side in result["sides"].items()
     ]
-    if any("launch" in side for side in result["sides"].values()):
-        headers += ["processes", "launched with"]
-        launches = [[str(side["num_processes"]), side["launch"]] for side in result["sides"].values()]
-        rows = [[*row, *launch] for row, launch in zip(rows, launches)]
     return format_markdown_table(rows, headers)
 
 

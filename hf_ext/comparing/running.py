@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import resource
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,41 +33,6 @@ class ChildFailed(HfExtError):
     """A run of a side ended with an error; the message ends with the last lines of its log."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one run.
-
-    Attributes:
-        seconds: of the clock.
-        cpu_seconds: of the processor, of the process and all that it waited for; None where it was not recorded.
-        stolen_share: of the machine's core time, what a hypervisor gave to others meanwhile; None where the system
-            does not say.
-    """
-
-    seconds: float
-    cpu_seconds: float | None = None
-    stolen_share: float | None = None
-
-
-def start_costs() -> Callable[[], Cost]:
-    """Begins to count; what is returned ends it. Counts child processes that ended in between, and no others."""
-    began, used, before = time.perf_counter(), _children_seconds(), psutil.cpu_times()
-
-    def end() -> Cost:
-        times, passed = psutil.cpu_times(), time.perf_counter() - began
-        stolen = getattr(times, "steal", None)  # Linux alone says it
-        if stolen is not None:
-            stolen = round((stolen - before.steal) / max(sum(times[:8]) - sum(before[:8]), 1e-9), 4)
-        return Cost(passed, _children_seconds() - used, stolen)
-
-    return end
-
-
-def _children_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 @dataclass
 class SideRun:
     """One run of one side. `error` says why there is nothing else, for an ablation that cannot run."""
@@ -81,8 +45,6 @@ class SideRun:
     plan: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    cpu_seconds: float | None = None
-    stolen_share: float | None = None
 
 
 def run_all(
@@ -130,16 +92,16 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
         logger.info("%s, round %d: measured before, kept", side.name, round_)
         return _read_run(side, round_, kept, folder)
     log = Path(f"{folder}.log")
-    end = start_costs()
+    began = time.perf_counter()
     with log.open("w", encoding="utf-8") as file:
         status = _run(command, file)
-    cost = end()
+    seconds = time.perf_counter() - began
     shutil.rmtree(folder / "embeddings", ignore_errors=True)
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
     _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
-    _write_record(folder, command, cost)
-    return _read_run(side, round_, cost, folder)
+    _write_record(folder, command, seconds)
+    return _read_run(side, round_, seconds, folder)
 
 
 def _run(command: Sequence[str], output: Any) -> int:
@@ -185,12 +147,12 @@ def _check_throughput(
         )
 
 
-def _read_run(side: Side, round_: int, cost: Cost, folder: Path) -> SideRun:
+def _read_run(side: Side, round_: int, seconds: float, folder: Path) -> SideRun:
     throughput, results, plan, settings = (
         _read_json(folder / f"{name}.json") or {} for name in ("throughput", "all_results", "plan", "training_args")
     )
     files: dict[str, Any] = {"throughput": throughput, "results": results, "plan": plan, "settings": settings}
-    return SideRun(side, round_, cost.seconds, **files, cpu_seconds=cost.cpu_seconds, stolen_share=cost.stolen_share)
+    return SideRun(side, round_, seconds, **files)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -202,8 +164,8 @@ def _tail(log: Path) -> str:
     return f"The last lines of {log}:\n" + "\n".join(lines)
 
 
-def find_finished(folder: Path, command: Sequence[str]) -> Cost | None:
-    """Returns the cost of a run that ended well in `folder`, or makes `folder` new and empty for one to begin.
+def find_finished(folder: Path, command: Sequence[str]) -> float | None:
+    """Returns the seconds of a run that ended well in `folder`, or makes `folder` new and empty for one to begin.
 
     Beside the folder stands `<folder>.run.json`: the command, what its files held, and how long it took. The code that
     the command runs is not part of it.
@@ -219,8 +181,8 @@ def find_finished(folder: Path, command: Sequence[str]) -> Cost | None:
                 f"{folder} is there already, from another command or other files: choose another --output_dir, or "
                 "remove it."
             )
-        if found["cost"] is not None:
-            return Cost(**found["cost"])
+        if found["seconds"] is not None:
+            return float(found["seconds"])
         if (other := find_other_run(folder)) is not None:  # a comparison that was killed leaves its child at work
             raise ArgumentError(f"{other} (Left at work by a comparison that was killed.)")
         shutil.rmtree(folder)  # killed half-way: what it measured is no run
@@ -233,8 +195,8 @@ def _record_of(folder: Path) -> Path:
     return Path(f"{folder}.run.json")
 
 
-def _write_record(folder: Path, command: Sequence[str], cost: Cost | None) -> None:
-    record = {"run": _describe(command), "cost": asdict(cost) if cost else None}
+def _write_record(folder: Path, command: Sequence[str], seconds: float | None) -> None:
+    record = {"run": _describe(command), "seconds": seconds}
     write_text(_record_of(folder), json.dumps(record, indent=1) + "\n")
 
 

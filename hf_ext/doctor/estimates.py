@@ -8,7 +8,7 @@ from typing import Any
 
 from ..hardware import Hardware
 from ..plan import Plan
-from ..reporting.shortfall import NARROW_WIDTH, UTILISATION
+from ..reporting.progress import NARROW_WIDTH, UTILISATION
 from .work import Encoder, Tokens, Work
 
 # Of a forward rate measured here: backward, optimizer and data cost some; the plan's kernels and packing gain some.

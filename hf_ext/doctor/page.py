@@ -28,7 +28,7 @@ def format_page(facts: Facts, findings: list[Finding]) -> str:
     sections = [
         _machine(facts),
         _versions(facts),
-        _fold(facts.plan.table())
+        _fold(facts.plan.table(whole=True))
         if facts.plan and facts.work
         else "Plan: it depends on a model that could not be read.",
         *_data(facts),

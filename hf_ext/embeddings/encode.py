@@ -16,6 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..memory.out_of_memory import DidNotFit, attempt
+from ..reporting.progress import is_watched
 from .store import EmbeddingStore, find_not_finite, name_sequences, refuse_not_finite
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def fill_store(
     mine = shards[process_index::num_processes]
     num_residues = sum(len(sequence) for shard in mine for sequence in shard)
     report = EncodingReport(sum(map(len, mine)), num_residues, 0.0, tokens_per_batch)
-    start, is_quiet = time.perf_counter(), not show_progress or not mine
+    start, is_quiet = time.perf_counter(), not (show_progress and mine and is_watched())
     with tqdm(total=num_residues, unit="res", unit_scale=True, desc=description, disable=is_quiet) as progress:
         for shard in mine:
             store.add(shard, _encode_shard(encode, encode_exactly, shard, report, progress))

@@ -28,6 +28,7 @@ from ..errors import ArgumentError, DataError
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.parts import EncoderStates
 from ..models.process_settings import replaced
+from ..reporting.progress import is_watched
 from ..speedups.sample import evaluating
 
 MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residues, no light chain's than 130
@@ -154,7 +155,7 @@ def sample_pairs(
             total=len(antigens) * decoding.num_samples,
             desc="Sampling",
             unit=" antibodies",
-            disable=not show_progress,
+            disable=not (show_progress and is_watched()),
             leave=False,
         ) as bar,
     ):

@@ -100,9 +100,15 @@ class BatchCounter:
         if "residue_mask" in batch:
             residues = batch["residue_mask"].sum(dtype=dtype)
         else:
-            residues = (real & ~self._frames(ids, batch.get("labels"))).sum(dtype=dtype)
+            frames, labels = self._is_framing(ids), batch.get("labels")
+            if torch.is_tensor(labels) and labels.shape == ids.shape:
+                # Masked language modelling may put a framing token on a residue: its label says so.
+                frames &= (labels < 0) | self._is_framing(labels)
+            residues = (real & ~frames).sum(dtype=dtype)
+        positions = _packed_positions(batch)  # squares of lengths, L^2 = 1 + 3 + ... + (2 L - 1):
+        pairs = real.sum(1).square().sum() if positions is None else (2 * positions + 1).sum()
         per_token, per_pair = self._flops_of(encoder, name)
-        flops = per_token * tokens + per_pair * _count_pairs(real, batch).to(dtype)
+        flops = per_token * tokens + per_pair * pairs.to(dtype)
         return torch.stack([residues, tokens, torch.full_like(tokens, ids.numel()), flops])
 
     def _count_written(self, labels: torch.Tensor) -> torch.Tensor:
@@ -118,18 +124,9 @@ class BatchCounter:
             return mask.bool()
         return torch.ones_like(ids, dtype=torch.bool) if self._pad_token_id is None else ids != self._pad_token_id
 
-    def _frames(self, ids: torch.Tensor, labels: Any) -> torch.Tensor:
-        """Where framing tokens stand. Masked language modelling may put one on a residue: its label says so."""
-        frames = self._is_framing(ids)
-        if torch.is_tensor(labels) and labels.shape == ids.shape:
-            frames &= (labels < 0) | self._is_framing(labels)
-        return frames
-
     def _is_framing(self, ids: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros_like(ids, dtype=torch.bool)
-        for index in self._framing:  # two to four; comparing with numbers copies nothing to the device
-            found |= ids == index
-        return found
+        # Two to four numbers; comparing with each copies nothing to the device.
+        return sum((ids == index for index in self._framing), torch.zeros_like(ids, dtype=torch.bool))
 
     def _flops_of(self, encoder: nn.Module, name: str) -> tuple[float, float]:
         if name not in self._coefficients:
@@ -159,14 +156,6 @@ def _packed_positions(batch: Mapping[str, Any]) -> torch.Tensor | None:
     """Positions that start again with each sequence, where several share a row."""
     positions = batch.get("position_ids")
     return positions if torch.is_tensor(positions) and not torch.is_tensor(batch.get("attention_mask")) else None
-
-
-def _count_pairs(real: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Sum of squared lengths: pairs of tokens that attend to each other."""
-    positions = _packed_positions(batch)
-    if positions is not None:
-        return (2 * positions + 1).sum()  # L^2 = 1 + 3 + ... + (2 L - 1)
-    return real.sum(1).square().sum()
 
 
 def _count_sequences(batch: Mapping[str, Any]) -> torch.Tensor | int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import units
-from .charts.rows import length_chart
+from .charts import length_chart
 from .names import show_source
 from .near_copies import count_near, describe_near_copies
 from .page import Block, Figures, Points, Table, Text

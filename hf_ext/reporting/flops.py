@@ -38,43 +38,18 @@ def flops_coefficients(model: nn.Module) -> tuple[float, float]:
     if getattr(config, "is_encoder_decoder", False):
         raise ArgumentError(f"{type(model).__name__} is an encoder-decoder: FLOPs per token are not defined for it.")
     num_layers, width = _attention_shape(config, type(model).__name__)
-    first = _first_layer_with_gradients(model, num_layers)
-    # Scores and weighted values: 2 x 2 x width per pair of tokens forward, twice that backward.
-    attention = 4.0 * width * first + 12.0 * width * (num_layers - first)
-    return _linear_flops(model), attention
-
-
-def _linear_flops(model: nn.Module) -> float:
-    """Sum over linear layers, in the order in which they are registered, which is the order of the forward pass."""
-    total, reached = 0.0, False
-    for module in model.modules():
-        own = list(module.parameters(recurse=False))
+    linear, has_gradient = 0.0, False
+    with_gradient: dict[int, bool] = {}  # by layer, whether one passes through its attention
+    for name, module in model.named_modules():  # in the order in which they are registered: that of the forward pass
         if isinstance(module, nn.Linear):
             # in_features x out_features: a sharded or quantised weight does not have this many elements.
-            passes = 1 + reached + module.weight.requires_grad
-            total += 2.0 * module.in_features * module.out_features * passes
-        reached = reached or any(parameter.requires_grad for parameter in own)
-    return total
-
-
-def _first_layer_with_gradients(model: nn.Module, num_layers: int) -> int:
-    """Layers before this one are run without a gradient; `num_layers` where only a head trains, or nothing."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            found = _LAYER.search(f".{name}")
-            if found:
-                return min(int(found[1]), num_layers)
-            return 0 if _stands_before_layers(model, name) else num_layers
-    return num_layers
-
-
-def _stands_before_layers(model: nn.Module, wanted: str) -> bool:
-    for name, _ in model.named_parameters():
-        if name == wanted:
-            return True
-        if _LAYER.search(f".{name}"):
-            return False
-    return True
+            linear += 2.0 * module.in_features * module.out_features * (1 + has_gradient + module.weight.requires_grad)
+        has_gradient = has_gradient or any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        if layer := _LAYER.search(f".{name}."):
+            with_gradient[int(layer[1])] = has_gradient
+    num_with_gradient = min(num_layers, sum(with_gradient.values()))
+    # Scores and weighted values: 2 x 2 x width per pair of tokens forward, twice that backward.
+    return linear, 4.0 * width * num_layers + 8.0 * width * num_with_gradient
 
 
 def _attention_shape(config: Any, model_name: str) -> tuple[int, int]:

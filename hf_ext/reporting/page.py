@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import DataError
-from .charts.look import Chart
+from .charts import Chart
 
 FORMAT = 1  # of what `page_record` returns
 PLACEHOLDER = "USER/NAME"  # in code that loads a model, where its repository or folder stands

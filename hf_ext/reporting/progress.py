@@ -1,10 +1,11 @@
-"""The progress bar with the numbers a person watches."""
+"""What a person watches while a run trains: a bar on a terminal, lines elsewhere, and why it may be slow."""
 
 from __future__ import annotations
 
 import logging
 import math
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,39 +13,52 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
+from transformers.utils import is_in_notebook
 
-from .shortfall import Shortfall
+from .throughput import Device
 from .units import rounded
 
 # Without tqdm's time left, which jumps after every evaluation: ours counts evaluation and saving as they were so far.
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
-SPEED_UNITS = {"residues_per_s": "residues/s", "tokens_per_s": "tokens/s"}
 NOT_SHOWN = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+MAX_METRICS = 5  # in a line; TensorBoard, the report and trainer_state.json have all
+# Share of the published dense peak that whole encoders reach. Assumed, not measured here: wide ones as in PaLM (46 %,
+# arXiv:2204.02311, table 3) down to what plain PyTorch reaches; products of width 512 and less do about as many FLOPs
+# per byte as a card's memory can feed (width / 2), so they wait for it.
+UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
+NARROW_WIDTH = 512
+MUCH_WAITING = 0.2  # of the time of a step
+PROFILE = "--torch_profiler 5 shows where the time goes"
 
 LOGGER = logging.getLogger("hf_ext")
 
 Logs = dict[str, Any]
 
 
-class LiveProgress(ProgressCallback):
-    """Behind the bar: last loss, learning rate, real residues per second, best metric so far, time left.
+def is_watched() -> bool:
+    """Whether a person sees a bar move: on a terminal or in a notebook, not in a file or a pipe."""
+    return sys.stderr.isatty() or is_in_notebook()
 
-    One line is printed per evaluation, with its metrics; other logs only move the bar.
+
+class LiveProgress(ProgressCallback):
+    """Trainer's bar with the text that `show` gets behind it, and a line per evaluation above it.
+
+    Where nobody watches, the lines alone.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._numbers: Logs = {}
-        self._loader: Any = None
+    _loader: Any = None
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether there is a bar that can be seen."""
+        return self.training_bar is not None and not self.training_bar.disable
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A resumed run's bar begins where the run is."""
-        self._numbers = {}
         self.current_step = state.global_step
         if state.is_world_process_zero:
-            self.training_bar = tqdm(
-                total=state.max_steps, initial=state.global_step, dynamic_ncols=True, bar_format=BAR, unit=" steps"
-            )
+            look: Logs = {"dynamic_ncols": True, "bar_format": BAR, "unit": " steps", "disable": not is_watched()}
+            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, **look)
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
@@ -54,34 +68,25 @@ class LiveProgress(ProgressCallback):
             self.prediction_bar.close()
             self.prediction_bar = None
         self._loader = eval_dataloader
-        super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+        if is_watched():
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Logs | None = None, **kwargs: Any) -> None:
-        """Shows a training log in the bar, and an evaluation's metrics above it."""
-        if self.training_bar is None or not logs:
-            return
-        if "loss" in logs:
-            self._numbers.update(logs)
-        self.training_bar.set_postfix_str(describe_training(self._numbers, args, state), refresh="loss" in logs)
-        metrics = {name: value for name, value in logs.items() if name.startswith("eval_")}
-        if metrics:
-            self.training_bar.write(f"step {state.global_step}: {describe_metrics(metrics)}")
+        """A line for an evaluation."""
+        metrics = {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
+        if self.training_bar is not None and metrics:
+            text = describe_metrics(metrics, args.metric_for_best_model)
+            self.training_bar.write(f"Step {state.global_step:,} of {state.max_steps:,}, validation: {text}")
 
-    def show_speed(self, rates: Logs, slow_because: str, args: Any, state: Any) -> None:
-        """Takes rates of the last steps, and what makes them low, into what stands behind the bar."""
-        self._numbers.update({**rates, "slow_because": slow_because})
+    def show(self, text: str) -> None:
+        """Puts a text behind the bar."""
         if self.training_bar is not None:
-            self.training_bar.set_postfix_str(describe_training(self._numbers, args, state), refresh=False)
+            self.training_bar.set_postfix_str(text)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Also closes the bar of an evaluation that was given up, or of rows that were looked at after it."""
         super().on_evaluate(args, state, control, **kwargs)
         super().on_train_end(args, state, control, **kwargs)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """By now Trainer knows whether the last evaluation was the best."""
-        if self.training_bar is not None:
-            self.training_bar.set_postfix_str(describe_training(self._numbers, args, state))
 
 
 def show_live(callbacks: list[TrainerCallback]) -> None:
@@ -102,36 +107,32 @@ def messages_above_bars(callbacks: list[TrainerCallback]) -> AbstractContextMana
 
 
 def describe_training(numbers: Logs, args: Any, state: Any) -> str:
-    """What stands behind the bar; without what is not known yet."""
+    """How the training goes, in a line: of logs and live rates what is known."""
     parts = [f"loss {numbers['loss']:.4g}"] if "loss" in numbers else []
     parts += [f"lr {numbers['learning_rate']:.3g}"] if "learning_rate" in numbers else []
-    parts += [f"{_short(numbers[name])} {unit}" for name, unit in SPEED_UNITS.items() if name in numbers]
+    for name, unit in (("residues_per_s", "residues/s"), ("tokens_per_s", "tokens/s"), ("batches_per_s", "batches/s")):
+        parts += [f"{rounded(numbers[name])} {unit}"] if name in numbers else []
     best = state.best_metric
     if best is not None and math.isfinite(best):
         # Of a checkpoint, where the arguments name no metric any more.
         name = (args.metric_for_best_model or "").removeprefix("eval_")
         parts.append(f"best {name} {best:.4g}" if name else f"best {best:.4g}")
-    parts += _speed_parts(numbers)
     parts += [f"{_time(numbers['hours_left'])} left"] if "hours_left" in numbers else []
-    parts += [f"slow: {numbers['slow_because']}"] if numbers.get("slow_because") else []
     return ", ".join(parts)
 
 
-def describe_speed(rates: Logs, shortfall: Shortfall | None) -> str:
-    """Rates of the last steps in a line, and what makes them low."""
-    parts = _speed_parts(rates)
-    parts += [f"{_time(rates['hours_left'])} left"] if "hours_left" in rates else []
-    return ", ".join(parts) + (f"; {shortfall}" if shortfall else "")
+def describe_metrics(metrics: Logs, chosen_by: str | None = None) -> str:
+    """An evaluation's scores in a line, at most 5; what has no value reads "undefined".
 
-
-def _speed_parts(numbers: Logs) -> list[str]:
-    return [f"{rounded(numbers['batches_per_s'])} batches/s"] if "batches_per_s" in numbers else []
-
-
-def describe_metrics(metrics: Logs) -> str:
-    """An evaluation's metrics in a line, without its speed; what has no value reads "undefined"."""
+    Args:
+        metrics: as logged.
+        chosen_by: the name of the one that chooses the best model, which comes first; then the loss.
+    """
     shown = {name.removeprefix("eval_"): v for name, v in metrics.items() if not name.endswith(NOT_SHOWN)}
-    return ", ".join(f"{name} {_value(value)}" for name, value in shown.items())
+    scores = [name for name in shown if not name.startswith("num_")]
+    first = [name for name in ((chosen_by or "").removeprefix("eval_"), "loss") if name in shown]
+    named = [*dict.fromkeys([*first, *scores])][:MAX_METRICS]
+    return ", ".join(f"{name} {_value(shown[name])}" for name in named)
 
 
 def _value(value: Any) -> str:
@@ -140,12 +141,50 @@ def _value(value: Any) -> str:
     return "undefined" if math.isnan(value) else f"{value:.4g}"
 
 
-def _short(rate: float) -> str:
-    return f"{rate / 1000:.4g}k" if rate >= 10_000 else f"{rate:.0f}"
-
-
 def _time(hours: float) -> str:
     minutes = hours * 60
     if minutes < 1:
         return f"{minutes * 60:.0f} s"
     return f"{minutes:.0f} min" if minutes < 60 else f"{hours:.1f} h"
+
+
+def find_shortfall(device: Device, rates: Mapping[str, float], width: int | None = None) -> str:
+    """Whether a run is slower than its card should be, and the likely cause; "" where nothing is known to be wrong.
+
+    Of a card something is claimed where model FLOPs utilisation is below what is usual, or where a cause that always
+    costs time is there. Heads on cached embeddings are too small for the first; of CPUs nobody published a peak.
+
+    Args:
+        device: with the precision of the run's products.
+        rates: of the last steps: `data_wait_share`, and where encoders run `residues_per_s` or `tokens_per_s`, `mfu`.
+        width: of the widest encoder; None where that is not known.
+    """
+    hardware, dtype, causes = device.hardware, device.dtype, []
+    is_card, runs_encoders = hardware.kind in ("cuda", "rocm"), bool({"residues_per_s", "tokens_per_s"} & {*rates})
+    if (waiting := rates.get("data_wait_share", 0.0)) >= MUCH_WAITING:
+        remedy = "" if hardware.kind == "cpu" else " (more --dataloader_num_workers)"  # which want cores, too
+        causes.append(f"it waits for data {waiting:.0%} of the time{remedy}")
+    if hardware.kind == "cuda" and dtype == "bf16" and not hardware.native_bf16:
+        other = "--fp16 true" if hardware.native_fp16 else "float32"
+        causes.append(f"{hardware.name} emulates bf16 ({other} in its place)")
+    is_half_better = hardware.kind == "cuda" and (hardware.native_bf16 or hardware.native_fp16)
+    if is_half_better and dtype in ("fp32", "tf32") and runs_encoders:
+        causes.append(f"it computes in {dtype} (--{'bf16' if hardware.native_bf16 else 'fp16'} true)")
+    if not is_card:
+        return "; ".join(causes)
+    low, high = UTILISATION["wide" if (width or 0) > NARROW_WIDTH else "narrow"]
+    claim, mfu = f"below what this {hardware.name} should reach", rates.get("mfu")
+    is_low = runs_encoders and mfu is not None and mfu < low
+    if is_low:
+        claim += f" ({mfu:.1%} of its {dtype} peak, where {low:.0%} to {high:.0%} is usual)"
+    if causes:
+        return f"{claim}, because {'; '.join(causes)}"
+    return f"{claim}: why is not known, {PROFILE}" if is_low else ""
+
+
+def encoder_width(model: Any) -> int | None:
+    """Of the widest encoder of a model; None where its configuration does not say."""
+    if sizes := getattr(model, "embedding_sizes", None):
+        return max(sizes.values())
+    config = getattr(model, "config", None)
+    return getattr(config, "hidden_size", None) or getattr(config, "d_model", None)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from transformers import TrainerCallback
 
 from ..arguments.names import is_secret
 from ..cli import program_words
 from ..files import write_text
 from ..hardware import count_cpu_cores, detect_hardware
 from ..optional import installed_version
-from .run_clock import RunClockCallback
 
 FORMAT = 1
 PACKAGES = (
@@ -29,6 +29,45 @@ PACKAGES = (
 )
 # What is either a Hub id or a path, which nothing but the file system tells apart.
 SOURCES = ("dataset_name", "model_name_or_path", "encoders", "init_head_from", "distill_from")
+
+
+class RunClockCallback(TrainerCallback):
+    """Counts seconds of training and sessions (calls of `train`); a resumed run counts on.
+
+    Both are in every checkpoint, but not in `trainer_state.json`, which is the same for two runs that learn the same.
+    What a kill cost after the last checkpoint is not counted: that session could not write it down any more.
+    """
+
+    name = "run_clock"
+
+    def __init__(self) -> None:
+        self.seconds_before = 0.0
+        self.num_sessions = 0
+        self._began: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of training, evaluations and saves included, loading and scoring not."""
+        return self.seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After a resumed run has got its state back."""
+        self._began = time.monotonic()
+        self.num_sessions += 1
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The time after it is not training."""
+        self.seconds_before, self._began = self.seconds, None
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; JSON-able."""
+        return {"seconds": self.seconds, "num_sessions": self.num_sessions}
+
+    def load(self, tree: dict[str, Any] | None) -> None:
+        """Goes on from the `state` of a checkpoint, in the session that has begun; None where it does not say."""
+        before = tree or {}
+        self.seconds_before = float(before.get("seconds", 0.0))
+        self.num_sessions = int(before.get("num_sessions", 0)) + 1
 
 
 def record_run(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arguments.names import is_secret
 from . import units
-from .charts.curves import curve_charts
+from .charts import curve_charts
 from .names import show_argument, show_command
 from .page import Block, Code, Figures, Table, Text
 from .run_files import RunFiles, as_dict

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import units
-from .charts.rows import group_chart, prediction_charts
+from .charts import group_chart, prediction_charts
 from .data_section import data_blocks, data_limits
 from .names import is_hub_id, last_part, show_source
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page

@@ -3,8 +3,9 @@
     trainer.add_callback(ThroughputCallback(model, tokenizer))   # transformers.Trainer; FastTrainer brings its own
 
 Evaluation, saving, logging and the first steps (compilation, warm-up) are not part of any rate. Cost: a few
-element-wise operations on token ids per batch; the device is waited for only where Trainer logs. MFU: PaLM,
-arXiv:2204.02311, appendix B.
+element-wise operations on token ids per batch; the device is waited for where Trainer logs, and at least every 100
+steps. Trainer's own `include_num_input_tokens_seen` knows neither residues nor padding, and waits for the device with
+each batch. MFU: PaLM, arXiv:2204.02311, appendix B.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import chain, islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,90 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ..files import write_text
-from ..hardware import detect_hardware
+from ..hardware import Hardware, detect_hardware
 from .batch_counts import COUNTS, BatchCounter
-from .rates import Device, mean_rates
-from .step_timer import StepTimer
 
 logger = logging.getLogger(__name__)
 
 WARMUP_STEPS = 3  # kernels are loaded and graphs compiled in these; a second shape compiles again
 MAX_STEPS_WRITTEN = 5000
-READ_EVERY = 1000  # steps, where Trainer logs more rarely
-FIRST_READS = (1, 10)  # measured steps, after which what a step holds is known for a live rate
-RECENT_S, RECENT_STEPS = 30.0, 200  # what counts as now: so many seconds of steps, or so many steps
+READ_EVERY = 100  # steps, where Trainer logs more rarely; early in a run more often
+RECENT_S = 30.0  # so many seconds of steps count as now
 FILE_NAME = "throughput.json"
 TIMES = ("seconds", "data_wait_seconds", "cpu_seconds")
 COLUMNS = (*TIMES, *COUNTS)  # of one step
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a run computes on: `dtype` is a key of `hardware.peak_tflops`."""
+
+    hardware: Hardware
+    dtype: str
+    num_processes: int
+
+    def why_no_mfu(self, flops_unknown: str = "") -> str:
+        """Why MFU is not given; empty where it is."""
+        if self.dtype not in self.hardware.peak_tflops:
+            return f"no published {self.dtype} peak for {self.hardware.name}"
+        return flops_unknown
+
+    def mfu(self, flops_per_s: float) -> float:
+        """Share of the peak of all processes together, where that is known."""
+        return flops_per_s / (self.hardware.peak_tflops[self.dtype] * 1e12 * self.num_processes)
+
+
+class StepTimer:
+    """Times the steps of one training loop: of the clock, waiting for data, of the processor.
+
+    A step lasts from the moment the loop was free for it (the end of the step before, or of what came between) to its
+    own end. Its first part, up to `begin`, is waiting for data. On CUDA both ends are events in the stream: no step
+    waits for the device, and time in which the device was still busy with the step before does not count as waiting.
+    Seconds of the processor are those of this process and its threads, without data workers.
+
+    Args:
+        device: where training runs.
+        clock: seconds that only grow; given in tests. Without it CUDA devices are timed by events, others by
+            `time.perf_counter`.
+    """
+
+    def __init__(self, device: torch.device, clock: Callable[[], float] | None = None) -> None:
+        self._uses_events = clock is None and device.type == "cuda"
+        self._clock = clock or time.perf_counter
+        self._steps: list[tuple[Any, Any, Any, float]] = []
+        self._begin: Any = None
+        self.resume()
+
+    def resume(self) -> None:
+        """Evaluation, saving or logging ends: from here on the loop is waiting for data."""
+        self._free, self._cpu = self._mark(), time.process_time()
+
+    def begin(self) -> None:
+        """A step's batches are there."""
+        self._begin = self._mark()
+
+    def end(self) -> None:
+        """The step ends."""
+        end, cpu = self._mark(), time.process_time()
+        self._steps.append((self._free, self._begin, end, cpu - self._cpu))
+        self._free, self._cpu = end, cpu
+
+    def read(self) -> list[tuple[float, float, float]]:
+        """`TIMES` of each step since the last call. Waits for the device once."""
+        steps, self._steps = self._steps, []
+        if self._uses_events and steps:
+            steps[-1][2].synchronize()
+        return [(self._between(free, end), self._between(free, begin), cpu) for free, begin, end, cpu in steps]
+
+    def _mark(self) -> Any:
+        if not self._uses_events:
+            return self._clock()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) / 1000 if self._uses_events else second - first
 
 
 class ThroughputCallback(TrainerCallback):
@@ -60,6 +130,9 @@ class ThroughputCallback(TrainerCallback):
         tokenizer: tells residues from framing tokens; None takes the Trainer's `processing_class`.
         warmup_steps: first steps that are in no rate; it counts when training begins.
         clock: seconds that only grow; for tests.
+
+    Attributes:
+        device: what the run computes on; known once training has begun.
     """
 
     def __init__(
@@ -74,8 +147,9 @@ class ThroughputCallback(TrainerCallback):
         self.packs = False  # whether the model leaves out the padding of its batches
         self.writes_file = True
         self.warmup_steps = warmup_steps
+        self.device: Any = None
         self._clock = clock
-        self._counter: BatchCounter | None = None
+        self._counter: Any = None  # but while a run trains
         self._extended: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -83,15 +157,15 @@ class ThroughputCallback(TrainerCallback):
         model: Any = self.model if self.model is not None else kwargs["model"]
         if self._counter is not None:
             self._counter.detach()
-        tokenizer = self.tokenizer or kwargs.get("processing_class")
-        self._device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
+        tokenizer, loader = self.tokenizer or kwargs.get("processing_class"), kwargs.get("train_dataloader")
+        self.device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
         self._warmup_steps = self.warmup_steps
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
-        self._timer = StepTimer(args.device, self._clock)
+        self._timer, self._now = StepTimer(args.device, self._clock), self._clock or time.perf_counter
         self._pending: list[torch.Tensor] = []
         self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
         self._seconds_before = time.time() - psutil.Process().create_time()
-        self._rows_per_epoch = _count_dataset(kwargs.get("train_dataloader"))
+        self._rows_per_epoch = len(loader.dataset) if loader is not None and has_length(loader.dataset) else None
         self._steps_per_epoch: float | None = None
         self._left_out_since: float | None = None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
@@ -102,6 +176,7 @@ class ThroughputCallback(TrainerCallback):
         self._timer.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Reads what was measured after 1, 2, 4, 8, ... and every 100 steps: the same ones on all processes."""
         if self._left_out_since is not None:
             self.begin_again()
             self.resume()
@@ -110,11 +185,11 @@ class ThroughputCallback(TrainerCallback):
             self._left_out_since = None
             return
         self._timer.end()
-        self._pending.append(self._require_counter().take())
-        num_steps = self._num_steps + len(self._pending)
-        if len(self._pending) >= READ_EVERY or num_steps - self._warmup_steps in FIRST_READS:
+        self._pending.append(self._counter.take())
+        measured = self._num_steps + len(self._pending) - self._warmup_steps
+        if measured > 0 and (measured & (measured - 1) == 0 or measured % READ_EVERY == 0):
             self._read(args)
-        if num_steps == self._warmup_steps:
+        if measured == 0:
             self._wall_start = self._now()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -140,7 +215,7 @@ class ThroughputCallback(TrainerCallback):
                 write_text(path, json.dumps(self.summarize(state.log_history), indent=1) + "\n")
             except OSError as error:  # a full disk must not cost the model that was just trained
                 logger.error("%s was not written: %s.", path, error.strerror)
-        self._require_counter().detach()
+        self._counter.detach()
         self._counter = None
 
     def see_labels(self, labels: Any) -> None:
@@ -171,65 +246,44 @@ class ThroughputCallback(TrainerCallback):
         if self._counter is None or not ("loss" in logs or "train_loss" in logs):
             return {}
         self._read(args)
+        memory = {"peak_memory_gib": self._peak_bytes / 2**30}
         if "train_loss" in logs:
-            rates = {**self._rates(self._totals), "warmup_seconds": self._warmup_seconds}
-            added = {f"train_{name}": value for name, value in {**rates, "peak_memory_gib": self._peak_gib()}.items()}
+            rates = {**self._rates(self._totals), "warmup_seconds": self._warmup_seconds, **memory}
+            added = {f"train_{name}": value for name, value in rates.items()}
         else:
-            added = self._rates(self._window)
-            added["peak_memory_gib"] = self._peak_gib()
-            added |= self._hours_left(state)
+            added = {**self._rates(self._window), **memory, **self._hours_left(state)}
         self._window = np.zeros(len(COLUMNS))
         added = {name: float(f"{value:.5g}") for name, value in added.items()}
         logs.update(added)
         return added
 
-    @property
-    def device(self) -> Device:
-        """What the run computes on; known once training has begun."""
-        return self._device
-
     def live(self, args: Any, state: Any) -> dict[str, float]:
-        """Rates of the last steps of this process, for a line that is shown while it trains; {} in the warm-up.
+        """Rates of the last half minute of what was read, for a line that is shown while it trains; {} in the warm-up.
 
-        `batches_per_s` (passes through the model, of one process), `data_wait_share`, `hours_left`, and with what a
-        step held so far in the mean, as soon as that was read, the rates of the logs. Changes nothing, and waits for
-        nothing.
+        `batches_per_s` (passes through the model, of one process), `hours_left`, and the rates of the logs. Changes
+        nothing, and waits for nothing.
         """
-        unread_warmup = max(0, self._warmup_steps - self._num_steps)
-        read = ((float(row[0]), float(row[1])) for row in reversed(self._last))
-        num_recent, seconds, waiting = 0, 0.0, 0.0
-        for step, wait in islice(chain(self._timer.newest(unread_warmup), read), RECENT_STEPS):
-            num_recent, seconds, waiting = num_recent + 1, seconds + step, waiting + wait
-            if seconds >= RECENT_S:
+        recent = np.zeros(len(COLUMNS))
+        num_recent = 0
+        for row in reversed(self._last):
+            recent, num_recent = recent + row, num_recent + 1
+            if recent[0] >= RECENT_S:
                 break
-        if seconds <= 0:
+        if recent[0] <= 0:
             return {}
-        rates = {"batches_per_s": num_recent * args.gradient_accumulation_steps / seconds}
-        rates["data_wait_share"] = waiting / seconds
-        if (num_read := self._num_steps - self._warmup_steps) > 0:
-            sums = self._totals * (num_recent / num_read)
-            sums[COLUMNS.index("seconds")], sums[COLUMNS.index("data_wait_seconds")] = seconds, waiting
-            rates |= self._rates(sums)
-        return {**rates, **self._hours_left(state)}
-
-    def _hours_left(self, state: Any) -> dict[str, float]:
-        measured = self._num_steps + len(self._pending) - self._warmup_steps
-        if measured <= 0 or self._wall_start is None:
-            return {}
-        wall_per_step = (self._now() - self._wall_start) / measured
-        return {"hours_left": (state.max_steps - state.global_step) * wall_per_step / 3600}
+        batches = num_recent * args.gradient_accumulation_steps / recent[0]
+        return {"batches_per_s": batches, **self._rates(recent), **self._hours_left(state)}
 
     def summarize(self, log_history: list[dict[str, Any]]) -> dict[str, Any]:
         """What `throughput.json` holds; `steps` are the last 5,000 measured ones, seconds of this process's loop."""
-        counter, steps = self._require_counter(), np.array(self._last).reshape(-1, len(COLUMNS))
+        counter, steps = self._counter, np.array(self._last).reshape(-1, len(COLUMNS))
         quartiles = np.quantile(steps[:, 0], [0.25, 0.5, 0.75]).tolist() if len(steps) else [None] * 3
-        missing = self._device.why_no_mfu(counter.flops_unknown)
         return {
             "format": 1,
             "unit": counter.unit,
-            "device": self._device.hardware.name,
-            "compute_dtype": self._device.dtype,
-            "num_processes": self._device.num_processes,
+            "device": self.device.hardware.name,
+            "compute_dtype": self.device.dtype,
+            "num_processes": self.device.num_processes,
             "measured_steps": max(self._num_steps - self._warmup_steps, 0),
             "warmup_steps": min(self._num_steps, self._warmup_steps),
             "warmup_seconds": self._warmup_seconds,
@@ -239,8 +293,8 @@ class ThroughputCallback(TrainerCallback):
             "rates": self._rates(self._totals),
             "totals": dict(zip(COLUMNS, self._totals.tolist())),
             "step_seconds": dict(zip(("q1", "median", "q3"), quartiles)),
-            "peak_memory_gib": self._peak_gib(),
-            "no_mfu_because": missing or None,
+            "peak_memory_gib": self._peak_bytes / 2**30,
+            "no_mfu_because": self.device.why_no_mfu(counter.flops_unknown) or None,
             "steps": dict(zip(COLUMNS, steps.T.tolist())),
             "log_history": log_history,
         }
@@ -269,27 +323,30 @@ class ThroughputCallback(TrainerCallback):
                 self._warmup_seconds += float(row[0])
             else:
                 self._totals += row
-                self._last.append(row)
                 self._window += row
+                self._last.append(row)
 
     def _rates(self, sums: np.ndarray) -> dict[str, float]:
-        counter = self._require_counter()
-        sums_by_name = dict(zip(COLUMNS, sums.tolist()))
-        rates = mean_rates(sums_by_name, counter.unit)
-        if rates and not self._device.why_no_mfu(counter.flops_unknown) and sums_by_name["flops"]:
-            rates["mfu"] = sums_by_name["flops"] / sums_by_name["seconds"] / self._device.peak_flops
+        """Rates per second and shares from sums over steps; empty where no time was measured."""
+        unit, of = self._counter.unit, dict(zip(COLUMNS, sums.tolist()))
+        seconds = of["seconds"]
+        if seconds <= 0:
+            return {}
+        rates = {f"{unit}_per_s": of[unit] / seconds, "sequences_per_s": of["sequences"] / seconds}
+        if of["padded_tokens"] and unit != "sequences":
+            rates["padded_tokens_per_s"] = of["padded_tokens"] / seconds
+            rates["padding_share"] = 1 - of["tokens"] / of["padded_tokens"]
+        rates["data_wait_share"] = of["data_wait_seconds"] / seconds
+        if of["flops"] and not self.device.why_no_mfu(self._counter.flops_unknown):
+            rates["mfu"] = self.device.mfu(of["flops"] / seconds)
         return rates
 
-    def _now(self) -> float:
-        return (self._clock or time.perf_counter)()
-
-    def _peak_gib(self) -> float:
-        return self._peak_bytes / 2**30
-
-    def _require_counter(self) -> BatchCounter:
-        if self._counter is None:
-            raise RuntimeError("ThroughputCallback: training has not begun; add it to a Trainer before train().")
-        return self._counter
+    def _hours_left(self, state: Any) -> dict[str, float]:
+        measured = self._num_steps + len(self._pending) - self._warmup_steps
+        if measured <= 0 or self._wall_start is None:
+            return {}
+        wall_per_step = (self._now() - self._wall_start) / measured
+        return {"hours_left": (state.max_steps - state.global_step) * wall_per_step / 3600}
 
 
 def _compute_dtype(args: Any, model: nn.Module) -> str:
@@ -299,11 +356,6 @@ def _compute_dtype(args: Any, model: nn.Module) -> str:
     largest = max(model.parameters(), key=lambda parameter: parameter.numel()).dtype
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     return names.get(largest) or ("tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32")
-
-
-def _count_dataset(loader: Any) -> int | None:
-    dataset: Any = getattr(loader, "dataset", None)
-    return len(dataset) if dataset is not None and has_length(dataset) else None
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import ProfileKwargs
+from torch.autograd import DeviceType
 from transformers import TrainerCallback
 
 from ..files import describe_failure
-from ..reporting.operations import STEP, costly_operations
 
 TRACE = "profile_trace.json.gz"  # for chrome://tracing and ui.perfetto.dev
+NUM_SHOWN = 10
+STEP = "hf_ext step"  # the range that marks a step among what was recorded
 
 logger = logging.getLogger(__name__)
 
@@ -99,3 +104,31 @@ class Profiling(TrainerCallback):
             except OSError as error:
                 logger.warning("%s was not written: %s", TRACE, describe_failure(error, str(folder / TRACE)))
         logger.info("Profiled steps %d to %d%s.", *steps, place)
+
+
+def costly_operations(events: Iterable[Any]) -> list[dict[str, Any]]:
+    """The `NUM_SHOWN` operations with most time of their own, inside the ranges named `STEP`; JSON-able.
+
+    Time on the device where there was any, else on the CPU; what an operation calls counts for that, not for it. What
+    is recorded outside the ranges (an evaluation, waiting for rows) does not count.
+
+    Args:
+        events: `torch.profiler.profile.events()`; kernels count with the operation that launched them.
+
+    Returns:
+        Per operation `name`, `calls`, `self_cpu_ms`, `self_device_ms`, and `share` of the time of all of them.
+    """
+    found = [event for event in events if event.device_type == DeviceType.CPU]
+    steps = [event.time_range for event in found if event.name == STEP]
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0, "self_cpu_ms": 0.0, "self_device_ms": 0.0})
+    for event in found:
+        inside = any(step.start <= event.time_range.start <= step.end for step in steps)
+        if inside and not event.is_user_annotation:
+            row = sums[event.name]
+            row["calls"] += event.count
+            row["self_cpu_ms"] += event.self_cpu_time_total / 1000  # recorded in microseconds
+            row["self_device_ms"] += event.self_device_time_total / 1000
+    time = "self_device_ms" if any(row["self_device_ms"] for row in sums.values()) else "self_cpu_ms"
+    whole = sum(row[time] for row in sums.values()) or math.inf
+    ranked = sorted(sums.items(), key=lambda item: -item[1][time])[:NUM_SHOWN]
+    return [{"name": name, **row, "share": round(row[time] / whole, 4)} for name, row in ranked]

@@ -12,8 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..models.host_optimizer import find_host_optimizer
-from ..reporting.progress import LiveProgress, describe_speed
-from ..reporting.shortfall import SpeedFacts, encoder_width, find_shortfall
+from ..reporting.progress import LiveProgress, describe_training, encoder_width, find_shortfall
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
@@ -23,11 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class SpeedLine(TrainerCallback):
-    """Says on the main process how fast the last steps were, how long is left, and what is off.
+    """Says on the main process how training goes: loss, rates of the last steps, time left, and what is off.
 
-    In the progress bar, above a notebook's table, or on lines of its own where there is neither. First with the first
-    logged loss or after a few seconds, then again every few. Nothing is synchronised for it.
-    Cost: one look at the clock per step, and a few milliseconds per refresh.
+    Behind the progress bar, above a notebook's table, or once a minute on lines of its own where there is neither.
+    Nothing is synchronised for it. Cost: one look at the clock per step, and a few milliseconds per refresh.
 
     Args:
         trainer: whose `throughput` measures the steps.
@@ -36,43 +34,49 @@ class SpeedLine(TrainerCallback):
 
     def __init__(self, trainer: Any, clock: Callable[[], float] = time.monotonic):
         self._trainer, self._clock = trainer, clock
-        self._due, self._is_shown = math.inf, False
+        self._due = math.inf
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Starts afresh."""
-        self._width, self._is_shown = encoder_width(model), False
+        self._width, self._logs, self._is_shown = encoder_width(model), {}, False
         self._said: set[str] = set()
         self._first_judged = state.global_step + self._trainer.throughput.warmup_steps + JUDGED_STEPS
         self._due = self._clock() + REFRESH_S if state.is_world_process_zero else math.inf
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Shows it for the first time."""
-        if not self._is_shown and state.is_world_process_zero and "loss" in (logs or {}):
-            self._refresh(args, state)
+        """Behind a bar each loss is shown, in lines the first."""
+        if state.is_world_process_zero and "loss" in (logs or {}):
+            self._logs = dict(logs)
+            self._refresh(args, state, is_due=not self._is_shown)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Shows it again, when it is time."""
         if self._clock() >= self._due:
             self._refresh(args, state)
 
-    def _refresh(self, args: Any, state: Any) -> None:
-        numbers = self._trainer.throughput.live(args, state)
-        if not numbers:  # still warming up
-            return
-        facts = SpeedFacts(self._trainer.throughput.device, numbers, self._width)
-        shortfall = find_shortfall(facts) if state.global_step >= self._first_judged else None
-        text, causes = describe_speed(numbers, shortfall), shortfall.names if shortfall else ""
-        callbacks = self._trainer.callback_handler.callbacks
-        bars = [callback for callback in callbacks if isinstance(callback, LiveProgress)]
+    def _refresh(self, args: Any, state: Any, is_due: bool = True) -> None:
+        throughput, callbacks = self._trainer.throughput, self._trainer.callback_handler.callbacks
+        rates = throughput.live(args, state)
+        text = describe_training({**self._logs, **rates}, args, state)
+        bars = [callback for callback in callbacks if isinstance(callback, LiveProgress) and callback.has_bar]
         tables = [c.training_tracker for c in callbacks if getattr(c, "training_tracker", None) is not None]
-        self._due, self._is_shown = self._clock() + (REFRESH_S if bars or tables else LINE_S), True
         for bar in bars:
-            bar.show_speed(numbers, causes, args, state)
+            bar.show(text)
+        if not rates:  # still warming up
+            return
         for table in tables:
             table.prefix = f"{escape(text)}<br>"  # Trainer's table shows it with its next step
-        if not (bars or tables) or (bars and causes and causes not in self._said):  # a bar has no room for the sentence
-            self._said.add(causes)
-            logger.info("Speed: %s", text)
+        shortfall = ""
+        if state.global_step >= self._first_judged:
+            shortfall = find_shortfall(throughput.device, rates, self._width)
+        if not (bars or tables) and is_due:
+            why = f"; {shortfall}" if shortfall else ""
+            logger.info("Step %s of %s: %s%s", f"{state.global_step:,}", f"{state.max_steps:,}", text, why)
+        elif bars and shortfall and (kind := shortfall.partition("%")[0]) not in self._said:
+            self._said.add(kind)  # once, whatever the share is: a bar has no room for a sentence
+            logger.info("Slow: %s", shortfall)
+        if is_due:
+            self._due, self._is_shown = self._clock() + (REFRESH_S if bars or tables else LINE_S), True
 
 
 class HostSteps(TrainerCallback):

@@ -102,7 +102,7 @@ def test_rows_with_a_new_antibody_are_scored_apart(make_trainer, splits):
     assert any(", 0 in light (all have the same), " in line for line in lines)
     values = [part["model"]["spearman"]["value"] for part in (scored.scores, one["scores"])]
     new = f"{values[1]:.3f} on the {is_new.sum()} rows whose heavy is not in training."
-    assert lines[1 + len(scored.collapse["alarms"])] == f"Spearman {values[0]:.3f} on all 140 rows, {new}"
+    assert f"Spearman {values[0]:.3f} on all 140 rows, {new}" in lines
     assert not any("recall" in line for line in lines)
 
 

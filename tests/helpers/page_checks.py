@@ -26,7 +26,9 @@ class Page(HTMLParser):
         self.problems += [f"<{tag}> stays open" for tag in self._open]
         self.problems += [f"id {name} twice" for name in {name for name in self.ids if self.ids.count(name) > 1}]
         self.problems += [f"link {link} leads nowhere" for link in self.links if link[1:] not in self.ids]
-        self.problems += [f"style loads {url}" for url in re.findall(r"url\(([^)]*)\)|@import", html)]
+        self.problems += [f"style loads {url}" for url in re.findall(r"url\((?!#)([^)]*)\)|@import", html)]
+        used = re.findall(r"url\(#([^)]*)\)|xlink:href=\"#([^\"]*)\"", html)
+        self.problems += [f"#{one}{other} is used and not drawn" for one, other in used if one + other not in self.ids]
 
     @property
     def text(self) -> str:
@@ -60,6 +62,8 @@ class Page(HTMLParser):
                 self.ids.append(value or "")
             elif name == "href" and tag == "a":
                 self.links.append(value or "")
+            elif name == "xlink:href" and (value or "").startswith("#"):
+                continue  # a mark that is drawn many times
             elif name in LOADS or (name == "href" and value != "data:,"):
                 self.problems.append(f"<{tag} {name}={value}> loads")
             elif name.startswith("on"):

@@ -10,8 +10,7 @@ from torch import nn
 from transformers import TrainerControl, TrainerState
 
 from hf_ext.arguments.parser import FastArgumentParser
-from hf_ext.reporting.run_clock import RunClockCallback
-from hf_ext.reporting.run_record import record_run, write_json
+from hf_ext.reporting.run_record import RunClockCallback, record_run, write_json
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -12,6 +12,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from ...evaluation.baselines import RidgeBaseline
+from ...reporting.progress import is_watched
 from .candidates import LARGE, HeadSettings, first_candidates, neighbours, trained_longer
 from .rows import HeadRows
 from .training import Recipe, train_head
@@ -83,7 +84,9 @@ def search_head(
     asked: set[HeadSettings] = set()
     left = budget
     queue = first_candidates(start, fixed, recipe.widths, recipe.num_steps(len(folds[0][0]), 1))
-    with tqdm(total=round(budget), desc="Choosing a head", unit="s", disable=is_quiet, leave=False) as bar:
+    with tqdm(
+        total=round(budget), desc="Choosing a head", unit="s", disable=is_quiet or not is_watched(), leave=False
+    ) as bar:
         while queue and len(asked) < MAX_CANDIDATES:
             settings = queue.pop(0)
             asked.add(settings)

@@ -61,9 +61,8 @@ class Judgement:
 
     def text(self) -> str:
         """The verdict, notes, and the report's table of the model beside its baselines, for a terminal."""
-        lines = [self.verdict.text, *self.notes, *(f"The model {one.text}." for one in self.effects), ""]
         scores = find_scores({name: one.as_dict() for name, one in self.sets.items()})
-        return "\n".join([*lines, format_table(score_rows(scores), ["", *scores])])
+        return "\n".join([self.verdict.text, *self.notes, "", format_table(score_rows(scores), ["", *scores])])
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
