@@ -30,6 +30,8 @@ def test_the_workflow_runs_the_script_that_people_run():
     for script in ("run", "nightly"):
         assert os.access(ROOT / ".ci" / script, os.X_OK)
     assert load(WORKFLOW)["permissions"] == {"contents": "read"}
+    checks = (ROOT / ".ci" / "run").read_text().splitlines()[-4:]
+    assert checks == ["ruff check .", "ruff format --check .", "mypy", "pytest"]  # what is quick to fail comes first
 
 
 def test_the_citation_is_of_this_version():
