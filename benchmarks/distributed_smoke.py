@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from common import MASK, SIZES, make_esm2
 from datasets import Dataset
 from safetensors.torch import load_file
@@ -105,18 +104,6 @@ def choose_launches(num_devices: int, has_deepspeed: bool) -> list[Launch]:
         flags = ("--parallelism_config_dp_shard_size", str(num_devices // 2))
         launches.append(Launch("hsdp", num_devices, "no", flags))
     return launches
-
-
-def in_half_precision(launches: list[Launch], native: list[str]) -> list[Launch]:
-    """The same launches in their files' own precision, or else in the first that is native; none where none is."""
-    own = {
-        name: yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["mixed_precision"]
-        for name in (launch.file for launch in launches)
-    }
-    chosen = (
-        {name: precision if precision in native else native[0] for name, precision in own.items()} if native else {}
-    )
-    return [replace(launch, precision=chosen[launch.file]) for launch in launches if chosen]
 
 
 # --- a rank ---------------------------------------------------------------------------------------------------------
@@ -229,9 +216,8 @@ def smoke(args: argparse.Namespace, words: list[str], path: Path | None) -> tupl
     launches = choose_launches(num_devices, has_deepspeed=installed_version("deepspeed") is not None)
     launches = [launch for launch in launches if args.files is None or launch.file in args.files]
     alone = Launch("cpu" if args.device == "cpu" else "1gpu_bf16", 1, "no")
-    known = {"bf16": hardware.native_bf16, "fp16": hardware.native_fp16}
-    timed = in_half_precision([alone, *launches], [p for p, native in known.items() if native])
-    timed = timed if args.device == "cuda" else []
+    half = "bf16" if hardware.native_bf16 else "fp16" if hardware.native_fp16 else None
+    timed = [replace(launch, precision=half) for launch in (alone, *launches) if half and args.device == "cuda"]
     with tempfile.TemporaryDirectory() as scratch:
         reference = run(alone, Path(scratch) / "alone", args, words)
         if "failed" in reference:

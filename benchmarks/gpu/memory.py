@@ -30,7 +30,7 @@ from .work import Work
 
 SHARE = 0.6  # of the memory of a run without a limit
 STEPS = 4
-LADDER = {"full": Shape("ESM-2 150M", "esm", 640, 30, 20, 2560), "toy": SHAPES["toy"][0]}
+LADDER = {"full": Shape("ESM-2 150M", "esm", "150M"), "toy": SHAPES["toy"][0]}
 ROWS = {"full": 32, "toy": 4}
 GIB = 2**30
 

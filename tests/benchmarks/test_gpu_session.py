@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import distributed_smoke
 import gpu_session
+import psutil
 import pytest
 import torch
 from gpu import rounds
@@ -139,16 +139,8 @@ def test_parts_that_crash_raise_hang_or_run_out_of_memory_are_recorded_and_later
     assert "'PROJECT/absent'" in found["raise"]["log_end"]
     assert found["nothing"]["log_end"] == "all is well"
     assert found["hang"]["seconds"] == pytest.approx(found["hang"]["limit_s"], abs=3)
-    with pytest.raises(ProcessLookupError):  # what it had started is gone too
-        wait_until_gone(int(child.read_text()))
-
-
-def wait_until_gone(pid: int) -> None:
-    for _ in range(100):
-        os.kill(pid, 0)
-        if Path(f"/proc/{pid}/stat").exists() and ") Z " in Path(f"/proc/{pid}/stat").read_text():
-            raise ProcessLookupError(pid)
-        time.sleep(0.05)
+    left = [each for each in psutil.process_iter() if str(each.pid) == child.read_text()]
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []  # what it had started is gone too
 
 
 def test_a_session_goes_on_where_it_was_and_repeats_what_failed_or_was_of_other_sources(tmp_path):
@@ -279,13 +271,6 @@ def test_a_side_that_does_not_fit_or_raises_is_said_and_the_other_is_measured():
     assert (ours["tokens_per_s"]["most"], ours["ended_early"]) == (40.0, "failed: ValueError: a kernel broke")
     assert saved[-1]["times_as_fast"][STOCK]["median"] == 4.0  # of the rounds that both have
     assert saved[-1]["sides"][STOCK]["tokens_per_s"]["median"] == 30.0
-
-
-def test_without_time_there_is_one_round_and_before_it_none():
-    saved: list[dict] = []
-    rounds.interleave(make_small(), [STOCK, OURS], 0.0, saved.append)
-    assert saved[-1]["rounds"] == 1
-    assert saved[0]["sides"][OURS] == {"not_measured": "no round has ended"}
 
 
 # --- tables, page ---------------------------------------------------------------------------------------------------
