@@ -41,22 +41,23 @@ class CompareArguments:
     baseline_args: list[str] = option(
         [], "More arguments, quoted as one text per baseline, or one text for all of them."
     )
-    optimized: str = option("max_speed", "As --baseline.")
+    optimized: str = option("max_speed", "The side that is judged; as --baseline.")
     optimized_args: str = option("", "More arguments for the optimized side, as one text.")
     rounds: int = option(3, "How often every side runs; sides take turns.")
     max_rounds: int | None = option(
         None,
         "Rounds are added, up to so many, while --min_speedup is too noisy to tell; left out: three times --rounds.",
     )
-    seed: int = option(42, "Of the first round; each round adds 1, for all sides alike.")
+    seed: int = option(42, "Seed of the first round; each round adds 1, for all sides alike.")
     baseline_launch: list[str] = option(
         [], "Accelerate config file(s) to launch baselines with: one for all baselines, or one each."
     )
     optimized_launch: str | None = option(None, "Accelerate config file to launch the optimized side with.")
     metric: str = option("eval_loss", "Final metric: a dotted path in all_results.json, or a logged name.")
-    greater_is_better: bool = option(False, "Of --metric.")
+    greater_is_better: bool = option(False, "Whether a larger --metric is better.")
     min_speedup: float | None = option(
-        None, "Pass where the ratio's interval begins here or above, fail where it ends below: every baseline."
+        None,
+        "Pass if the interval of the speed ratio begins here or above, fail if it ends below; against every baseline.",
     )
     max_loss_delta: float | None = option(None, "Fail if the final training loss is higher than a baseline's by more.")
     max_memory_gib: float | None = option(None, "Fail if the optimized side's peak memory is larger.")
