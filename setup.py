@@ -20,7 +20,7 @@ setup(
         "hf_ext.reporting.report": ["templates/*"],
         "hf_ext.recipes.configs": ["*.yaml"],
         "hf_ext.accelerate_configs": ["*.yaml"],
-        "hf_ext.launch": ["*.sbatch", "*.yaml"],
+        "hf_ext.launch": ["*.sbatch"],
     },
     install_requires=[
         "torch>=2.11,<2.16",

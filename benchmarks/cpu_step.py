@@ -11,21 +11,63 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from attention_backward import CASES, HEAD_SIZE, HEADS, LAYERS, draw_lengths, make_batch, make_model, quartiles
+from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.files import try_replacing, write_text
 from hf_ext.hardware import detect_hardware
+from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
+from hf_ext.speedups.fused_layers import fuse_gelu, label_only
 
+HEADS, HEAD_SIZE, LAYERS = 20, 16, 6
+CASES = {"16 x 107-630": (16, 107, 630), "64 x 40-200": (64, 40, 200)}  # sequences and their tokens
 WIDTH, INNER = HEADS * HEAD_SIZE, 4 * HEADS * HEAD_SIZE
 SIDES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def draw_lengths(num: int, shortest: int, longest: int) -> list[int]:
+    return [random.Random(i).randint(shortest, longest) for i in range(num)]
+
+
+def make_model() -> EsmForMaskedLM:
+    """ESM-2 8M's shape with random weights, packed."""
+    torch.manual_seed(0)
+    shape = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INNER,
+    }
+    special = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = EsmForMaskedLM(EsmConfig(position_embedding_type="rotary", **shape, **special, **dropout)).train()
+    pack_encoders(model)
+    fuse_gelu(model)
+    label_only(model)
+    return model
+
+
+def make_batch(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Random residues with 15 % masked."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ids = torch.randint(4, 24, mask.shape, generator=generator).where(mask, torch.tensor(1))
+    chosen = (torch.rand(mask.shape, generator=generator) < 0.15) & mask
+    labels = ids.masked_fill(~chosen, -100)
+    return {"input_ids": ids.masked_fill(chosen, 32), "attention_mask": mask.long(), "labels": labels}
+
+
+def quartiles(values: list[float], digits: int) -> list[float]:
+    return [round(value, digits) for value in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callable[[], None]:

@@ -3,10 +3,10 @@ r"""Do the launcher files train on this machine's GPUs, over NCCL, to the weight
     python benchmarks/distributed_smoke.py              # writes benchmarks/results/distributed_smoke_<device>.json
     python benchmarks/distributed_smoke.py --model_size 150M --rows 64 --length 512 --speedups all
 
-Of the files of accelerate_configs for several GPUs of one machine, those that it has GPUs for are launched as they are,
-and of the others one of each kind on the GPUs that there are: on one GPU DDP, FSDP2 and ZeRO of a single process. In
-float32 each must end at the losses and weights of one process, from a saved folder that loads with no key missing; in
-half precision rows per second and memory are measured. A launch that fails or differs makes the exit code 1.
+Each file of accelerate_configs for several GPUs of one machine is launched on all GPUs that there are: on one GPU DDP,
+FSDP2 and ZeRO of a single process. In float32 each must end at the losses and weights of one process, from a saved
+folder that loads with no key missing; in half precision rows per second and memory are measured. A launch that fails or
+differs makes the exit code 1.
 
 `--device cpu` runs the float32 part on two processes with gloo, to try the script: DDP as it is, FSDP with
 what its test puts on the path, one at a time.
@@ -92,32 +92,18 @@ def count_devices(device: str) -> int:
     if not torch.cuda.is_available():
         raise ArgumentError(
             "No GPU: torch sees no CUDA device, so nothing can run over NCCL here. What two processes do on a CPU is "
-            "tested by pytest -m nightly tests/test_accelerate_every_file.py."
+            "tested by pytest -m nightly tests/test_accelerate_launch.py."
         )
     return torch.cuda.device_count()
 
 
 def choose_launches(num_devices: int, has_deepspeed: bool) -> list[Launch]:
-    """The files for several GPUs of one machine, in float32, each kind once with as many devices as there are.
-
-    Of files that differ in the number of processes alone, those that the machine has devices for are launched as they
-    are; where it has too few for any, the smallest is launched on those that there are.
-    """
-    kinds: dict[str, list[tuple[int, str]]] = {}
-    for path in sorted(CONFIGS.glob("*gpu_*.yaml")):
-        config = yaml.safe_load(path.read_text())
-        processes = config.pop("num_processes")
-        if processes == 1 or config["num_machines"] > 1:
-            continue
-        if has_deepspeed or config["distributed_type"] != "DEEPSPEED":
-            kinds.setdefault(json.dumps(config, sort_keys=True), []).append((processes, path.stem))
-    launches = []
-    for kind, files in kinds.items():
-        fitting = [file for file in files if file[0] <= num_devices] or [(num_devices, min(files)[1])]
-        whole = fitting[0] in files or "parallelism_config" not in kind
-        flags = () if whole else ("--parallelism_config_dp_shard_size", str(num_devices // 2))
-        if whole or (num_devices % 2 == 0 and num_devices > 2):  # two groups of at least two
-            launches += [Launch(name, processes, "no", flags) for processes, name in fitting]
+    """The files for several GPUs of one machine, in float32, each on all; two groups of at least two for HSDP."""
+    names = ["ddp", "fsdp2", "fsdp2_offload", *(["zero3"] if has_deepspeed else [])]
+    launches = [Launch(name, num_devices, "no") for name in names]
+    if num_devices % 2 == 0 and num_devices > 2:
+        flags = ("--parallelism_config_dp_shard_size", str(num_devices // 2))
+        launches.append(Launch("hsdp", num_devices, "no", flags))
     return launches
 
 
@@ -265,7 +251,7 @@ def smoke(
     hardware = detect_hardware(args.device)
     launches = choose_launches(num_devices, has_deepspeed=installed_version("deepspeed") is not None)
     launches = [launch for launch in launches if args.files is None or launch.file in args.files]
-    alone = Launch("cpu" if args.device == "cpu" else "1gpu_a100_bf16", 1, "no")
+    alone = Launch("cpu" if args.device == "cpu" else "1gpu_bf16", 1, "no")
     known = {"bf16": hardware.native_bf16, "fp16": hardware.native_fp16}
     timed = in_half_precision([alone, *launches], [p for p, native in known.items() if native])
     timed = timed if args.device == "cuda" else []

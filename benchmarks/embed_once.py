@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from collect import without_local_paths
-from row_by_row import RowByRow, collate
+from torch import nn
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -30,12 +28,12 @@ from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.arguments.presets import PRESETS
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_data
+from hf_ext.models.affinity import AffinityModel, AffinityOutput
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
 logger = logging.getLogger("hf_ext")
 
@@ -62,6 +60,27 @@ class Task:
     parser: FastArgumentParser
 
 
+class RowByRow(nn.Module):
+    """An `AffinityModel` that takes rows of text, and encodes each input of each row by itself."""
+
+    def __init__(self, model: AffinityModel, collator: SequenceCollator):
+        super().__init__()
+        model.attach_encoders()
+        self.model, self.collator = model, collator
+
+    def forward(self, rows: list[dict[str, Any]]) -> AffinityOutput:
+        """Loss and predictions of `rows`."""
+        pooled = {name: torch.cat([self.embed(name, row) for row in rows]) for name in self.collator.columns}
+        labels = torch.tensor([float(row["label"]) for row in rows])
+        return self.model(embeddings=pooled, labels=labels, missing={})
+
+    def embed(self, name: str, row: dict[str, Any]) -> torch.Tensor:
+        """The pooled embedding of one input of one row: (1, width), float32."""
+        batch = self.collator.encode_rows(name, [row])
+        with torch.no_grad():
+            return self.model.encode(name, dict(batch))
+
+
 def time_slow_rows(task: Task, rows: list[dict[str, Any]]) -> list[float]:
     """Seconds per row, one value per pass: each sequence encoded alone, then the head trained."""
     set_seed(task.args.seed)
@@ -71,7 +90,7 @@ def time_slow_rows(task: Task, rows: list[dict[str, Any]]) -> list[float]:
     size, seconds = task.bench.loop_batch_size, []
     for step, start in enumerate(range(0, len(rows), size)):
         batch, began = rows[start : start + size], time.perf_counter()
-        (loop(**collate(batch)).loss / task.bench.loop_accumulation).backward()
+        (loop(batch).loss / task.bench.loop_accumulation).backward()
         if (step + 1) % task.bench.loop_accumulation == 0:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -132,7 +151,7 @@ def run_fast(task: Task, folder: str) -> dict[str, Any]:
     return {
         "whole_run_seconds": whole,
         "encoding": {key: evidence[key] for key in ("num_encoded", "encoding_seconds", "residues_per_second")},
-        "decisions": [without_local_paths(vars(decision)) for decision in trainer.plan.decisions],
+        "decisions": [[one.name, one.status, one.reason] for one in trainer.plan.decisions],
         "epoch_at_loop_batch_seconds": epoch,
         "encoded_by_second_run": encoded_again,
         "batch_size": trainer.args.per_device_train_batch_size,

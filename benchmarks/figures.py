@@ -1,12 +1,8 @@
-"""Draws the pictures of README.md and docs/ from benchmarks/results/; `--check` only says whether they are current.
-
-python benchmarks/figures.py
-"""
+"""The pictures of docs/, drawn from benchmarks/results/; `tables.py` writes them."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,16 +114,3 @@ FIGURES: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "memory_switches.svg": memory_switches,
     ROOT / "docs" / "verdict.svg": verdicts,
 }
-
-
-def main() -> None:
-    """Rewrites `FIGURES`, or exits with 1 if `--check` finds one out of date."""
-    for path, draw in FIGURES.items():
-        if "--check" not in sys.argv:
-            path.write_text(draw(), encoding="ascii")
-        elif not path.is_file() or path.read_text(encoding="ascii") != draw():
-            sys.exit(f"{path} is not what benchmarks/figures.py draws: run it.")
-
-
-if __name__ == "__main__":
-    main()

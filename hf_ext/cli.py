@@ -47,7 +47,8 @@ The Hugging Face Trainer for protein language models on the hardware you have.
   hf-ext --path                   the paths of all files that come with it
   hf-ext --path NAME              the path of one, to copy or to launch with:
 
-  accelerate launch --config_file $(hf-ext --path ddp.yaml) -m hf_ext train
+  accelerate launch --config_file $(hf-ext --path ddp.yaml) --num_processes 2 \\
+      -m hf_ext train
 
 Exit status: 0 done, 1 a mistake in what you gave, 75 stopped: run it again.
 Others: 3 a score missed, 65 not finite, 69 memory, 71 a worker died, 74 disk."""

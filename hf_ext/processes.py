@@ -122,8 +122,8 @@ def check_fsdp(args: Any) -> None:
         instead = "DDP" if kind == DistributedType.MULTI_CPU else "a single process"
         raise PlanRefused(
             f"FSDP was asked for, but on this machine ({args.device.type}) accelerate would run {instead} and say "
-            "nothing: FSDP needs one GPU per process. Take accelerate_configs/2cpu_ddp.yaml for several processes on "
-            "the CPU, cpu.yaml or a 1gpu file for one."
+            "nothing: FSDP needs one GPU per process. Take accelerate_configs/cpu.yaml, with "
+            "--multi_gpu --num_processes 2 for several processes on the CPU, or a 1gpu file."
         )
 
 
@@ -147,8 +147,8 @@ def check_parallelism(args: Any, families: Sequence[str]) -> None:
         raise PlanRefused(
             f"Tensor, context and sequence parallel (tp_size={config.tp_size}, cp_size={config.cp_size}, "
             f"sp_size={config.sp_size}) cannot split {', '.join(families)}: no tensor plan was tried, and attention "
-            "goes in both directions, over padding. Split weights: FSDP2 (4gpu_fsdp2.yaml), HSDP (8gpu_hsdp.yaml) or "
-            "ZeRO (4gpu_zero2.yaml). Long sequences: --max_tokens_per_batch, --activation_checkpointing true."
+            "goes in both directions, over padding. Split weights: FSDP2 (fsdp2.yaml), HSDP (hsdp.yaml) or "
+            "ZeRO (zero3.yaml). Long sequences: --max_tokens_per_batch, --activation_checkpointing true."
         )
 
 

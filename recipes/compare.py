@@ -3,8 +3,8 @@
     hf-ext compare --baseline baseline --optimized max_speed -- --num_train_epochs 3
     hf-ext compare --recipe recipes/mlm.py --baseline stock mlm_stock_best.yaml --optimized max_speed \\
         --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
-    hf-ext compare --baseline baseline --baseline_launch accelerate_configs/2gpu_baseline.yaml \\
-        --optimized max_speed --optimized_launch accelerate_configs/2gpu_ddp.yaml -- --effective_batch_size 64
+    hf-ext compare --baseline baseline --baseline_launch "ddp.yaml --num_processes 2 --mixed_precision fp16" \\
+        --optimized max_speed --optimized_launch "ddp.yaml --num_processes 2" -- --effective_batch_size 64
 
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
 take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json,

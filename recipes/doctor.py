@@ -1,7 +1,7 @@
 """Look before you train: what this machine can do, what a command would take, what is off, and the remedy.
 
     hf-ext doctor --config gb1.yaml
-    hf-ext doctor --config igt5_esm2_t4.yaml --device t4 --dollars_per_hour 0.35
+    hf-ext doctor --config igt5_esm2.yaml --device t4 --dollars_per_hour 0.35
     hf-ext doctor --model_size esm2_650M --dataset_name proteins.fasta --device h100
     hf-ext doctor --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
     hf-ext doctor --resolution 64 --hidden_size 384 --device a100

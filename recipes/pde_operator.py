@@ -3,8 +3,8 @@
     accelerate launch --quiet recipes/pde_operator.py  # two minutes on two cores
     accelerate launch --quiet recipes/pde_operator.py --resolution 64 --num_train_samples 1000 --hidden_size 256 \\
         --num_queries 1024 --inverse_loss_every 4 --physics_every 4
-    accelerate launch --config_file accelerate_configs/2gpu_ddp.yaml recipes/pde_operator.py \\
-        --config recipes/configs/pde_2gpu_optimized.yaml
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 2 recipes/pde_operator.py \\
+        --config recipes/configs/pde_conservative.yaml --effective_batch_size 120
 
 On one device, `python recipes/pde_operator.py` does the same and starts sooner.
 

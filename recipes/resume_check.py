@@ -3,7 +3,7 @@
     hf-ext resume outputs/affinity                     # changes nothing; 0 if --resume auto continues
     hf-ext resume --convert best_model.pth --model outputs/affinity --output_dir converted \\
         --rename regressor.=head.layers. --drop esm.
-    hf-ext resume --convert best_model.pth --model igt5_esm2_original_t4.yaml \\
+    hf-ext resume --convert best_model.pth --model igt5_esm2_original.yaml \\
         --output_dir converted --rename regressor.=head.layers. --drop igt5_model. esm2_model.
 
 Converting takes the names and sizes of the model from the config.json in --model, not its weights, or from a YAML file

@@ -1,63 +1,104 @@
-"""The launcher files: parsed by accelerate itself, each key followed to the setting that it becomes."""
+"""The files of accelerate_configs: each line of the README's table, parsed by accelerate itself, and its plan."""
 
 import os
 import re
-from pathlib import Path
+from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 import yaml
-from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
+from datasets import Dataset
 from launcher_files import FOLDER, launcher_arguments, launcher_environment
+from miniature_esm import make_esm
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-FILES = sorted(FOLDER.glob("*.yaml"))
-SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config")
-ALL = pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+from hf_ext.hardware import describe_hardware
+from hf_ext.optional import installed_version
+from hf_ext.plan import make_plan
+from hf_ext.speedups import REGISTRY
+from hf_ext.training_args import FastTrainingArguments
 
-
-SPLIT = [path for path in FILES if re.search("\n(fsdp|deepspeed)_config:", path.read_text(encoding="ascii"))]
+TWO, FOUR = ("--num_processes", "2"), ("--num_processes", "4")
+FP16 = ("--mixed_precision", "fp16")
+OFFLOAD = ("--offload_optimizer_device", "cpu", "--offload_param_device", "cpu")
+DDP, ZERO = "DDP: every process holds the whole model", "DeepSpeed ZeRO-3"
+# File and flags: card of the plan, processes, precision, passes of 8 rows for 256 rows a step, how weights live.
+LAUNCHES = {
+    ("1gpu_fp16",): ("T4", 1, "fp16", 32, "one process"),
+    ("1gpu_bf16",): ("A10", 1, "bf16", 32, "one process"),
+    ("ddp", *TWO): ("A10", 2, "bf16", 16, DDP),
+    ("ddp", *FOUR): ("A10", 4, "bf16", 8, DDP),
+    ("ddp", *TWO, *FP16): ("T4", 2, "fp16", 16, DDP),
+    ("ddp", *FOUR, *FP16): ("T4", 4, "fp16", 8, DDP),
+    ("fsdp2", *FOUR): ("A10", 4, "bf16", 8, "FSDP2"),
+    ("fsdp2", *FOUR, "--fsdp_state_dict_type", "FULL_STATE_DICT"): ("A10", 4, "bf16", 8, "FSDP2"),
+    ("fsdp2_offload", *FOUR, "--num_cpu_threads_per_process", "8"): ("A10", 4, "bf16", 8, "FSDP2"),
+    ("hsdp",): ("A10", 8, "bf16", 4, "FSDP2"),
+    ("2node", "--machine_rank", "R", "--main_process_ip", "HOST", "--main_process_port", "29500"): (
+        *("A100", 16, "bf16", 2),
+        "FSDP2",
+    ),
+    ("zero3", *FOUR): ("A100", 4, "bf16", 8, ZERO),
+    ("zero3", *FOUR, *OFFLOAD): ("A10", 4, "bf16", 8, f"{ZERO}; DeepSpeed's CPU Adam makes AdamW's steps on the cpu"),
+    ("zero3", *FOUR, "--zero_stage", "2"): ("A100", 4, "bf16", 8, "DeepSpeed ZeRO-2"),
+}
+ON_CPUS = {("cpu",), ("cpu", "--multi_gpu", *TWO)}
+WITH_DEEPSPEED = pytest.mark.skipif(not installed_version("deepspeed"), reason='pip install -e ".[deepspeed]"')
 
 
 def enter(monkeypatch, environment: dict[str, str]) -> None:
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+        if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")):  # not those that start processes
+            monkeypatch.setenv(name, value)
 
 
-def read(path: Path) -> dict:
-    return yaml.safe_load(path.read_text(encoding="ascii"))
+def filled_in(words: tuple[str, ...]) -> list[str]:
+    return [{"R": "0", "HOST": "127.0.0.1"}.get(word, word) for word in words]
 
 
-def test_there_are_nineteen_launcher_files_and_each_starts_the_processes_of_its_name():
-    assert len(FILES) == 19
-    for path in FILES:
-        nodes, devices = re.match(r"(?:(\d+)node_)?(?:(\d+)[gc]pu|cpu)", path.stem).groups()
-        assert load_config_from_file(str(path)).num_processes == int(nodes or 1) * int(devices or 1), path
+def read(name: str) -> dict:
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="ascii"))
 
 
-# What the launcher ignores or cannot use, measured on accelerate 1.15: their flags have a default that is not None, so
-# `_validate_launch_command` never looks at the file's value.
+def test_the_table_has_these_launches_of_the_nine_files():
+    table = re.findall(r"(?m)^\|[^|]*\| `(\w+)\.yaml ?([^`]*)` \|", (FOLDER / "README.md").read_text(encoding="ascii"))
+    assert {(name, *flags.split()) for name, flags in table} == LAUNCHES.keys() | ON_CPUS
+    files = {path.stem for path in FOLDER.glob("*.yaml")}
+    assert {name for name, *_ in table} == files
+    assert len(files) == 9
+
+
+# What the launcher of accelerate 1.15 never reads from a file: their flags have a default that is not None.
 IGNORED = {"enable_cpu_affinity", "same_network", "rdzv_backend", "downcast_bf16"}
+SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config")
 
 
-@ALL
-def test_the_launcher_really_reads_every_key(path):
-    wanted = read(path)
-    before, after = launcher_arguments(path)
+@pytest.mark.parametrize("words", [*LAUNCHES, *ON_CPUS], ids=" ".join)
+def test_the_launcher_reads_every_key_and_its_flags(words):
+    name, *flags = filled_in(words)
+    wanted = read(name)
+    before, after = launcher_arguments(FOLDER / f"{name}.yaml", *flags)
     assert wanted.keys() & IGNORED == set()
     for key in wanted.keys() - {"compute_environment", "distributed_type", *SECTIONS}:  # two choose the launcher itself
-        assert getattr(before, key, None) is None, key
-        assert getattr(after, key) == wanted[key], key
-    kind = wanted["distributed_type"]
+        given = getattr(before, key, None)
+        assert getattr(after, key) == (wanted[key] if given is None else given), key
+    kind = "MULTI_GPU" if "--multi_gpu" in flags else wanted["distributed_type"]
     chosen = (kind == "MULTI_GPU", kind == "FSDP", kind == "DEEPSPEED", False)
     assert (after.multi_gpu, after.use_fsdp, after.use_deepspeed, after.tpu) == chosen
     assert after.use_parallelism_config == ("parallelism_config" in wanted)
     # Keys of sections that are no flags of the launcher accelerate takes in silence.
     assert [key for section in SECTIONS for key in wanted.get(section, {}) if not hasattr(before, key)] == []
+
+
+def test_without_a_number_of_processes_the_launcher_stops():
+    for name in ("ddp", "fsdp2", "fsdp2_offload", "zero3"):
+        with pytest.raises(ValueError, match="manually pass in `--num_processes`"):
+            launcher_arguments(FOLDER / f"{name}.yaml")
 
 
 WRAPS = {True: "TRANSFORMER_BASED_WRAP", False: "NO_WRAP"}
@@ -70,58 +111,91 @@ FSDP_FIELDS = {
     "fsdp_cpu_ram_efficient_loading": lambda plugin: plugin.cpu_ram_efficient_loading,
     "fsdp_offload_params": lambda plugin: isinstance(plugin.cpu_offload, CPUOffloadPolicy),
 }
-ZERO_FIELDS = {
-    "zero_stage": lambda zero: zero["stage"],
-    "offload_optimizer_device": lambda zero: zero["offload_optimizer"]["device"],
-    "offload_param_device": lambda zero: zero["offload_param"]["device"],
-    "zero3_save_16bit_model": lambda zero: zero["stage3_gather_16bit_weights_on_model_save"],
-}
 
 
-def arrived(path: Path, monkeypatch) -> dict:
-    """The section of `path` as accelerate's plugin has it."""
-    keys = read(path)
-    enter(monkeypatch, launcher_environment(path))
-    if "deepspeed_config" in keys:
-        zero = DeepSpeedPlugin().deepspeed_config["zero_optimization"]
-        return {key: ZERO_FIELDS[key](zero) for key in keys["deepspeed_config"]}
-    plugin = FullyShardedDataParallelPlugin()
-    return {key: FSDP_FIELDS[key](plugin) for key in keys["fsdp_config"]}
-
-
-@pytest.mark.parametrize("path", SPLIT, ids=[path.stem for path in SPLIT])
-def test_every_key_of_a_section_arrives_in_the_plugin(path, monkeypatch):
-    wanted = read(path)
-    assert arrived(path, monkeypatch) == wanted.get("fsdp_config", wanted.get("deepspeed_config"))
-
-
-def test_fsdp2_gathers_and_sums_in_bf16(monkeypatch):
-    path = FOLDER / "2gpu_fsdp2.yaml"
-    environment = launcher_environment(path)
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_offload", "hsdp", "2node"])
+def test_every_key_of_fsdp_arrives_in_the_plugin_which_gathers_in_bf16(name, monkeypatch):
+    environment = launcher_environment(FOLDER / f"{name}.yaml", *FOUR)
     enter(monkeypatch, environment)
     plugin = FullyShardedDataParallelPlugin()
+    wanted = read(name)["fsdp_config"]
+    assert {key: FSDP_FIELDS[key](plugin) for key in wanted} == wanted
     plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])
     policy = plugin.mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16,) * 3
 
 
+@WITH_DEEPSPEED
+def test_stage_and_offload_arrive_in_deepspeed(monkeypatch):
+    for flags, stage, device in (((), 3, "none"), (OFFLOAD, 3, "cpu"), (("--zero_stage", "2"), 2, "none")):
+        enter(monkeypatch, launcher_environment(FOLDER / "zero3.yaml", *FOUR, *flags))
+        zero = DeepSpeedPlugin().deepspeed_config["zero_optimization"]
+        assert (zero["stage"], zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (
+            stage,
+            *[device] * 2,
+        )
+        assert zero["stage3_gather_16bit_weights_on_model_save"]
+
+
 def test_hsdp_is_two_groups_of_four_neighbours(monkeypatch):
-    enter(monkeypatch, launcher_environment(FOLDER / "8gpu_hsdp.yaml"))
+    enter(monkeypatch, launcher_environment(FOLDER / "hsdp.yaml"))
     assert os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
     config = ParallelismConfig()
     assert config._get_mesh() == (("dp_replicate", "dp_shard"), (2, 4))
     assert config.total_size == 8
 
 
-MACHINES = ("--machine_rank", "1", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511")
+def test_two_machines_meet_where_the_command_line_says():
+    meeting = ("--machine_rank", "1", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511")
+    for name, flags, per_machine in (("2node", (), "8"), ("hsdp", ("--num_machines", "2"), "4")):
+        _, args = launcher_arguments(FOLDER / f"{name}.yaml", *flags, *meeting)
+        prepare_multi_gpu_env(args)
+        found = (args.nnodes, args.nproc_per_node, args.node_rank, args.rdzv_endpoint)
+        assert found == ("2", per_machine, 1, "10.0.0.1:29511")
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "per_machine"),
-    [("2node_8gpu_fsdp2", MACHINES, "8"), ("8gpu_hsdp", ("--num_machines", "2", *MACHINES), "4")],
-)
-def test_two_machines_meet_where_the_command_line_says(name, flags, per_machine):
-    _, args = launcher_arguments(FOLDER / f"{name}.yaml", *flags)
-    prepare_multi_gpu_env(args)
-    found = (args.nnodes, args.nproc_per_node, args.node_rank, args.rdzv_endpoint)
-    assert found == ("2", per_machine, 1, "10.0.0.1:29511")
+def test_devices_and_threads_of_the_processes(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
+    for name in ("CUDA_VISIBLE_DEVICES", "ACCELERATE_USE_CPU", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for words, gpus, on_cpu, threads in (
+        (["cpu"], "-1,-1", "True", "8"),
+        (["cpu", "--multi_gpu", *TWO], "-1,-1", None, "4"),  # the launcher drops use_cpu for several processes
+        (["1gpu_fp16"], "0", "False", "1"),
+        (["ddp", *TWO], None, None, "1"),
+    ):
+        environment = launcher_environment(FOLDER / f"{words[0]}.yaml", *words[1:])
+        found = [environment.get(name) for name in ("CUDA_VISIBLE_DEVICES", "ACCELERATE_USE_CPU", "OMP_NUM_THREADS")]
+        assert found == [gpus, on_cpu, threads], words
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_esm(num_hidden_layers=2)  # before DeepSpeed's settings exist, which change how models are built
+
+
+APPLIED = {"attention", "batch_size", "compile", "data_loading", "fused_gelu", "masked_lm_head", "packing", "precision"}
+
+
+@pytest.mark.parametrize("words", LAUNCHES, ids=" ".join)
+def test_its_plan_on_a_card_is_made_without_the_card(words, model, monkeypatch, tmp_path):
+    if words[0] == "zero3" and not installed_version("deepspeed"):
+        pytest.skip('pip install -e ".[deepspeed]"')
+    card, processes, precision, passes, sharding = LAUNCHES[words]
+    enter(monkeypatch, launcher_environment(FOLDER / f"{words[0]}.yaml", *filled_in(words)[1:]))
+    lengths = [8 + i % 40 for i in range(64)]
+    rows = Dataset.from_dict({"input_ids": [[5] * length for length in lengths], "length": lengths})
+    settings = {"speedups": ["all"], "effective_batch_size": 256, "dataloader_num_workers": 7, "report_to": "none"}
+    args = FastTrainingArguments(str(tmp_path), **settings)
+    alone = make_plan(args, model, rows, None, describe_hardware(card))
+    context = replace(alone.context, world_size=processes)
+    plan = replace(alone, decisions=[speedup.decide(context).of(speedup) for speedup in REGISTRY], context=context)
+    plan.check()
+    also = {"tf32": card != "T4", "ddp": sharding == DDP, "cpu_offload": words[0] == "fsdp2_offload"}
+    also["sharding"] = sharding not in ("one process", DDP)
+    applied = {decision.name for decision in plan.decisions if decision.status == "applied"}
+    assert applied == APPLIED | {name for name, is_applied in also.items() if is_applied}
+    assert plan["precision"].settings == {"mixed_precision": precision}
+    assert plan["attention"].settings["kernel"] == ("padded" if card == "T4" else "varlen")
+    assert plan["batch_size"].settings == {"gradient_accumulation_steps": passes}
+    assert plan["sharding"].reason == sharding

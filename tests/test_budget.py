@@ -11,16 +11,16 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1786, 16),
+    ".": (1788, 16),
     "affinity": (2849, 28),
-    "arguments": (571, 8),
+    "arguments": (570, 8),
     "checkpoints": (1806, 12),
-    "comparing": (818, 7),
+    "comparing": (842, 7),
     "data": (3259, 26),
-    "doctor": (2040, 22),
+    "doctor": (2043, 22),
     "embeddings": (424, 5),
     "evaluation": (1692, 13),
-    "generation": (2041, 22),
+    "generation": (2043, 22),
     "hub": (368, 6),
     "masked_lm": (361, 5),
     "memory": (670, 7),

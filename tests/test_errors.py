@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
-from launches import RECIPES, Launch, clean_environment
+from launches import RECIPES, TWO_CPUS, Launch, clean_environment
 from other_runs import plant_lock
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -109,13 +109,13 @@ def test_the_report_of_torchs_launcher_shows_the_message(tmp_path, monkeypatch, 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
-@pytest.mark.parametrize(("name", "num", "flags"), [("cpu", 1, ("--quiet",)), ("2cpu_ddp", 2, ())])
-def test_a_refusal_is_the_last_word_through_the_launcher(name, num, flags, tmp_path):
+@pytest.mark.parametrize(("num", "flags"), [(1, ("--quiet",)), (2, TWO_CPUS.flags)])
+def test_a_refusal_is_the_last_word_through_the_launcher(num, flags, tmp_path):
     """All processes of a run that is refused end, and the launcher's last block holds the reason."""
     plant_lock(tmp_path / "run", pid=1)
     before = (tmp_path / "run" / ".run.lock").read_bytes()
     script = [str(RECIPES / "max_speed.py"), "--output_dir", str(tmp_path / "run"), "--disable_tqdm", "true"]
-    (command,) = Launch(name, "MULTI_CPU", num, flags).commands(script)
+    (command,) = Launch("cpu", "MULTI_CPU", num, flags).commands(script)
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
     lines = done.stderr.rstrip().splitlines()
     reason = f"FolderError: {tmp_path / 'run'} is in use by another run: process 1 on "

@@ -142,7 +142,8 @@ def test_the_wheel_that_the_source_archive_builds_runs_the_demo_in_a_new_environ
     assert "Wrote" in run("hf-ext", "report", "--run", "outputs/affinity")
     assert "ArgumentError" in run("hf-ext", "train", "--config", "gb2.yaml", status=1)
     assert "data/gb1.csv.gz" in run("hf-ext", "train", "--config", "gb1.yaml", status=1)
-    launched = ("-m", "accelerate.commands.launch", "--config_file", run("hf-ext", "--path", "2cpu_ddp.yaml").strip())
+    launched = ("-m", "accelerate.commands.launch", "--config_file", run("hf-ext", "--path", "cpu.yaml").strip())
+    launched += ("--multi_gpu", "--num_processes", "2")
     run("python", *launched, "-m", "hf_ext", "mlm", "--max_steps", "3")
     record = json.loads((away / "outputs" / "mlm" / "all_results.json").read_text())
     assert record["command"] == "accelerate launch --quiet -m hf_ext mlm --max_steps 3"

@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 import torch
-from launches import Launch, run_recipe
+from launches import ONE_CPU, TWO_CPUS, Launch, run_recipe
 from recipe_runs import RECIPES, Finished, kill_at, run
 
 from hf_ext.errors import ArgumentError, NotFiniteError
@@ -124,9 +124,9 @@ FP32 = ("--mixed_precision", "no")
 @pytest.mark.parametrize("optimizer", [["--without", "precision", "muon"], []], ids=["adamw", "muon"])
 def test_ddp_and_fsdp2_train_what_one_process_trains(optimizer, tmp_path):
     launches = {
-        "one": Launch("cpu", "NO", 1),
-        "ddp": Launch("2cpu_ddp", "MULTI_CPU", 2),
-        "fsdp2": Launch("2gpu_fsdp2", "FSDP", 2, FP32),
+        "one": ONE_CPU,
+        "ddp": TWO_CPUS,
+        "fsdp2": Launch("fsdp2", "FSDP", 2, ("--num_processes", "2", *FP32)),
     }
     half = ["--effective_batch_size", "4"]  # what each process would train alone
     found = {}

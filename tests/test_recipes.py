@@ -116,17 +116,7 @@ CONFIGS = {
 def test_every_config_is_parsed_by_its_recipe():
     best = "--load_best_model_at_end false"  # recipes have defaults that go with it
     parsed = {path.stem: parse(f"recipes/{task}.py --config {path} {best}") for path, task in CONFIGS.items()}
-    assert len(parsed) == len(CONFIGS) >= 20
+    assert len(parsed) == len(CONFIGS) >= 16
     for name, arguments in parsed.items():
         if hasattr(arguments[0], "encoders") and not name.startswith("mlm_"):
             assert arguments[1].dataset_name, name
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "processes"),
-    [("4gpu_baseline", 96, 4), ("4gpu_optimized", 192, 4), ("conservative", 160, 4), ("2gpu_optimized", 120, 2)],
-)
-def test_configs_of_the_operator_have_the_effective_batch_of_its_setups(name, rows, processes):
-    model_args, args = parse(f"recipes/pde_operator.py --config {ROOT}/recipes/configs/pde_{name}.yaml --output_dir o")
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * processes == rows
-    assert model_args.hidden_size == 384

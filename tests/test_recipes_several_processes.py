@@ -7,12 +7,11 @@ import subprocess
 import pandas as pd
 import pytest
 import torch
-from launches import RECIPES, Launch, clean_environment, run_recipe
+from launches import ONE_CPU, RECIPES, TWO_CPUS, clean_environment, run_recipe
 
 from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError
 
-TWO = Launch("2cpu_ddp", "MULTI_CPU", 2)
 ALONE = {
     "report.py": ["--run", "outputs/affinity"],
     "resume_check.py": ["outputs/affinity"],
@@ -40,10 +39,10 @@ def run(command: list[str], folder) -> str:
 @pytest.mark.nightly
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
 def test_two_processes_predict_each_row_once_as_one_does_and_the_doctor_prints_one_page(tmp_path):
-    run_recipe(TWO, tmp_path, "max_speed.py", "--max_steps", "2", "--embedding_cache_dir", str(tmp_path / "cache"))
+    run_recipe(TWO_CPUS, tmp_path, "max_speed.py", "--max_steps", "2", "--embedding_cache_dir", str(tmp_path / "cache"))
     rows = make_demo_table(31).remove_columns("pKd")
     rows.to_csv(tmp_path / "new.csv")
-    for launch, name in ((TWO, "two"), (Launch("cpu", "NO", 1), "one")):
+    for launch, name in ((TWO_CPUS, "two"), (ONE_CPU, "one")):
         words = ["--model", "output", "--dataset_name", "new.csv", "--output", f"{name}.csv"]
         (command,) = launch.commands([str(RECIPES / "predict.py"), *words, "--embedding_cache_dir", f"{name}-cache"])
         run(command, tmp_path)
@@ -52,7 +51,7 @@ def test_two_processes_predict_each_row_once_as_one_does_and_the_doctor_prints_o
     assert two.pop("prediction") == pytest.approx(one.pop("prediction"), abs=1e-4)
     assert two == one
     assert len(two["antigen"]) == 31
-    (command,) = TWO.commands([str(RECIPES / "doctor.py"), "--json", "page.json"])
+    (command,) = TWO_CPUS.commands([str(RECIPES / "doctor.py"), "--json", "page.json"])
     assert run(command, tmp_path).count("Machine: ") == 1
     assert "hardware" in json.loads((tmp_path / "page.json").read_text())["machine"]
 
@@ -61,9 +60,9 @@ def test_two_processes_predict_each_row_once_as_one_does_and_the_doctor_prints_o
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
 def test_runs_of_several_trainers_keep_their_two_processes_connected(tmp_path):
     cache = ("--max_steps", "2", "--embedding_cache_dir", str(tmp_path / "cache"))
-    heads = run_recipe(TWO, tmp_path / "heads", "max_speed.py", *cache, "--num_seeds", "2")
+    heads = run_recipe(TWO_CPUS, tmp_path / "heads", "max_speed.py", *cache, "--num_seeds", "2")
     assert [process["summed"] for process in heads] == [3.0, 3.0]
     assert sorted(path.name for path in (tmp_path / "heads" / "output").glob("seed-*")) == ["seed-42", "seed-43"]
     teacher = ("--distill_from", str(tmp_path / "heads" / "output"))
-    student = run_recipe(TWO, tmp_path / "student", "max_speed.py", *cache, *teacher)
+    student = run_recipe(TWO_CPUS, tmp_path / "student", "max_speed.py", *cache, *teacher)
     assert [process["summed"] for process in student] == [3.0, 3.0]

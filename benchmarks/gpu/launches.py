@@ -13,7 +13,7 @@ from hf_ext.optional import installed_version
 
 from .work import Work
 
-FILES = ("2gpu_ddp", "2gpu_fsdp2", "4gpu_zero2", "4gpu_zero3_offload")
+FILES = ("ddp", "fsdp2", "zero3")
 TOY = ["--device", "cpu", "--model_size", "tiny", "--steps", "2", "--rows", "4", "--length", "12"]
 
 
@@ -26,7 +26,7 @@ def measure(work: Work) -> None:
         files = [name for name in files if "zero" not in name]
     if work.device.type == "cpu":
         left_out |= {"FSDP2": "on a CPU accelerate would run DDP", "NCCL": "no GPU"}
-        files = ["2gpu_ddp"]
+        files = ["ddp"]
     words = [*(TOY if work.is_toy and work.device.type == "cpu" else []), "--files", *files]
     words += ["--timeout_s", f"{max(work.left_s / 2, 30):.0f}"]  # one that hangs leaves time for others
 

@@ -50,9 +50,10 @@ class CompareArguments:
     )
     seed: int = option(42, "Seed of the first round; each round adds 1, for all sides alike.")
     baseline_launch: list[str] = option(
-        [], "Accelerate config file(s) to launch baselines with: one for all baselines, or one each."
+        [],
+        "Accelerate config file(s) to launch baselines with: one for all, or one each; its flags may follow.",
     )
-    optimized_launch: str | None = option(None, "Accelerate config file to launch the optimized side with.")
+    optimized_launch: str | None = option(None, "As --baseline_launch, for the optimized side.")
     metric: str = option("eval_loss", "Final metric: a dotted path in all_results.json, or a logged name.")
     greater_is_better: bool = option(False, "Whether a larger --metric is better.")
     min_speedup: float | None = option(

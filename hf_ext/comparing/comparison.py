@@ -135,7 +135,7 @@ def describe_group(group: Sequence[SideRun], metric: str, rate: Interval) -> dic
     side = group[0].side
     settings: dict[str, Any] = {"role": side.role, "config": side.config, "arguments": [*side.arguments]}
     if side.launch is not None:
-        settings |= {"launch": side.launch.file, "num_processes": side.launch.num_processes}
+        settings |= {"launch": str(side.launch), "num_processes": side.launch.num_processes}
     return {**settings, "rate": asdict(rate), **describe_side(group, metric)}
 
 

@@ -180,7 +180,7 @@ def _check_throughput(
         )
     if side.launch is not None and throughput["num_processes"] != side.launch.num_processes:
         raise ChildFailed(
-            f"{side.name}, round {round_}: {side.launch.file} is for {side.launch.num_processes} processes, and "
+            f"{side.name}, round {round_}: {side.launch} is for {side.launch.num_processes} processes, and "
             f"{throughput['num_processes']} trained together. A recipe's script must make FastTrainingArguments."
         )
 

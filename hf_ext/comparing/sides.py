@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,14 +26,24 @@ LOGGING_STEPS = 10  # between points of the loss curves
 
 @dataclass(frozen=True)
 class Launch:
-    """A file for `accelerate launch`, and the processes that it starts."""
+    """A file for `accelerate launch`, the processes that it starts, and more flags of the launcher."""
 
     file: str
     num_processes: int
+    flags: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The file without its ending, and how many processes where there are several."""
+        stem = Path(self.file).stem
+        return stem if self.num_processes == 1 else f"{stem} x{self.num_processes}"
+
+    def __str__(self) -> str:
+        return shlex.join([self.file, *self.flags])
 
     def command(self) -> list[str]:
         """What stands before the recipe, with this Python."""
-        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", self.file]
+        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", self.file, *self.flags]
 
 
 @dataclass(frozen=True)
@@ -74,9 +85,9 @@ def _spread(values: list[str], count: int) -> list[str]:
     return values * count if len(values) == 1 else values
 
 
-def _launch_side(side: Side, file: str) -> Side:
-    launch = read_launch(file, f"{side.role}_launch")
-    return replace(side, name=f"{side.name} on {Path(file).stem}", launch=launch)
+def _launch_side(side: Side, text: str) -> Side:
+    launch = read_launch(text, f"{side.role}_launch")
+    return replace(side, name=f"{side.name} on {launch.name}", launch=launch)
 
 
 def _make_side(text: str, role: Role, extra: str) -> Side:
@@ -157,17 +168,19 @@ def _key(node: yaml.Node) -> str:
     return str(node.value).replace("-", "_")
 
 
-def read_launch(path: str, flag: str) -> Launch:
+def read_launch(text: str, flag: str) -> Launch:
     """Reads a config file and checks that this machine can start it.
 
     Args:
-        path: a YAML file as in accelerate_configs, or the name of one there.
+        text: a YAML file as in accelerate_configs, or the name of one there; flags of `accelerate launch` may follow.
         flag: the argument that named it, for messages.
 
     Raises:
-        ArgumentError: the file is absent, no Accelerate config, or for several machines or more GPUs than here.
+        ArgumentError: the file is absent, no Accelerate config, says no number of processes, or is for several machines
+            or more GPUs than here.
     """
-    path = str(find_shipped(path, LAUNCHERS))
+    file, *flags = shlex.split(text) or [""]
+    path = str(find_shipped(file, LAUNCHERS))
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -181,11 +194,27 @@ def read_launch(path: str, flag: str) -> Launch:
         raise ArgumentError(
             f"--{flag} {path}: for {config['num_machines']} machines; a comparison starts processes on this one only."
         )
-    num_processes = int(config.get("num_processes", 1))
+    num_processes = _num_processes(config, flags)
+    if num_processes is None:
+        raise ArgumentError(
+            f"--{flag} {path}: says no number of processes. Give it with the file, as one text: "
+            f'--{flag} "{file} --num_processes 2".'
+        )
     num_gpus = torch.accelerator.device_count()
     if not config.get("use_cpu", False) and num_processes > num_gpus:
         raise ArgumentError(
-            f"--{flag} {path}: for {num_processes} GPU(s), and this machine has {num_gpus}. Take a file for fewer, or "
-            "accelerate_configs/cpu.yaml and 2cpu_ddp.yaml."
+            f"--{flag} {path}: for {num_processes} GPU(s), and this machine has {num_gpus}. Start fewer, or give "
+            'cpu.yaml, for several processes "cpu.yaml --multi_gpu --num_processes 2".'
         )
-    return Launch(path, num_processes)
+    return Launch(path, num_processes, tuple(flags))
+
+
+def _num_processes(config: dict[str, Any], flags: list[str]) -> int | None:
+    """Of the launcher's flags, else of its file; a file for one process need not say so."""
+    known = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    known.add_argument("--num_processes", type=int, default=config.get("num_processes"))
+    try:
+        given = known.parse_known_args(flags)[0].num_processes
+    except argparse.ArgumentError as error:
+        raise ArgumentError(f"{shlex.join(flags)}: {error}") from error
+    return 1 if given is None and config["distributed_type"] == "NO" else given

@@ -197,6 +197,6 @@ def build_trainer(
         trainer.end()
         raise ArgumentError(
             "FSDP or DeepSpeed: one process writes the antibodies that are judged, so each needs the whole model. "
-            "Launch plain processes, as accelerate_configs/4gpu_ddp.yaml does."
+            "Launch plain processes, as accelerate_configs/ddp.yaml does."
         )
     return trainer

@@ -52,7 +52,7 @@ def blocked_attention(
     length, not with its square. In bfloat16, where scores are rounded too, torch's CPU kernel took 8.0 times as long
     forward and backward at 50 tokens, 3.8 at 122, 2.1 at 267, 1.8 at 632, as long at 1,022 (one AVX-512 core, 20 heads
     of 16; `benchmarks/results/attention_kernels_cpu.json`; what keeping weights brings:
-    `benchmarks/attention_backward.py`). Where torch's kernel is the faster one it is used.
+    `benchmarks/results/attention_backward_cpu.json`). Where torch's kernel is the faster one it is used.
 
     Args:
         query, key, value: (T, heads, head size).

@@ -6,12 +6,13 @@ clipping and loss scaling, so that all of them act as before; a step that `--nan
 With `--optim_ext cpu_offload`, around AdamW, Adafactor, RMSprop, Adagrad, and around Muon's hybrid (`--optim_ext muon
 cpu_offload`). Under DDP each process steps everything on its host: right, and as many times the memory and the work.
 Checkpoints are those of the optimizer itself: a run goes on with or without the offload. With `fsdp_offload_params:
-true` (accelerate_configs/4gpu_fsdp2_offload.yaml), weights and gradients live there too; ZeRO offloads by its own
-switch (4gpu_zero3_offload.yaml).
+true` (accelerate_configs/fsdp2_offload.yaml), weights and gradients live there too; ZeRO offloads by its own
+switch (--offload_optimizer_device cpu).
 Hardware: a card with memory of its own. Host memory per process and trained number: 8 bytes, pinned, and the states.
 Cost: three copies of 4 bytes per trained number, and the step at the CPU's pace; both are paid once per optimizer step,
 so large batches and accumulation hide them.
-Muon's matrix products run on the CPU, too, which takes long (`benchmarks/host_optimizer.py`). Not measured on a card.
+Muon's matrix products run on the CPU, too, which takes long
+(`benchmarks/results/host_optimizer_cpu.json`). Not measured on a card.
 Conflicts: bitsandbytes and torchao optimizers, whose states stay with their kernels.
 Evidence: pinned bytes; after training, the bytes of states that the card did not hold.
 Source: `models/host_optimizer.py`; ZeRO-Offload, arXiv:2101.06840; torch, `CPUOffloadPolicy` of `fully_shard`.
@@ -79,9 +80,9 @@ def _find_problem(context: Context, optimizer: str) -> str | None:
     if optimizer not in PARTNERS:
         return f"--optim {optimizer} was not tried in host memory: use --optim {' or '.join(PARTNERS)}"
     if args.deepspeed_plugin is not None:
-        return "ZeRO offloads by its own switch: use accelerate_configs/4gpu_zero3_offload.yaml without --optim_ext"
+        return "ZeRO offloads by its own switch: use accelerate launch --offload_optimizer_device cpu instead"
     if args.fsdp_plugin_args is not None or parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        return "FSDP2 offloads by its own switch: use accelerate_configs/4gpu_fsdp2_offload.yaml instead"
+        return "FSDP2 offloads by its own switch: use accelerate_configs/fsdp2_offload.yaml instead"
     if context.hardware.kind not in CARDS:
         return f"for cards with memory of their own; on {context.hardware.name} there is nothing to gain: leave it out"
     return None

@@ -10,7 +10,7 @@ Models: any with repeated layers, found or named by `--block_pattern` (`models/b
 `models/muon.py`, and the plan how many parameters of which kind AdamW keeps.
 Hardware: any; the iteration is bfloat16, also where training is not, so a chip without it (T4) emulates it.
 Cost: five rounds of three matrix products per matrix and step, whatever the batch: little beside a large batch, much
-beside a small one (`benchmarks/muon_vs_adamw.py`). bfloat16 also amplifies rounding: two processes end 20
+beside a small one (`benchmarks/results/muon_vs_adamw_cpu.json`). bfloat16 also amplifies rounding: two processes end 20
 steps of a 2-layer model 1e-5 (rate 1e-4) to 2e-4 (rate 1e-3) from the weights of one process, with AdamW within 1e-6.
 Source: torch.optim.Muon; https://kellerjordan.github.io/posts/muon; scaling of the rate: arXiv:2502.16982.
 Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand the optimizer flat slices.

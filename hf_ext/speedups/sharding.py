@@ -54,7 +54,7 @@ def decide(context: Context) -> Decision:
     """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
     args, version = context.args, fsdp_version(context.args)
     if version == 1:
-        return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)")
+        return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/fsdp2.yaml)")
     if version == 2:
         return _decide_fsdp2(context)
     if args.deepspeed_plugin is not None:

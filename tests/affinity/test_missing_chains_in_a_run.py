@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launches import Launch, run_recipe
+from launches import ONE_CPU, TWO_CPUS, run_recipe
 from mistakes import make_sequence
 from resuming_runs import Kill, Killed
 from run_outcomes import same_tensors
@@ -263,12 +263,12 @@ def test_two_processes_train_as_one_where_one_of_them_has_batches_without_the_ch
     kept = "--save_strategy no --load_best_model_at_end false"
     words = [*WORDS.split(), *steps.split(), *training.split(), *kept.split(), "--encoders", *demo_encoders]
     found = []
-    for launch, batch in ((Launch("2cpu_ddp", "MULTI_CPU", 2), 2), (Launch("cpu", "NO", 1), 4)):
-        folder = tmp_path / launch.name
+    for launch, batch in ((TWO_CPUS, 2), (ONE_CPU, 4)):
+        folder = tmp_path / launch.kind
         own = ["--per_device_train_batch_size", str(batch), "--embedding_cache_dir", str(folder / "cache")]
         facts = run_recipe(launch, folder, "max_speed.py", "--dataset_name", str(data), *words, *own)
         assert len({one["digest"] for one in facts}) == 1
         found.append([float(row["prediction"]) for row in read(folder / "output" / "predictions.csv")])
     np.testing.assert_allclose(*found, rtol=1e-3)
-    config = json.loads((tmp_path / "cpu" / "output" / "inputs.json").read_text())
+    config = json.loads((tmp_path / "NO" / "output" / "inputs.json").read_text())
     assert config["missing_chains"] == ["light"]

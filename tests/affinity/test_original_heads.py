@@ -17,7 +17,7 @@ from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError, CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
-YAML = ROOT / "recipes" / "configs" / "igt5_esm2_original_t4.yaml"
+YAML = ROOT / "recipes" / "configs" / "igt5_esm2_original.yaml"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 TO_HEAD = ["--rename", "regressor.=head.layers."]
 TOLERANCE = 5e-6  # batches are padded there, and not here: sums in another order

@@ -122,7 +122,7 @@ def test_the_other_parts_measure_what_they_say(toy):
     assert ladder["largest_difference_of_a_loss_from_a_run_begun_there"] == 0
     assert found["processes"]["wrong"] == []
     ddp = found["processes"]["runs"][-1]
-    assert (ddp["file"], ddp["backend"], ddp["passed"]) == ("2gpu_ddp", "gloo", True)
+    assert (ddp["file"], ddp["backend"], ddp["passed"]) == ("ddp", "gloo", True)
     bits = found["bits"]
     if "not_run" not in bits:
         assert bits["states"][1]["bytes_per_number"] < bits["states"][0]["bytes_per_number"] / 3

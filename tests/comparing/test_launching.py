@@ -16,20 +16,27 @@ from hf_ext.comparing.sides import Launch, Side, make_ablations, make_command, m
 from hf_ext.errors import ArgumentError
 
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
-CPU, DDP = str(CONFIGS / "cpu.yaml"), str(CONFIGS / "2cpu_ddp.yaml")
+CPU = str(CONFIGS / "cpu.yaml")
+FLAGS = ("--multi_gpu", "--num_processes", "2")
+DDP = f"{CPU} {' '.join(FLAGS)}"
 
 
 def test_the_files_of_the_project_say_their_processes_and_need_their_gpus(monkeypatch):
     assert read_launch(CPU, "optimized_launch") == Launch(CPU, 1)
-    assert read_launch(DDP, "optimized_launch") == Launch(DDP, 2)
-    gpus = [path for path in sorted(CONFIGS.glob("*.yaml")) if "gpu" in path.stem and "node" not in path.stem]
-    assert len(gpus) == 16
+    assert read_launch(DDP, "optimized_launch") == Launch(CPU, 2, FLAGS)
+    gpus = {"1gpu_fp16.yaml": 1, "ddp.yaml --num_processes=4 --mixed_precision fp16": 4, "hsdp.yaml": 8}
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
-    assert {read_launch(str(path), "x").num_processes for path in gpus} == {1, 2, 4, 8}
+    assert {text: read_launch(text, "x").num_processes for text in gpus} == gpus
+    with pytest.raises(
+        ArgumentError, match=r'--x .*ddp.yaml: says no number of processes.*"ddp.yaml --num_processes 2"'
+    ):
+        read_launch("ddp.yaml", "x")
+    with pytest.raises(ArgumentError, match="invalid int value: 'two'"):
+        read_launch("ddp.yaml --num_processes two", "x")
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    for path in gpus:
-        with pytest.raises(ArgumentError, match=r"GPU\(s\), and this machine has 0.*2cpu_ddp.yaml"):
-            read_launch(str(path), "baseline_launch")
+    for text in gpus:
+        with pytest.raises(ArgumentError, match=r"GPU\(s\), and this machine has 0.*cpu.yaml --multi_gpu"):
+            read_launch(text, "baseline_launch")
 
 
 def test_a_file_that_cannot_be_launched_here_is_refused_by_name(tmp_path):
@@ -40,7 +47,7 @@ def test_a_file_that_cannot_be_launched_here_is_refused_by_name(tmp_path):
     with pytest.raises(ArgumentError, match=r"--baseline_launch absent.yaml: cannot be read: .*No such file"):
         read_launch("absent.yaml", "baseline_launch")
     with pytest.raises(ArgumentError, match="for 2 machines"):
-        read_launch(str(CONFIGS / "2node_8gpu_fsdp2.yaml"), "baseline_launch")
+        read_launch(str(CONFIGS / "2node.yaml"), "baseline_launch")
 
 
 @pytest.mark.parametrize(
@@ -68,12 +75,12 @@ def test_each_side_is_named_after_its_file_and_started_with_it():
         optimized_launch=DDP,
     )
     sides = make_sides(args)
-    assert [side.name for side in sides] == ["stock on cpu", "max_speed on cpu", "max_speed on 2cpu_ddp"]
+    assert [side.name for side in sides] == ["stock on cpu", "max_speed on cpu", "max_speed on cpu x2"]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     assert make_command(args, [], sides[0], Path("f"), 0)[:6] == [*launcher, CPU, "r.py"]
-    assert make_command(args, [], sides[2], Path("f"), 0)[:6] == [*launcher, DDP, "r.py"]
+    assert make_command(args, [], sides[2], Path("f"), 0)[:9] == [*launcher, CPU, *FLAGS, "r.py"]
     plan = {"decisions": [{"name": "tf32", "status": "applied"}]}
-    assert [side.launch for side in make_ablations(sides[2], plan)] == [Launch(DDP, 2)] * 2
+    assert [side.launch for side in make_ablations(sides[2], plan)] == [Launch(CPU, 2, FLAGS)] * 2
 
 
 def test_the_same_preset_on_the_same_file_is_numbered_and_keeps_its_file():
@@ -102,8 +109,10 @@ def test_fewer_processes_than_the_file_says_end_the_comparison(tmp_path):
         )
 
     assert run(Launch(CPU, 1), tmp_path / "one").throughput["num_processes"] == 1
-    with pytest.raises(ChildFailed, match=r"2cpu_ddp.yaml is for 2 processes, and 1 trained together"):
-        run(Launch(DDP, 2), tmp_path / "two")
+    with pytest.raises(
+        ChildFailed, match=r"cpu.yaml --multi_gpu --num_processes 2 is for 2 processes, and 1 trained together"
+    ):
+        run(Launch(CPU, 2, FLAGS), tmp_path / "two")
 
 
 def make_run(side: Side) -> SideRun:
@@ -123,12 +132,12 @@ def make_run(side: Side) -> SideRun:
 
 def test_the_report_says_processes_and_files_of_each_side():
     slow = Side("a", "baseline", (), launch=Launch("cpu.yaml", 1))
-    fast = Side("b", "optimized", (), launch=Launch("2cpu_ddp.yaml", 2))
+    fast = Side("b", "optimized", (), launch=Launch("cpu.yaml", 2, FLAGS))
     result = analyze(CompareArguments(rounds=1), [make_run(slow), make_run(fast)])
     sides = json.loads(json.dumps(result))["sides"]
     assert {name: (side["launch"], side["num_processes"]) for name, side in sides.items()} == {
         "a": ("cpu.yaml", 1),
-        "b": ("2cpu_ddp.yaml", 2),
+        "b": ("cpu.yaml --multi_gpu --num_processes 2", 2),
     }
     rows = [
         line
@@ -138,7 +147,7 @@ def test_the_report_says_processes_and_files_of_each_side():
     assert [[cell.strip() for cell in row.split("|")[-3:-1]] for row in (rows[0], *rows[2:])] == [
         ["processes", "launched with"],
         ["1", "cpu.yaml"],
-        ["2", "2cpu_ddp.yaml"],
+        ["2", "cpu.yaml --multi_gpu --num_processes 2"],
     ]
     plain = [make_run(replace(side, launch=None)) for side in (slow, fast)]
     report = format_comparison(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,17 +195,6 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     rule = StoppingRule(LABELS)
     with pytest.raises(DataError, match="199 predictions for 200 references"):
         rule.update(model(1.0)[:-1], step=1)
-
-
-def test_on_simulated_noisy_curves_patience_stops_falsely_and_the_rule_does_not(monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import false_stops
-
-    settings = {"patience": 3, "min_delta": 0.01, "confidence": 0.99, "num_resamples": 100, "seed": 0}
-    results = false_stops.run(Namespace(num_curves=6, **settings))
-    assert results["patience"]["num_false_stops"] >= 4
-    assert results["paired_rule"]["num_false_stops"] == 0
-    assert results["paired_rule"]["after_training_ended"]["settles"]["num_stopped"] == 2
 
 
 def test_the_recorded_simulation_of_200_curves_meets_its_goal() -> None:

@@ -38,6 +38,10 @@ class Launch:
         return [[*base, *meeting, "--machine_rank", str(rank), *script] for rank in range(self.machines)]
 
 
+ONE_CPU = Launch("cpu", "NO", 1)
+TWO_CPUS = Launch("cpu", "MULTI_CPU", 2, ("--multi_gpu", "--num_processes", "2"))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -17,7 +17,7 @@ LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     "accelerate": [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file"),
-        str(FOLDER / "2cpu_ddp.yaml"),
+        *(str(FOLDER / "cpu.yaml"), "--multi_gpu", "--num_processes", "2"),
     ],
 }
 RANK = str(HELPERS / "launched_rank.py")

@@ -16,13 +16,17 @@ pytestmark = pytest.mark.nightly
 
 SCRIPT = str(ROOT / "launch" / "slurm.sbatch")
 STOPPED = 75
-TWO, ONE = "accelerate_configs/2cpu_ddp.yaml", "accelerate_configs/cpu.yaml"
-AGAIN = {"one": f"PROCESSES=1 ACCELERATE_CONFIG={ONE}", "two": "PROCESSES=2", "four": "PROCESSES=4"}
+CPU = "accelerate_configs/cpu.yaml"
+AGAIN = {"one": "PROCESSES=1", "two": "PROCESSES=2", "four": "PROCESSES=4"}
 
 
 def train(folder: Path, nodes: int = 1, again: str = "", step_s: float = 0.0) -> list[int]:
     """Runs the job; returns the statuses of its starts. With `again` its time is up in the fourth step."""
-    given = {"TRAIN": str(HELPERS / "launched_training.py"), "ACCELERATE_CONFIG": TWO, "OUTPUT_DIR": str(folder)}
+    given = {
+        "TRAIN": str(HELPERS / "launched_training.py"),
+        "ACCELERATE_CONFIG": f"{CPU} --multi_gpu",
+        "OUTPUT_DIR": str(folder),
+    }
     limit = {"FAKE_LIMIT": str(folder / "step-4"), "FAKE_START_1": again} if again else {}
     flags = ["--nodes", str(nodes), SCRIPT, "--step_s", str(step_s)]
     job = submit(folder / "slurm", *flags, limit_s=400, PROCESSES=str(2 // nodes), **given, **limit)

@@ -45,7 +45,7 @@ def test_the_time_limit_saves_queues_again_and_the_next_start_ends_the_job(tmp_p
     assert first == second  # the same command again
     assert "--num_machines 1 --num_processes 4 --main_process_ip 127.0.0.1 --main_process_port 2" in first
     assert first.endswith("-m hf_ext train --output_dir outputs/affinity --seed 1")
-    assert first.startswith("launch --machine_rank 0 --config_file accelerate_configs/4gpu_ddp.yaml")
+    assert first.startswith("launch --machine_rank 0 --config_file accelerate_configs/ddp.yaml")
 
 
 @pytest.mark.sampled(3)

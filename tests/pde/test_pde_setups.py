@@ -1,8 +1,7 @@
-"""recipes/configs/pde_*.yaml with the launcher file that each names: the plan on described A100s."""
+"""The set-ups of docs/pde.md, files and flags: the plan on described A100s."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -18,53 +17,68 @@ from hf_ext.running import parse_command
 from hf_ext.speedups import REGISTRY
 
 CONFIGS = FOLDER.parent / "recipes" / "configs"
+PAGE = (FOLDER.parent / "docs" / "pde.md").read_text(encoding="ascii")
 COMMON = {"muon", "data_loading", "precision"}
 FASTER = COMMON | {"activation_checkpointing", "compile"}
-# file -> rows of a step, processes, half precision, what is applied
+FOUR, TWO = ("--num_processes", "4"), ("--num_processes", "2")
+# file, flags of the recipe, launcher file, its flags -> rows of a step, processes, half precision, what is applied
 SETUPS = {
-    "pde_4gpu_baseline": (96, 4, "fp16", {"muon", "precision"}),
-    "pde_4gpu_optimized": (192, 4, "bf16", FASTER | {"sharding", "cpu_offload"}),
-    "pde_conservative": (160, 4, "bf16", FASTER | {"ddp", "cpu_offload"}),
-    "pde_2gpu_baseline": (120, 2, "fp16", {"muon", "precision"}),
-    "pde_2gpu_optimized": (120, 2, "bf16", FASTER | {"ddp", "cpu_offload"}),
+    "four baseline": (
+        "pde_baseline",
+        "",
+        "ddp",
+        (*FOUR, "--mixed_precision", "fp16"),
+        96,
+        "fp16",
+        {"muon", "precision"},
+    ),
+    "four optimized": ("pde_optimized", "", "fsdp2_offload", FOUR, 192, "bf16", FASTER | {"sharding", "cpu_offload"}),
+    "four conservative": ("pde_conservative", "", "ddp", FOUR, 160, "bf16", FASTER | {"ddp", "cpu_offload"}),
+    "two baseline": (
+        *("pde_baseline", "--per_device_train_batch_size 10 --effective_batch_size 120"),
+        *("ddp", (*TWO, "--mixed_precision", "fp16"), 120, "fp16", {"muon", "precision"}),
+    ),
+    "two optimized": (
+        *("pde_conservative", "--per_device_train_batch_size 30 --effective_batch_size 120 --inverse_loss_every 0"),
+        *("ddp", TWO, 120, "bf16", FASTER | {"ddp", "cpu_offload"}),
+    ),
 }
-
-
-def launcher_of(name: str) -> str:
-    """The launcher file that the head of a configuration names."""
-    return re.search(r"accelerate_configs/(\w+)\.yaml", (CONFIGS / f"{name}.yaml").read_text())[1]
 
 
 @pytest.fixture
 def resolve(monkeypatch, tmp_path):
-    """The arguments of a configuration, and its plan on as many A100s as its launcher file starts processes for."""
+    """The arguments of a set-up, and its plan on as many A100s as its launcher starts processes for."""
 
-    def make(name: str, processes: int, *given: str):
-        for variable, value in launcher_environment(FOLDER / f"{launcher_of(name)}.yaml").items():
+    def make(name: str, given: str, launcher: str, flags: tuple[str, ...]):
+        for variable, value in launcher_environment(FOLDER / f"{launcher}.yaml", *flags).items():
             if variable.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")):  # not those that start processes
                 monkeypatch.setenv(variable, value)
-        words = ["--config", str(CONFIGS / f"{name}.yaml"), "--output_dir", str(tmp_path), *given]
+        words = ["--config", str(CONFIGS / f"{name}.yaml"), "--output_dir", str(tmp_path), *given.split()]
         _, (model_args, args) = parse_command(TASK.all_arguments, TASK.defaults, None, words)
         with torch.device("meta"):
             model = OperatorTransformer(OperatorConfig(**model_args.shape))
         alone = make_plan(args, model, None, None, describe_hardware("a100-80gb"))
-        context = replace(alone.context, world_size=processes)
+        context = replace(alone.context, world_size=int(flags[1]))
         return model_args, args, {one.NAME: one.decide(context) for one in REGISTRY}
 
     return make
 
 
 @pytest.mark.parametrize("name", SETUPS)
-def test_the_plan_of_a_set_up_is_what_its_file_says(resolve, name):
-    rows, processes, precision, applied = SETUPS[name]
-    model_args, args, decisions = resolve(name, processes)
+def test_the_plan_of_a_set_up_is_what_the_table_says(resolve, name):
+    config, given, launcher, flags, rows, precision, applied = SETUPS[name]
+    assert all(
+        f"`{words}`" in PAGE for words in (f"{config}.yaml {given}".strip(), " ".join([f"{launcher}.yaml", *flags]))
+    )
+    model_args, args, decisions = resolve(config, given, launcher, flags)
     assert {n: d.reason for n, d in decisions.items() if d.status == "refused"} == {}
     assert applied <= {n for n, d in decisions.items() if d.status == "applied"}
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * processes == rows
+    passes = decisions["batch_size"].settings.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
+    assert args.per_device_train_batch_size * passes * int(flags[1]) == rows
     assert model_args.hidden_size == 384
     assert (precision == "bf16") == ("bf16" in decisions["precision"].settings.values())
-    assert ("FSDP2" in decisions["sharding"].reason) == (name == "pde_4gpu_optimized")
+    assert ("FSDP2" in decisions["sharding"].reason) == (config == "pde_optimized")
 
 
-def test_there_are_five():
-    assert sorted(SETUPS) == sorted(path.stem for path in CONFIGS.glob("pde_*.yaml"))
+def test_every_file_has_a_set_up():
+    assert {config for config, *_ in SETUPS.values()} == {path.stem for path in CONFIGS.glob("pde_*.yaml")}

@@ -68,7 +68,7 @@ def trains_contacts(model):
     ("name", "launched", "given", "status", "words"),
     [
         ("sharding", {}, {}, "applied", "FSDP2"),
-        ("sharding", {"VERSION": "1"}, {}, "refused", "set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)"),
+        ("sharding", {"VERSION": "1"}, {}, "refused", "set fsdp_version: 2 (accelerate_configs/fsdp2.yaml)"),
         ("sharding", {"CPU_RAM_EFFICIENT_LOADING": "true"}, {}, "refused", "set fsdp_cpu_ram_efficient_loading: false"),
         ("sharding", {}, {"optim": "adafactor"}, "refused", "--optim adafactor cannot step"),
         ("sharding", {}, {"optim": "sgd", "activation_checkpointing": True}, "applied", ""),
@@ -80,7 +80,7 @@ def trains_contacts(model):
         ("muon", {"VERSION": "1"}, MUON, "refused", ""),
         ("muon", {}, MUON, "applied", ""),
         ("quantized_base", {}, {"use_peft": True, "load_in_8bit": True}, "refused", "split frozen weights over"),
-        ("cpu_offload", {}, HOST, "refused", "4gpu_fsdp2_offload.yaml"),
+        ("cpu_offload", {}, HOST, "refused", "fsdp2_offload.yaml"),
         ("cpu_offload", {}, {}, "off", ""),
         (
             "cpu_offload",
@@ -110,7 +110,7 @@ OFFLOADED = {"stage": 3, "offload": True}
         ("sharding", {"stage": 3, "optim": "sgd"}, "applied", ""),
         ("precision", {"speedups": ["all"]}, "skipped", "accelerate launch --mixed_precision bf16"),
         ("muon", MUON, "refused", "ZeRO hands the optimizer flat slices"),
-        ("cpu_offload", {"stage": 3, **HOST}, "refused", "4gpu_zero3_offload.yaml"),
+        ("cpu_offload", {"stage": 3, **HOST}, "refused", "--offload_optimizer_device cpu"),
         ("quantized_base", {"use_peft": True, "load_in_8bit": True}, "refused", "FSDP and ZeRO split"),
     ],
 )

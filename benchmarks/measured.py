@@ -1,0 +1,603 @@
+"""Tables from the JSON files of benchmarks/results/: a function each. The scripts of some are gone (README.md here)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from gpu.table import parts_table, read_sessions, speed_table
+from progression import describe_runs, phases_table, summarize
+
+from hf_ext.reporting.tables import format_markdown_table as table
+from hf_ext.reporting.units import NOT_MEASURED
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SHARE = "5 %"  # of the rows, in both benchmarks of evaluation
+Rows = list[list[str]]
+
+
+def read(name: str) -> Any:
+    """The result of that name."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def interval(score: dict[str, Any]) -> str:
+    return "{value:.3f} [{low:.3f}, {high:.3f}]".format(**score)
+
+
+def times(ratio: dict[str, Any]) -> str:
+    return "{value:.2f}x [{low:.2f}, {high:.2f}]".format(**ratio)
+
+
+def quartiles(found: list[float], digits: int = 2) -> str:
+    return "{1:.{d}f} [{0:.{d}f}, {2:.{d}f}]".format(*found, d=digits)
+
+
+def mean_and_spread(values: list[float], digits: int = 3) -> str:
+    return f"{mean(values):.{digits}f}" + (f" +- {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+# --- affinity -------------------------------------------------------------------------------------------------------
+
+
+def embed_once() -> str:
+    result, floor = read("embed_once_omicron"), read("one_hot_ridge_omicron")["scores"]["spearman"]
+    slow, fast = result["slow"], result["fast"]
+    cached = f"{fast['epoch_at_loop_batch_seconds']:.0f} s ({result['epoch_speedup_at_loop_batch']:.0f}x)"
+    whole = f"{fast['whole_run_seconds'] / 60:.1f} min ({result['whole_run_speedup']:.0f}x)"
+    rows = [
+        [
+            "every row through the encoders, one sequence at a time",
+            f"{slow['epoch_seconds'] / 3600:.1f} h (scaled from {slow['num_rows']:,} rows)",
+            f"{slow['whole_run_days']:.1f} days",
+            "not measured",
+        ],
+        [f"embedded once, then batches of {slow['batch_size']}", cached, "-", "-"],
+        [
+            f"embedded once, then batches of {fast['batch_size']} (`max_speed`)",
+            "-",
+            whole,
+            interval(fast["test"]["scores"]["model"]["spearman"]),
+        ],
+        ["for comparison, no encoder: one-hot ridge per antibody", "-", "-", interval(floor)],
+    ]
+    epochs = f"{int(result['num_epochs'])} epochs, all included"
+    return table(rows, ["", "one epoch", epochs, "test Spearman [95 %]"])
+
+
+def default_runs() -> str:
+    """Runs without settings beside their best baselines and `--head mlp`: one row per set."""
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for run in read("default_runs")["runs"]:
+        sets.setdefault(run["data"], []).append(run)
+    rows = []
+    for name, several in sets.items():
+        own = [run for run in several if run["asked"] == "auto"]
+        large = next((run for run in several if run["asked"] == "mlp"), None)
+        cells = [name, len(own), f"{own[0]['sizes']['train']:,} / {own[0]['sizes']['test']:,}"]
+        for metric, best in (("spearman", max), ("rmse", min)):
+            cells.append(mean_and_spread([run["scores"]["model"][metric]["value"] for run in own]))
+            cells.append(_best_baseline(own[0]["scores"], metric, best))
+            cells.append(f"{large['scores']['model'][metric]['value']:.3f}" if large else "-")
+        cells.append(_count_verdicts(own))
+        cpu = mean(run["cpu_s"] for run in own)
+        rows.append([*cells, f"{cpu:.0f} s" + (f" / {large['cpu_s']:.0f} s" if large else "")])
+    headers = ["data", "seeds", "rows, train / test", "Spearman", "best baseline", "`--head mlp`"]
+    headers += ["RMSE", "best baseline", "`--head mlp`", "verdicts", "CPU time / of `--head mlp`"]
+    return table(rows, headers)
+
+
+def _count_verdicts(runs: list[dict[str, Any]]) -> str:
+    """Most frequent first: "worse" is said where the interval of the difference says it."""
+    is_worse = [(run["verdict"]["comparison"] or {}).get("is_worse") for run in runs]
+    outcomes = Counter("worse" if worse else run["verdict"]["outcome"] for worse, run in zip(is_worse, runs))
+    return ", ".join(f"{outcome} {number}" for outcome, number in outcomes.most_common())
+
+
+def _best_baseline(found: dict[str, Any], metric: str, best: Callable[..., Any]) -> str:
+    others = {name: both[metric]["value"] for name, both in found.items() if name != "model"}
+    name = best((name for name, value in others.items() if value is not None), key=others.__getitem__)
+    return f"{others[name]:.3f} ({name})"
+
+
+_COLUMNS = [("model", "spearman"), ("ridge on embeddings", "spearman"), ("model", "rmse")]
+_COLUMNS += [("ridge on embeddings", "rmse"), ("training mean", "rmse")]
+
+
+def scores() -> str:
+    """Test scores of every data set under `results/<name>_seed<k>.json`, mean and spread over seeds."""
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*_seed*.json")):
+        sets.setdefault(path.stem.rpartition("_seed")[0], []).append(json.loads(path.read_text()))
+    rows = [
+        [name, str(len(runs)), f"{runs[0]['test']['num_rows']:,}", *(_over_seeds(runs, *one) for one in _COLUMNS)]
+        for name, runs in sets.items()
+    ]
+    return table(rows, ["data", "seeds", "test rows", *(f"{metric}, {who}" for who, metric in _COLUMNS)])
+
+
+def _over_seeds(runs: list[dict[str, Any]], who: str, metric: str) -> str:
+    is_frozen = any(d["name"] == "embedding_cache" and d["status"] == "applied" for d in runs[0]["decisions"])
+    if who == "ridge on embeddings" and not is_frozen:
+        return "-"  # embeddings of an encoder that trained are no baseline
+    values = [run["test"]["scores"][who][metric]["value"] for run in runs]
+    return mean_and_spread(values if who == "model" else values[:1])
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def compare(name: str = "compare_mlm_8M_cpu", on_gpus: bool = True) -> str:
+    """One row per side, the optimized side last; and what is not known of GPUs."""
+    result = read(name)
+    rows: Rows = []
+    for side_name, side in result["sides"].items():
+        if side["role"] not in ("baseline", "optimized"):
+            continue
+        pair = result["against"].get(side_name)
+        numbers = [f"{side['rate']['value']:,.0f}", f"{1000 * side['step_seconds']['median']:,.0f}"]
+        ratio = [times(pair["ratio"]), f"{pair['loss']['final']:+.4f}"] if pair else ["-", "-"]
+        rows.append([side_name, *numbers, f"{side['peak_memory_gib']:.2f}", *ratio])
+    known = "docs/gpu.md" if read_sessions(RESULTS) else NOT_MEASURED
+    ways = ("full", "LoRA", "frozen, encoding only") if on_gpus else ()
+    rows += [[f"one GPU, ESM-2 650M, {way}", *[known] * 5] for way in ways]
+    headers = ["side", "real residues / s", "median step, ms", "peak memory, GiB"]
+    return table(rows, [*headers, f"{result['optimized']} is", "its final loss"])
+
+
+def progression(name: str) -> str:
+    """Phases one on top of the other: the table and sentences of `progression.py`."""
+    result = read(name)
+    return "\n".join([phases_table(result), "", describe_runs(result), "", *(f"- {x}" for x in summarize(result))])
+
+
+def scaling() -> str:
+    """Two processes as measured."""
+    rows = []
+    for which in ("", "_small_batch"):
+        result = read(f"scaling_two_processes_cpu{which}")
+        settings, ratio = result["settings"], result["measured_over_predicted_no_overlap"]
+        weights, tokens = result["shape"]["num_trainable"] / 1e6, "{rows} x {length} tokens".format(**settings)
+        what = f"1 -> 2 processes on two CPU cores, DDP over gloo, {weights:.1f} M weights, {tokens} each"
+        alone, twin = result["efficiency_measured"], result["efficiency_without_sharing_the_cpu"]
+        seen = f"{alone:.0%}; {twin:.0%} of two that share the CPU and send nothing"
+        rows.append(["measured", what, seen, "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)])
+    rows.append(["not measured", "any number of GPUs", "-", "-"])
+    return table(rows, ["known by", "what", "efficiency", "step time: measured / model"])
+
+
+def same_numbers() -> str:
+    """Several processes against one: the largest difference over the cases of each way to share the work."""
+    found, rows = read("same_numbers")["rows"], []
+    for name in dict.fromkeys(row["processes"] for row in found):
+        cases = [row for row in found if row["processes"] == name]
+        worst = [max(row[key] for row in cases) for key in ("loss", "weights")]
+        seen = [f"{value:.0e}" if value else "0" for value in worst]
+        rows.append([name, ", ".join(row["case"] for row in cases), *seen])
+    return table(rows, ["against one process", "cases", "largest difference of a loss", "of a weight"])
+
+
+# --- robustness and evaluation --------------------------------------------------------------------------------------
+
+
+def faults() -> str:
+    """What was done to runs, and what became of them; one row per suite of `tests/faults` and the like."""
+    suites = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "faults").glob("*.json")}
+    stall, killed = read("checkpoint_stall"), suites["kill_training"]["rows"]
+    stock = [row for row in killed if row["family"].startswith("stock")]
+    damage, stock_damage = suites["damaged_checkpoints"], suites["damaged_checkpoints_of_stock_Trainer"]
+    full, budget = suites["disk_full"], suites["disk_budget"]
+    errors = full["tmpfs sizes"] + full["file size limits"] + full["injected errors"] + full["others"]
+    stops, equal = suites["stops_by_signal_and_time"], suites["resume_equality"]
+    bad, stale, hostile = (suites[n] for n in ("numbers_that_are_not_finite", "stale_folders", "hostile_files"))
+    pairs, tables, parquet = (suites[n] for n in ("two_runs_in_one_folder", "mutated_tables", "damaged_Parquet_files"))
+    kills, kinds, became = _kills([row for row in killed if row not in stock])
+    worker_kills, worker_kinds, workers_became = _kills(suites["kill_with_workers"]["rows"])
+    rows = [
+        [
+            "kill -9 in a save, a rotation, a re-save; at every file operation",
+            f"{kills} kills of {kinds} kinds of run",
+            f"{became}; at most one save interval and a step lost",
+        ],
+        [
+            "kill -9 of runs with data workers, at any moment",
+            f"{worker_kills} kills of {worker_kinds} kinds of run",
+            workers_became,
+        ],
+        *(
+            [
+                f"{row['family']}, {row['kind']}",
+                f"{row['kills']} kills",
+                f"{row['kills'] - row['resumed']} could not continue, "
+                f"{row['resumed'] - row['identical']} continued silently wrong",
+            ]
+            for row in stock
+        ),
+        [
+            "a file of a checkpoint missing, cut, flipped, swapped",
+            f"{damage['cases']} cases",
+            f"{damage['found_and_passed_over']} found before a tensor was loaded, the one before taken",
+        ],
+        [
+            "the same, stock Trainer",
+            f"{stock_damage['cases']} cases",
+            f"{stock_damage['failed']} failed, {stock_damage['silently_wrong']} silently wrong",
+        ],
+        [
+            "disk full, quota, read-only, I/O errors",
+            f"{errors} cases",
+            f"{full['crashes']} crashes; {full['resumed']} resumed, {full['identical']} identical",
+        ],
+        [
+            "`--save_total_size_gb`, sampled every ms",
+            f"{budget['saves']:,} saves, {budget['samples']:,} samples",
+            f"{budget['above the budget']} above the budget",
+        ],
+        ["SIGTERM, SIGINT, time limits", f"{stops['cases']} cases", f"{stops['identical']} continued bit-identical"],
+        [
+            "killed between saves: map, streams, packed, cached, ...",
+            f"{equal['cases']} cases",
+            f"{equal['identical']} bit-identical: weights, losses, rows",
+        ],
+        ["NaN and infinity", f"{bad['cases']} cases", f"{bad['right']} stopped or left out, none saved"],
+        ["foreign, stale, linked folders", f"{stale['cases']} cases", f"{stale['right']} right, none touched"],
+        [
+            "two runs given one folder, 0 to 3 s apart",
+            f"{pairs['pairs']} pairs",
+            f"{pairs['one_refused']} times one refused, {pairs['other_unharmed']} times the other unharmed",
+        ],
+        [
+            "mutated CSV and TSV files, against a second reader",
+            f"{tables['files']:,} files",
+            f"{tables['refused']} refused, the others read line by line; "
+            f"{tables['silent_differences']} silent differences",
+        ],
+        [
+            "damaged Parquet files",
+            f"{parquet['files']} files",
+            f"{parquet['named']} named, {parquet['read right']} read right; "
+            f"{parquet['changed values that only checksums show']} held other values, which only page checksums show",
+        ],
+        [
+            "hostile files",
+            f"{hostile['probes']} probes",
+            f"{hostile['executed']} executed, {hostile['escaped']} left the folder; no pickle or token written",
+        ],
+        [
+            f"a save of {stall['megabytes']['fast']:.0f} MB",
+            f"{stall['num_saves']} saves a side",
+            f"training stands still {stall['ratio']:.2f}x as long as with stock Trainer; "
+            f"the next step takes {stall['next_step_slower_ms']['fast']:.0f} ms longer",
+        ],
+    ]
+    return table(rows, ["what", "how often", "what became of it"])
+
+
+def _kills(rows: list[dict[str, Any]]) -> tuple[int, int, str]:
+    """Kills, kinds of run, and what became of them."""
+    kills, resumed, identical = (sum(row[key] for row in rows) for key in ("kills", "resumed", "identical"))
+    return kills, len({row["family"] for row in rows}), f"{resumed} continued, {identical} ended bit-identical"
+
+
+def evaluation() -> str:
+    """Subsets against all rows, and what stops a run."""
+    subset, stops = read("subset_vs_full"), read("false_stops")
+    held, ratio, rule = subset["coverage"], subset["time"]["ratio"], stops["paired_rule"]
+    curves = f"{stops['settings']['num_curves']} simulated curves that still rise, {SHARE} of the rows"
+    ends = "; ".join(
+        f"{kind} {counts['num_stopped']} of {counts['num_stopped'] + counts['num_not_stopped']}"
+        for kind, counts in rule["after_training_ended"].items()
+    )
+    rows = [
+        [
+            f"{SHARE} of the rows: the 95 % interval holds the Spearman of all rows",
+            f"{held['num_evaluations']} evaluations, {held['num_seeds']} seeds",
+            f"{held['num_held']} ({held['share_held']:.1%}); at the end of training in "
+            f"{held['num_seeds_held_at_the_end']} of {held['num_seeds']} seeds",
+        ],
+        [
+            "time of such an evaluation",
+            f"{subset['time']['num_pairs']} interleaved pairs",
+            "{median:.1%} of that of all rows [{least:.1%}, {most:.1%}]".format(**ratio),
+        ],
+        ["stops too early: patience on the best score", curves, f"{stops['patience']['share_false_stops']:.1%}"],
+        ["stops too early: `--early_stopping_patience`", curves, f"{rule['share_false_stops']:.1%}"],
+        ["stops once training has ended", "scores that settle, overfit, or stay while predictions move", ends],
+    ]
+    return table(rows, ["what", "how often", "result"])
+
+
+# --- speed and memory -----------------------------------------------------------------------------------------------
+
+
+def activation_checkpointing() -> str:
+    """Bytes and CPU time of each policy, over those of none."""
+    rows = []
+    for row in read("activation_checkpointing_cpu")["rows"]:
+        cells = [f"{row['kept_mb']:,.0f} MB", f"{row['most_mb']:,.0f} MB", f"{row['cpu_ms'][1]:,.0f} ms"]
+        if row["policy"] != "none":
+            shares = [f"{row[name]:.2f}" for name in ("kept_over_none", "most_over_none")]
+            cells = [*shares, quartiles(row["cpu_over_none"])]
+        shape = f"{row['model']}, {row['layout']}, {row['tokens']:,} tokens"
+        rows.append([shape, row["policy"], *cells, str(row["rounds"])])
+    headers = ["ESM-2's shape, bf16", "policy", "kept for backward", "most at a time", "CPU time of a pass", "rounds"]
+    return table(rows, headers)
+
+
+def attention_backward() -> str:
+    """Time of attention's ways through its backward pass, over that of the first."""
+    rows = []
+    for row in read("attention_backward_cpu")["rows"]:
+        seen = [quartiles(row[f"{side}_over_slices"]) for side in ("split", "kept")]
+        rows.append([row["what"], row["sequences"], f"{row['slices_ms'][1]:,.0f} ms", *seen, str(row["rounds"])])
+    headers = ["ESM-2 8M's shape, bf16", "tokens", "a slice per length", "cut once", "and weights kept", "rounds"]
+    return table(rows, headers)
+
+
+def cpu_step(name: str = "cpu_step_avx512") -> str:
+    """CPU time of steps and of encoding over that of their matrix products, and over what was taken before."""
+    rows, ratios = [], ("over_its_products", "times_as_fast_as_before")
+    for row in read(name)["rows"]:
+        for side, found in ((side, found) for side, found in row.items() if isinstance(found, dict)):
+            seen = [f"{found['seconds'][1]:.1f} s", *(quartiles(found[ratio]) for ratio in ratios)]
+            rows.append([row["what"], row["sequences"], side, *seen, str(row["rounds"])])
+    headers = ["ESM-2 8M's shape", "tokens", "side", "CPU time", "over its products", "times as fast as before"]
+    return table(rows, [*headers, "rounds"])
+
+
+def element_wise() -> str:
+    """What a layer moves beside products and attention, counted."""
+    found = read("element_wise")["rows"]
+    stock = found[0]["bytes_per_token"]
+    rows = [
+        [row["side"], f"{size / 1000:,.0f} kB", f"{size / stock:.0%}", str(row["kernels"])]
+        for row, size in ((row, row["bytes_per_token"]) for row in found)
+    ]
+    return table(rows, ["a layer of ESM-2 650M, bf16", "per token", "share", "kernels"])
+
+
+def command_times() -> str:
+    """What commands take, by the clock and of the processor."""
+    by_what: dict[str, dict[str, str]] = {}
+    for row in read("command_times_cpu")["rows"]:
+        told = [quartiles(row[unit], 1) for unit in ("clock_seconds", "cpu_seconds")]
+        by_what.setdefault(row["what"], {})[row["side"]] = " / ".join(told)
+    rows = [[what, sides.get("before", "-"), sides["now"]] for what, sides in by_what.items()]
+    return table(rows, ["seconds by the clock / of the processor", "before", "now"])
+
+
+def embedding_store() -> str:
+    """What a store of ten million embeddings takes to open and to read."""
+    found = read("embedding_store")
+    rows = [
+        ["opened", f"{found['open_s']:.3f} s, {found['open_mb']:.1f} MB of memory"],
+        [f"{found['rows_read']:,} rows read first, which hashes all files", f"{found['first_read_s']:.1f} s"],
+        [f"{found['rows_read']:,} rows read again", f"{found['read_s']:.2f} s, {found['read_mb']:.1f} MB of memory"],
+        ["on disk", f"{found['files']} files, the largest of {found['largest_file_mib']:.0f} MiB"],
+    ]
+    return table(rows, ["", f"{found['sequences']:,} sequences"])
+
+
+def host_optimizer() -> str:
+    """What a step in host memory takes beside one on the device."""
+    result, places = read("host_optimizer_cpu"), ("on_device", "on_host")
+    rows = []
+    for row in result["optimizers"]:
+        seconds = ["{median_s:.3f} [{q1_s:.3f}, {q3_s:.3f}]".format(**row[place]) for place in places]
+        cpu = " / ".join(f"{row[place]['cpu_median_s']:.3f}" for place in places)
+        saved = f"{row['state_bytes_off_the_device'] / result['num_trained']:.1f}"
+        rows.append([{"adamw": "AdamW", "muon": "Muon and AdamW"}[row["optimizer"]], *seconds, cpu, saved])
+    rows.append(["either, on a GPU", *["not measured"] * 4])
+    title = f"a step of {result['num_trained'] / 1e6:.0f} M numbers, one core"
+    return table(rows, [title, "in place, s", "on the host, s", "CPU s", "bytes off the card per number"])
+
+
+def eight_bit() -> str:
+    """One row per side and seed: scores beside the noise of a base in 8 bits."""
+    rows = []
+    for run in read("eight_bit")["runs"]:
+        noise = run["noise_share"]
+        evidence = [run["plan"][name]["evidence"] for name in ("quantized_base", "encoder_precision")]
+        saved = next((one["bytes_saved"] for one in evidence if "bytes_saved" in one), None)
+        cells = [f"{run['experiment']}, {run['side']}", f"{run['sizes']['train']:,} / {run['sizes']['test']:,}"]
+        cells += [interval(run["scores"][metric]) for metric in ("spearman", "rmse")]
+        cells.append("-" if noise is None else f"{max(noise.values()):.1%}: {run['verdict_of_probe']}")
+        rows.append([*cells, "-" if saved is None else f"{saved / 2**20:.1f} MiB"])
+    headers = ["side", "rows, train / test", "Spearman [95 %]", "RMSE [95 %]", "noise: the probe", "saved"]
+    return table(rows, headers)
+
+
+def hard_memory_limit() -> str:
+    """Runs under a hard limit of memory; of each, how it ended."""
+    result = read("hard_memory_limit")
+    words = {
+        "without_limit": "no limit",
+        "stop": f"{result['share']:.0%} of that, `--oom_policy stop`",
+        "step_down": f"{result['share']:.0%} of that, `--oom_policy step_down`",
+        "begun_on_its_rung": "no limit, begun with the batch on which that ended",
+    }
+    rows = []
+    for name, text in words.items():
+        run = result[name]
+        if "error" in run:
+            rows.append([text, "-", "ended: out of memory", "-", "-"])
+            continue
+        rungs = "; ".join(f"from step {rung['step']}: {rung['rung']}" for rung in run["rungs"]) or "as asked for"
+        cells = [f"{run['added_bytes'] / 2**20:,.0f} MiB", rungs, f"{run['cpu_seconds']:.0f} s"]
+        rows.append([text, *cells, run["weights_sha256"][:8]])
+    return table(rows, ["ESM-2 8M's shape, 16 rows", "taken", "batch", "CPU time", "weights, SHA-256"])
+
+
+def optimizer_states() -> str:
+    """Loss of AdamW with states in 32 and in 8 bits; mean and standard deviation over seeds."""
+    result = read("optimizer_states")
+    rows = []
+    for side, loss in result["loss"].items():
+        runs = [run for run in result["runs"] if run["side"] == side]
+        told = "{mean:.3f} +- {sd:.3f}".format(**loss)
+        rows.append([side, str(len(runs)), told, f"{runs[0]['bytes_per_number']:.1f}"])
+    rows.append(["difference, seed by seed", rows[0][1], "{mean:+.3f} +- {sd:.3f}".format(**result["difference"]), ""])
+    return table(rows, ["`--optim`", "seeds", "masked-LM loss after 250 steps", "bytes per number"])
+
+
+def memory_ledger() -> str:
+    """Peak memory and step time of ESM-2's shapes: predicted, and measured in two ways."""
+    rows = []
+    for row in read("memory_ledger_cpu")["rows"]:
+        peaks = [f"{row[name]['bytes'] / 2**30:.2f}" for name in ("predicted", "allocations", "resident")]
+        off = [f"{row[f'predicted_by_{name}'] - 1:+.1%}" for name in ("allocations", "resident")]
+        tokens = "{rows} x {length}".format(**row["settings"])
+        rows.append([row["case"], tokens, *peaks, *off, f"{row['resident']['seconds']:.0f} s"])
+    headers = ["150M unless said", "tokens", "predicted, GiB", "allocated", "resident", "off", "off"]
+    return table(rows, [*headers, "a step, beside other work"])
+
+
+# --- generation -----------------------------------------------------------------------------------------------------
+
+_GENERATORS = {"lstm": "LSTM tiny", "transformer": "Transformer tiny", "esm": "frozen ESM-2 8M, tiny decoder"}
+
+
+def generator_speed() -> str:
+    """Training and sampling of generators beside stock transformers; medians, least and most of the rounds."""
+    result = read("generator_speed")
+    rows = []
+    for part, name in (("training", "lstm"), ("training", "transformer"), ("encoder", "esm")):
+        if part not in result:
+            rows.append([f"training, {_GENERATORS[name]}", "stock, tokens", *["not measured"] * 5])
+            continue
+        sides = result[part][name]["sides"]
+        for other, side in [*sides.items()][1:]:
+            rates = [f"{each['tokens_per_cpu_s']:,.0f}" for each in (sides["hf_ext"], side)]
+            loss = f"{side['hf_ext_loss_minus_its'][-1]:+.3f} of {side['passes'][-1]['loss']:.2f}"
+            faster = _times_as_fast(side["hf_ext_is"])
+            rows.append([f"training, {_GENERATORS[name]}", f"{other}, tokens", *rates, *faster, loss])
+    for name in ("lstm", "transformer"):
+        measured = result["sampling"][name]
+        rates = [f"{measured['antibodies_per_cpu_s'][side]:.1f}" for side in ("hf_ext", "stock")]
+        cells = [f"sampling, {_GENERATORS[name]}", "stock `generate`, antibodies", *rates]
+        rows.append([*cells, *_times_as_fast(measured["hf_ext_is"]), "-"])
+    training = result["training"]
+    rates = [f"{training[n]['sides']['hf_ext']['tokens_per_cpu_s']:,.0f}" for n in ("lstm", "transformer")]
+    over = _times_as_fast(training["lstm_over_transformer"])
+    rows.append(["training, LSTM tiny", "our Transformer tiny, tokens", *rates, *over, "-"])
+    headers = ["what", "against, counted", "ours / CPU s", "it / CPU s", "times as fast, CPU", "wall"]
+    return table(rows, [*headers, "loss, ours less its"])
+
+
+def _times_as_fast(ratios: dict[str, Any]) -> list[str]:
+    return ["{median:.2f}x [{least:.2f}, {most:.2f}]".format(**ratios[unit]) for unit in ("cpu_s", "wall_s")]
+
+
+_ABOVE = "affinities.share_above"
+_JUDGED = {
+    "validity.strict": "valid, strictly",
+    "diversity.unique_pairs": "unique",
+    "novelty.memorised": "in training",
+    "humanness": "OASis",
+    "recovery.cdr3": "CDR-H3 recovery",
+}
+
+
+def generator_runs(with_affinities: bool = False) -> str:
+    """Generators on real pairs: a row per run, then baselines and the held-out antibodies.
+
+    Args:
+        with_affinities: of the runs that were asked for affinities, with what a discriminator says of them.
+    """
+    condition = "pKd" if with_affinities else "antigen"
+    more = {_ABOVE: "predicted above 7", "affinities.correlation": "Spearman, asked and predicted"}
+    judged = {**_JUDGED, **(more if with_affinities else {})}
+    runs = [run for run in read("generator_runs")["runs"] if bool(run["sets"]["model"].get(_ABOVE)) == with_affinities]
+    rows = []
+    for run in runs:
+        effect = next((one["comparison"] for one in run["effects"] if one["condition"] == condition), None)
+        gates = [gate["passed"] for gate in run["gates"] if gate["passed"] is not None]  # None: does not apply
+        cells = [run["run"], f"{run['sizes']['train']:,} x {run['train']['epoch']:g}"]
+        cells.append(f"{run['train_token_loss']:.2f} / {run['validation_token_loss']:.2f}")
+        cells += [*_judged(run["sets"]["model"], judged), _effect(effect)]
+        rows.append([*cells, f"{sum(gates)} of {len(gates)}", f"{run['cpu_s'] / 60:.0f} min"])
+    for name, found in runs[0]["sets"].items():
+        if name != "model":
+            rows.append([name, "-", "-", *_judged(found, judged), "-", "-", "-"])
+    shuffling = f"shuffling the {condition} costs, nats per token"
+    headers = ["", "rows x epochs", "nats per token, train / validation", *judged.values(), shuffling]
+    return table(rows, [*headers, "gates passed", "CPU time"])
+
+
+def _judged(found: dict[str, Any], judged: dict[str, str]) -> list[str]:
+    return [f"{found[name]['value']:.3f}" if found.get(name, {}).get("value") is not None else "-" for name in judged]
+
+
+def _effect(comparison: dict[str, Any] | None) -> str:
+    if comparison is None:
+        return "not measured"
+    shown = f"{comparison['improvement']:.4f}"
+    return shown if comparison["low"] is None else shown + " [{low:.4f}, {high:.4f}]".format(**comparison)
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+def pde_demo() -> str:
+    """The demo of the operator recipe: errors beside trivial ones, and what it took."""
+    runs = read("pde_demo_cpu")["runs"]
+    rows: Rows = []
+    for name in runs[0]["scores"]:
+        cells = []
+        for metric in ("advection1d_nrmse", "darcy2d_nrmse"):
+            values = [run["scores"][name][metric]["value"] for run in runs if metric in run["scores"][name]]
+            cells.append(mean_and_spread(values, 4) if values else "-")
+        rows.append([name, *cells, *([""] * 2)])
+    for task, column in (("advection1d", 1), ("darcy2d", 2)):
+        least = min(run["factors"][task] for run in runs)
+        rows[0][column] += f", {least:.1f} times below at least"
+    rows[0][3:] = [mean_and_spread([run[key] for run in runs], 0) for key in ("wall_s", "cpu_s")]
+    seeds = f"{len(runs)} seed" + ("s" if len(runs) > 1 else "")
+    return table(rows, [seeds, "advection, nRMSE", "Darcy flow, nRMSE", "seconds", "CPU seconds"])
+
+
+def pde_darcy() -> str:
+    """Darcy flow at 64 x 64: our operator and neuraloperator's FNO after equal CPU time, and the published error."""
+    result, names = read("pde_darcy_cpu"), {"operator": "OperatorTransformer", "fno": "FNO of neuraloperator"}
+    rows = []
+    for name, side in result["sides"].items():
+        cpu = f"{side['cpu_s'] / 60:.0f} min"
+        rows.append([names[name], f"{side['parameters']:,}", cpu, f"{side['test_relative_l2']:.4f}"])
+    published = result["published"]
+    told = "FNO as published, at {resolution} x {resolution}".format(**published)
+    rows.append([told, "-", "500 epochs", f"{published['relative_l2']:.4f}"])
+    rows.append(["training mean", "-", "-", f"{next(iter(result['baselines'].values())):.4f}"])
+    return table(rows, ["", "parameters", "trained for", "relative L2"])
+
+
+def pde_terms() -> str:
+    """What auxiliary losses cost, predicted and measured, and what leaving some out costs in error."""
+    rows = []
+    for side in read("pde_terms_cpu")["sides"]:
+        measured = (
+            "1" if side.get("speedup") is None else "{median:.2f}x [{low:.2f}, {high:.2f}]".format(**side["speedup"])
+        )
+        errors = [mean_and_spread(side[metric], 4) for metric in ("advection1d_nrmse", "darcy2d_nrmse", "nrmse")]
+        rows.append([side["name"], f"{side['predicted_speedup']:.2f}x", measured, *errors])
+    return table(rows, ["terms", "predicted", "measured", "advection, nRMSE", "Darcy flow, nRMSE", "mean"])
+
+
+MEASURED: dict[str, Callable[[], str]] = {
+    **{made.__name__: made for made in (embed_once, default_runs, scores, compare, scaling, same_numbers, faults)},
+    **{made.__name__: made for made in (evaluation, activation_checkpointing, attention_backward, cpu_step)},
+    **{made.__name__: made for made in (element_wise, command_times, embedding_store, host_optimizer, eight_bit)},
+    **{made.__name__: made for made in (hard_memory_limit, optimizer_states, memory_ledger, generator_speed)},
+    **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
+    "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16", on_gpus=False),
+    "cpu_step_fast_bf16": partial(cpu_step, "cpu_step_fast_bf16"),
+    "generator_affinities": partial(generator_runs, with_affinities=True),
+    "progression_affinity": partial(progression, "progression_affinity_cpu"),
+    "progression_pde": partial(progression, "progression_pde_cpu"),
+    "gpu_speed": partial(speed_table, RESULTS),
+    "gpu_parts": partial(parts_table, RESULTS),
+}
