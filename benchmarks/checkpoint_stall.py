@@ -9,9 +9,6 @@ the next; FastTrainer, which commits a checkpoint during the step after it, wait
 `next_step_slower_ms` is what that step takes longer than other steps do meanwhile. What is dirty in the page cache is
 written back before each save, outside the measurement, so that no side waits for the other's bytes. Stock does not wait
 for the disk and does not hash.
-
-Hashing needs a second core: `--max_others 0.1` repeats rounds in which other processes took more than a tenth of the
-machine, and the result says how many.
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
-from transformers import EsmConfig, EsmForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+from common import make_esm2
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.files import used_bytes
 from hf_ext.hardware import detect_hardware
@@ -79,23 +76,6 @@ class SaveClock(TrainerCallback):
         return [self.steps[step] - usual for step in self.steps if step % SAVE_STEPS == 1 and step > SAVE_STEPS]
 
 
-def make_model() -> EsmForMaskedLM:
-    """ESM-2 8M from its shape, random weights."""
-    return EsmForMaskedLM(
-        EsmConfig(
-            vocab_size=33,
-            hidden_size=320,
-            num_hidden_layers=6,
-            num_attention_heads=20,
-            intermediate_size=1280,
-            pad_token_id=1,
-            mask_token_id=32,
-            position_embedding_type="rotary",
-            token_dropout=True,
-        )
-    )
-
-
 def train(side: str, folder: Path, num_saves: int) -> tuple[list[float], list[float], int]:
     """Stalls and slowed steps around `num_saves` saves, in seconds, and bytes on disk of the last checkpoint."""
     trainer_class, args_class = SIDES[side]
@@ -113,7 +93,7 @@ def train(side: str, folder: Path, num_saves: int) -> tuple[list[float], list[fl
     ids = torch.arange(ROW_TOKENS) % 20 + 4
     clock = SaveClock()
     rows = [{"input_ids": ids, "labels": ids}] * (ROWS * last)
-    trainer_class(make_model(), args, train_dataset=rows, callbacks=[clock]).train()
+    trainer_class(make_esm2("8M", token_dropout=True), args, train_dataset=rows, callbacks=[clock]).train()
     return clock.stalls(), clock.slower(), used_bytes(folder / f"checkpoint-{last}")
 
 
@@ -121,21 +101,6 @@ def describe(seconds: list[float]) -> dict[str, float]:
     """Quartiles in milliseconds."""
     low, middle, high = statistics.quantiles(seconds, n=4)
     return {"low_ms": round(1e3 * low, 1), "median_ms": round(1e3 * middle, 1), "high_ms": round(1e3 * high, 1)}
-
-
-class OtherLoad:
-    """The share of all cores that other processes take, from its construction on."""
-
-    def __init__(self) -> None:
-        self.before = self._read()
-
-    def _read(self) -> tuple[float, float, float]:
-        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        return time.perf_counter(), sum(machine) - machine.idle - machine.iowait, own.user + own.system
-
-    def share(self) -> float:
-        seconds, busy, own = (now - before for now, before in zip(self._read(), self.before))
-        return max(0.0, busy - own) / seconds / (os.cpu_count() or 1)
 
 
 def run_round(saves_per_round: int, folder: Path) -> dict[str, tuple[list[float], list[float], int]]:
@@ -147,22 +112,9 @@ def run_round(saves_per_round: int, folder: Path) -> dict[str, tuple[list[float]
     return found
 
 
-def measure(num_rounds: int, saves_per_round: int, folder: Path, max_others: float) -> dict[str, Any]:
+def measure(num_rounds: int, saves_per_round: int, folder: Path) -> dict[str, Any]:
     """Quartiles of each side, and of fast over stock round by round; the first round warms up and is not counted."""
-    rounds: list[dict[str, tuple[list[float], list[float], int]]] = []
-    shares: list[float] = []
-    num_repeated = -1
-    while len(rounds) < num_rounds:
-        load = OtherLoad()
-        found = run_round(saves_per_round, folder)
-        share = load.share()
-        medians = {side: f"{1e3 * statistics.median(seconds):.0f} ms" for side, (seconds, *_) in found.items()}
-        print(f"others {share:.2f}", medians, flush=True)
-        if num_repeated < 0 or share > max_others:
-            num_repeated += 1
-            continue
-        rounds.append(found)
-        shares.append(share)
+    rounds = [run_round(saves_per_round, folder) for _ in range(num_rounds + 1)][1:]
     every = {side: [second for found in rounds for second in found[side][0]] for side in SIDES}
     ratios = [statistics.median(found["fast"][0]) / statistics.median(found["stock"][0]) for found in rounds]
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -176,8 +128,6 @@ def measure(num_rounds: int, saves_per_round: int, folder: Path, max_others: flo
         },
         "ratio": round(statistics.median(every["fast"]) / statistics.median(every["stock"]), 2),
         "ratio_by_round": {"low": round(low, 2), "high": round(high, 2)},
-        "share_of_others": round(statistics.median(shares), 2),
-        "rounds_repeated": num_repeated,
     }
 
 
@@ -186,7 +136,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--saves_per_round", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="On the disk to measure.")
-    parser.add_argument("--max_others", type=float, default=1.0, help="Of all cores; busier rounds are repeated.")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
@@ -195,7 +144,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "rounds": args.rounds,
-        **measure(args.rounds, args.saves_per_round, args.folder, args.max_others),
+        **measure(args.rounds, args.saves_per_round, args.folder),
         "load": [round(load_before, 1), round(os.getloadavg()[0], 1)],
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -15,14 +15,12 @@ import csv
 import json
 import os
 import random
-import resource
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from common import quartiles, run_timed
 
 ROOT = Path(__file__).resolve().parent.parent
 HIDE = "import sys\nsys.modules['bitsandbytes'] = None\n"
@@ -108,14 +106,10 @@ def spend(name: str, side: str, root: Path, folder: Path) -> tuple[float, float]
     environment = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
     if not name.startswith(("the demo", "predict", "load")):
         environment["OMP_NUM_THREADS"] = "1"
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    run = subprocess.run(
-        [sys.executable, *launcher, str(script)], cwd=root, env=environment, capture_output=True, text=True, check=False
-    )
-    clock, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    run, cpu, clock = run_timed([sys.executable, *launcher, str(script)], cwd=root, env=environment)
     if run.returncode or ("step" in name and "first step" not in run.stdout):
         raise RuntimeError(f"{name}: exit status {run.returncode}\n{run.stderr[-2000:]}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, clock
+    return cpu, clock
 
 
 def measure(roots: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
@@ -135,7 +129,7 @@ def measure(roots: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
     for (what, side), found in seconds.items():
         row: dict[str, Any] = {"what": what, "side": side, "rounds": rounds}
         for unit, values in zip(("cpu_seconds", "clock_seconds"), zip(*found[1:])):
-            row[unit] = [round(x, 2) for x in statistics.quantiles(values, n=4, method="inclusive")]
+            row[unit] = quartiles(values)
         rows.append(row)
     return rows
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EsmConfig, EsmForMaskedLM
+from common import make_esm2, quartiles
+from transformers import EsmForMaskedLM
 
 from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.files import try_replacing, write_text
@@ -40,16 +40,7 @@ def draw_lengths(num: int, shortest: int, longest: int) -> list[int]:
 
 def make_model() -> EsmForMaskedLM:
     """ESM-2 8M's shape with random weights, packed."""
-    torch.manual_seed(0)
-    shape = {
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "intermediate_size": INNER,
-    }
-    special = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True}
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = EsmForMaskedLM(EsmConfig(position_embedding_type="rotary", **shape, **special, **dropout)).train()
+    model = make_esm2("8M", token_dropout=True).train()
     pack_encoders(model)
     fuse_gelu(model)
     label_only(model)
@@ -64,10 +55,6 @@ def make_batch(lengths: list[int]) -> dict[str, torch.Tensor]:
     chosen = (torch.rand(mask.shape, generator=generator) < 0.15) & mask
     labels = ids.masked_fill(~chosen, -100)
     return {"input_ids": ids.masked_fill(chosen, 32), "attention_mask": mask.long(), "labels": labels}
-
-
-def quartiles(values: list[float], digits: int) -> list[float]:
-    return [round(value, digits) for value in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callable[[], None]:

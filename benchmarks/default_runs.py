@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from common import run_timed
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "default_runs.json"
@@ -48,19 +48,17 @@ def run_once(name: str, seed: int, head: str, folders: argparse.Namespace) -> di
     command += [*words, "--encoders", *(str(folders.encoders / one) for one in encoders), "--seed", str(seed)]
     command += ["--output_dir", str(out), "--embedding_cache_dir", str(folders.work / "cache"), "--head", head]
     command += ["--disable_tqdm", "true", "--resume", "no", "--data_seed", "42"]
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done, cpu_s, wall_s = run_timed(command)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr.strip().splitlines()[-1]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     results = json.loads((out / "all_results.json").read_text())
     return {
         "data": name,
         "seed": seed,
         "asked": head,
         "sizes": results["data"]["sizes"],
-        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "wall_s": time.perf_counter() - began,
+        "cpu_s": cpu_s,
+        "wall_s": wall_s,
         "train_s": results["train"]["train_runtime"],
         "head_search": results.get("head_search"),
         "calibration": results["calibration"],

@@ -22,19 +22,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from common import MASK, SIZES, make_esm2
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch import distributed
-from transformers import EsmConfig, EsmForMaskedLM
+from transformers import EsmForMaskedLM
 
 from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.files import write_text
 from hf_ext.hardware import detect_hardware
 from hf_ext.optional import installed_version
 from hf_ext.trainer import FastTrainer
@@ -42,7 +42,6 @@ from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "accelerate_configs"
-SIZES = {"tiny": (32, 2, 4), "8M": (320, 6, 20), "150M": (640, 30, 20), "650M": (1280, 33, 20)}  # width, layers, heads
 ALLOWED = 1e-4  # largest difference of a loss or weight from one process, in float32
 
 
@@ -107,18 +106,6 @@ def choose_launches(num_devices: int, has_deepspeed: bool) -> list[Launch]:
     return launches
 
 
-def in_half_precision(launches: list[Launch], native: list[str]) -> list[Launch]:
-    """The same launches in their files' own precision, or else in the first that is native; none where none is."""
-    own = {
-        name: yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["mixed_precision"]
-        for name in (launch.file for launch in launches)
-    }
-    chosen = (
-        {name: precision if precision in native else native[0] for name, precision in own.items()} if native else {}
-    )
-    return [replace(launch, precision=chosen[launch.file]) for launch in launches if chosen]
-
-
 # --- a rank ---------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +114,7 @@ def make_rows(args: argparse.Namespace) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 24, (args.steps * args.rows, args.length), generator=generator)
     chosen = torch.arange(args.length) % 7 == 1
-    inputs, labels = ids.masked_fill(chosen, 32), ids.masked_fill(~chosen, -100)
+    inputs, labels = ids.masked_fill(chosen, MASK), ids.masked_fill(~chosen, -100)
     return Dataset.from_dict({"input_ids": inputs.tolist(), "labels": labels.tolist()})
 
 
@@ -135,27 +122,6 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Rows of one length need no padding."""
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
-
-
-def make_model(size: str) -> EsmForMaskedLM:
-    """An ESM-2 with random weights and tied embeddings, without dropout, which no two process counts draw alike."""
-    width, layers, heads = SIZES[size]
-    torch.manual_seed(0)
-    config = EsmConfig(
-        vocab_size=33,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        position_embedding_type="rotary",
-        pad_token_id=1,
-        mask_token_id=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = EsmForMaskedLM(config)
-    model.esm.contact_head.requires_grad_(False)  # no gradient in masked-LM training
-    return model
 
 
 def train(args: argparse.Namespace) -> None:
@@ -171,7 +137,7 @@ def train(args: argparse.Namespace) -> None:
         "speedups": args.speedups,
     }
     trainer = FastTrainer(
-        make_model(args.model_size), FastTrainingArguments(str(folder), **settings), collate, make_rows(args)
+        make_esm2(args.model_size), FastTrainingArguments(str(folder), **settings), collate, make_rows(args)
     )
     trained = trainer.train()
     trainer.save_model()
@@ -240,35 +206,34 @@ def compare(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def smoke(
-    args: argparse.Namespace, words: list[str], report: Callable[[list[dict[str, Any]]], None] = lambda rows: None
-) -> dict[str, Any]:
+def smoke(args: argparse.Namespace, words: list[str], path: Path | None) -> tuple[Path, list[str]]:
     """All launches of this machine, in float32 against one process, then in half precision for the speed.
 
-    `report` gets the rows that there are after each launch.
+    The file is written after each launch. Returns it, and the files whose launch failed or differs.
     """
     num_devices = count_devices(args.device)
     hardware = detect_hardware(args.device)
     launches = choose_launches(num_devices, has_deepspeed=installed_version("deepspeed") is not None)
     launches = [launch for launch in launches if args.files is None or launch.file in args.files]
     alone = Launch("cpu" if args.device == "cpu" else "1gpu_bf16", 1, "no")
-    known = {"bf16": hardware.native_bf16, "fp16": hardware.native_fp16}
-    timed = in_half_precision([alone, *launches], [p for p, native in known.items() if native])
-    timed = timed if args.device == "cuda" else []
+    half = "bf16" if hardware.native_bf16 else "fp16" if hardware.native_fp16 else None
+    timed = [replace(launch, precision=half) for launch in (alone, *launches) if half and args.device == "cuda"]
     with tempfile.TemporaryDirectory() as scratch:
         reference = run(alone, Path(scratch) / "alone", args, words)
         if "failed" in reference:
             raise ArgumentError(f"One process of {alone.file}.yaml already fails: {reference['failed']}")
         rows = [reference]
+        given = {k: v for k, v in vars(args).items() if k not in ("rank_output", "output_json")}
+        versions = {name: installed_version(name) for name in ("torch", "accelerate", "transformers", "deepspeed")}
+        machine = {"device": hardware.name, "name": hardware.device_name, "count": num_devices, "versions": versions}
+        result = {"settings": given, "machine": machine, "allowed": ALLOWED}
+        path = path or ROOT / "benchmarks" / "results" / f"distributed_smoke_{hardware.name.lower()}.json"
         for number, launch in enumerate([*launches, *timed]):
             print(f"{launch.file}.yaml, {launch.processes} processes, {launch.precision}", flush=True)
             rows.append(compare(run(launch, Path(scratch) / str(number), args, words), reference))
-            report([{name: value for name, value in row.items() if name != "folder"} for row in rows])
-        del reference["folder"]
-    given = {k: v for k, v in vars(args).items() if k not in ("rank_output", "output_json")}
-    versions = {name: installed_version(name) for name in ("torch", "accelerate", "transformers", "deepspeed")}
-    machine = {"device": hardware.name, "name": hardware.device_name, "count": num_devices, "versions": versions}
-    return {"settings": given, "machine": machine, "allowed": ALLOWED, "runs": rows}
+            result["runs"] = [{name: value for name, value in row.items() if name != "folder"} for row in rows]
+            write_text(path, json.dumps(result, indent=1) + "\n")
+    return path, [row["file"] for row in rows if "failed" in row or not row.get("passed", True)]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -278,12 +243,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.rank_output:
         train(args)
         return 0
-    result = smoke(args, words)
-    name = result["machine"]["device"].lower()
-    path = Path(args.output_json or ROOT / "benchmarks" / "results" / f"distributed_smoke_{name}.json")
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    wrong = [row["file"] for row in result["runs"] if "failed" in row or not row.get("passed", True)]
-    print(f"{path}: {len(result['runs'])} runs, {len(wrong)} wrong {wrong or ''}")
+    path, wrong = smoke(args, words, Path(args.output_json) if args.output_json else None)
+    print(f"{path}: {len(wrong)} wrong {wrong or ''}")
     return 1 if wrong else 0
 
 

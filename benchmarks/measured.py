@@ -185,103 +185,92 @@ def same_numbers() -> str:
 # --- robustness and evaluation --------------------------------------------------------------------------------------
 
 
+# What was done, the suite in results/faults, how often, what became of it.
+FAULTS = [
+    (
+        *("a file of a checkpoint missing, cut, flipped, swapped", "damaged_checkpoints", "{cases} cases"),
+        "{found_and_passed_over} found before a tensor was loaded, the one before taken",
+    ),
+    (
+        *("the same, stock Trainer", "damaged_checkpoints_of_stock_Trainer", "{cases} cases"),
+        "{failed} failed, {silently_wrong} silently wrong",
+    ),
+    (
+        *("disk full, quota, read-only, I/O errors", "disk_full", "{cases} cases"),
+        "{crashes} crashes; {resumed} resumed, {identical} identical",
+    ),
+    (
+        *("`--save_total_size_gb`, sampled every ms", "disk_budget", "{saves:,} saves, {samples:,} samples"),
+        "{above the budget} above the budget",
+    ),
+    (
+        *("SIGTERM, SIGINT, time limits", "stops_by_signal_and_time", "{cases} cases"),
+        "{identical} continued bit-identical",
+    ),
+    (
+        *("killed between saves: map, streams, packed, cached, ...", "resume_equality", "{cases} cases"),
+        "{identical} bit-identical: weights, losses, rows",
+    ),
+    (
+        *("NaN and infinity", "numbers_that_are_not_finite", "{cases} cases"),
+        "{right} stopped or left out, none saved",
+    ),
+    ("foreign, stale, linked folders", "stale_folders", "{cases} cases", "{right} right, none touched"),
+    (
+        *("two runs given one folder, 0 to 3 s apart", "two_runs_in_one_folder", "{pairs} pairs"),
+        "{one_refused} times one refused, {other_unharmed} times the other unharmed",
+    ),
+    (
+        *("mutated CSV and TSV files, against a second reader", "mutated_tables", "{files:,} files"),
+        "{refused} refused, the others read line by line; {silent_differences} silent differences",
+    ),
+    (
+        *("damaged Parquet files", "damaged_Parquet_files", "{files} files"),
+        "{named} named, {read right} read right; {changed values that only checksums show} held other values, "
+        "which only page checksums show",
+    ),
+    (
+        *("hostile files", "hostile_files", "{probes} probes"),
+        "{executed} executed, {escaped} left the folder; no pickle or token written",
+    ),
+]
+
+
 def faults() -> str:
     """What was done to runs, and what became of them; one row per suite of `tests/faults` and the like."""
     suites = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "faults").glob("*.json")}
-    stall, killed = read("checkpoint_stall"), suites["kill_training"]["rows"]
+    full, stall = suites["disk_full"], read("checkpoint_stall")
+    full["cases"] = sum(full[name] for name in ("tmpfs sizes", "file size limits", "injected errors", "others"))
+    killed = suites["kill_training"]["rows"]
     stock = [row for row in killed if row["family"].startswith("stock")]
-    damage, stock_damage = suites["damaged_checkpoints"], suites["damaged_checkpoints_of_stock_Trainer"]
-    full, budget = suites["disk_full"], suites["disk_budget"]
-    errors = full["tmpfs sizes"] + full["file size limits"] + full["injected errors"] + full["others"]
-    stops, equal = suites["stops_by_signal_and_time"], suites["resume_equality"]
-    bad, stale, hostile = (suites[n] for n in ("numbers_that_are_not_finite", "stale_folders", "hostile_files"))
-    pairs, tables, parquet = (suites[n] for n in ("two_runs_in_one_folder", "mutated_tables", "damaged_Parquet_files"))
-    kills, kinds, became = _kills([row for row in killed if row not in stock])
-    worker_kills, worker_kinds, workers_became = _kills(suites["kill_with_workers"]["rows"])
+    often, became = _kills([row for row in killed if row not in stock])
     rows = [
         [
             "kill -9 in a save, a rotation, a re-save; at every file operation",
-            f"{kills} kills of {kinds} kinds of run",
+            often,
             f"{became}; at most one save interval and a step lost",
         ],
-        [
-            "kill -9 of runs with data workers, at any moment",
-            f"{worker_kills} kills of {worker_kinds} kinds of run",
-            workers_became,
-        ],
-        *(
-            [
-                f"{row['family']}, {row['kind']}",
-                f"{row['kills']} kills",
-                f"{row['kills'] - row['resumed']} could not continue, "
-                f"{row['resumed'] - row['identical']} continued silently wrong",
-            ]
-            for row in stock
-        ),
-        [
-            "a file of a checkpoint missing, cut, flipped, swapped",
-            f"{damage['cases']} cases",
-            f"{damage['found_and_passed_over']} found before a tensor was loaded, the one before taken",
-        ],
-        [
-            "the same, stock Trainer",
-            f"{stock_damage['cases']} cases",
-            f"{stock_damage['failed']} failed, {stock_damage['silently_wrong']} silently wrong",
-        ],
-        [
-            "disk full, quota, read-only, I/O errors",
-            f"{errors} cases",
-            f"{full['crashes']} crashes; {full['resumed']} resumed, {full['identical']} identical",
-        ],
-        [
-            "`--save_total_size_gb`, sampled every ms",
-            f"{budget['saves']:,} saves, {budget['samples']:,} samples",
-            f"{budget['above the budget']} above the budget",
-        ],
-        ["SIGTERM, SIGINT, time limits", f"{stops['cases']} cases", f"{stops['identical']} continued bit-identical"],
-        [
-            "killed between saves: map, streams, packed, cached, ...",
-            f"{equal['cases']} cases",
-            f"{equal['identical']} bit-identical: weights, losses, rows",
-        ],
-        ["NaN and infinity", f"{bad['cases']} cases", f"{bad['right']} stopped or left out, none saved"],
-        ["foreign, stale, linked folders", f"{stale['cases']} cases", f"{stale['right']} right, none touched"],
-        [
-            "two runs given one folder, 0 to 3 s apart",
-            f"{pairs['pairs']} pairs",
-            f"{pairs['one_refused']} times one refused, {pairs['other_unharmed']} times the other unharmed",
-        ],
-        [
-            "mutated CSV and TSV files, against a second reader",
-            f"{tables['files']:,} files",
-            f"{tables['refused']} refused, the others read line by line; "
-            f"{tables['silent_differences']} silent differences",
-        ],
-        [
-            "damaged Parquet files",
-            f"{parquet['files']} files",
-            f"{parquet['named']} named, {parquet['read right']} read right; "
-            f"{parquet['changed values that only checksums show']} held other values, which only page checksums show",
-        ],
-        [
-            "hostile files",
-            f"{hostile['probes']} probes",
-            f"{hostile['executed']} executed, {hostile['escaped']} left the folder; no pickle or token written",
-        ],
-        [
-            f"a save of {stall['megabytes']['fast']:.0f} MB",
-            f"{stall['num_saves']} saves a side",
-            f"training stands still {stall['ratio']:.2f}x as long as with stock Trainer; "
-            f"the next step takes {stall['next_step_slower_ms']['fast']:.0f} ms longer",
-        ],
+        ["kill -9 of runs with data workers, at any moment", *_kills(suites["kill_with_workers"]["rows"])],
     ]
+    for row in stock:
+        lost, wrong = row["kills"] - row["resumed"], row["resumed"] - row["identical"]
+        became = f"{lost} could not continue, {wrong} continued silently wrong"
+        rows.append(["{family}, {kind}".format(**row), f"{row['kills']} kills", became])
+    for what, suite, often, became in FAULTS:
+        rows.append([what, often.format(**suites[suite]), became.format(**suites[suite])])
+    became = (
+        f"training stands still {stall['ratio']:.2f}x as long as with stock Trainer; "
+        f"the next step takes {stall['next_step_slower_ms']['fast']:.0f} ms longer"
+    )
+    rows.append([f"a save of {stall['megabytes']['fast']:.0f} MB", f"{stall['num_saves']} saves a side", became])
     return table(rows, ["what", "how often", "what became of it"])
 
 
-def _kills(rows: list[dict[str, Any]]) -> tuple[int, int, str]:
-    """Kills, kinds of run, and what became of them."""
+def _kills(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """How many kills of how many kinds of run, and what became of them."""
     kills, resumed, identical = (sum(row[key] for row in rows) for key in ("kills", "resumed", "identical"))
-    return kills, len({row["family"] for row in rows}), f"{resumed} continued, {identical} ended bit-identical"
+    often = f"{kills} kills of {len({row['family'] for row in rows})} kinds of run"
+    return often, f"{resumed} continued, {identical} ended bit-identical"
 
 
 def evaluation() -> str:

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import make_esm2
 from torch import nn
-from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.memory.forecast import MemoryModel, TrainConfig
@@ -41,7 +41,6 @@ from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import all_tokens, fuse_gelu
 
-SHAPES = {"150M": (640, 20, 30), "650M": (1280, 20, 33)}  # width, heads, layers
 # glibc: blocks from 64 KiB on are mapped and given back one by one, so that resident memory is what is in use.
 HONEST = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_MAX_": "1000000"}
 HONEST |= {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
@@ -104,15 +103,8 @@ CASES = [
 
 def make_model(case: Case) -> Any:
     """On the meta device, with what the case switches on in the model itself."""
-    width, heads, layers = SHAPES[case.size]
-    special = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "position_embedding_type": "rotary"}
-    fixed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "token_dropout": True}
-    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": heads}
-    config = EsmConfig(**special, **fixed, **shape, num_hidden_layers=layers, max_position_embeddings=1026)
     with torch.device("meta"):
-        model: Any = EsmForMaskedLM(config)
-        for parameter in model.esm.contact_head.parameters():
-            parameter.requires_grad_(False)
+        model: Any = make_esm2(case.size, token_dropout=True, max_position_embeddings=1026)
         if case.trains == "frozen":
             model.esm.requires_grad_(False)
         if case.trains == "lora":
@@ -214,9 +206,8 @@ def train(case: Case, device: str = "cpu") -> list[float]:
 
 def warm_up() -> None:
     """Loads what a first step loads: kernels, libraries, their buffers."""
-    SHAPES["warm"] = (32, 2, 2)
     for half in (False, True):
-        train(Case("", "warm", rows=2, length=16, half=half))
+        train(Case("", "tiny", rows=2, length=16, half=half))
 
 
 def measure_resident(case: Case) -> dict[str, Any]:

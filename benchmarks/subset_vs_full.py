@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import spread
 from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
@@ -162,15 +163,6 @@ def measure_time(args: argparse.Namespace, folder: str) -> dict[str, Any]:
         "subset_s": spread([pair["subset"] for pair in measured]),
         "full_s": spread([pair["full"] for pair in measured]),
         "ratio": spread(ratios),
-    }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median, smallest and largest, rounded."""
-    return {
-        "median": round(statistics.median(values), 4),
-        "least": round(min(values), 4),
-        "most": round(max(values), 4),
     }
 
 

@@ -7,22 +7,18 @@ the kernel that `--attention auto` takes. Of a family without a packed path it i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 
 from hf_ext.hardware import detect_hardware
-from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.models.packing import find_encoders, pack_encoders
 from hf_ext.reporting.flops import flops_coefficients
 from hf_ext.speedups.attention import set_attention
 
-from .rounds import ROUNDS, quartiles, ratio
 from .shapes import Shape, make_rows, make_tokenizer
-from .sides import OURS, STOCK, free_memory, half_precision
+from .sides import OURS, STOCK, Bench, half_precision
 from .work import Work
 
 NUM_ROWS = {"full": 2048, "toy": 12}
@@ -72,47 +68,37 @@ class Side:
         return seconds, flops, first
 
 
-def interleave(shape: Shape, work: Work, budget_s: float, save: Callable[[dict[str, Any]], None]) -> None:
-    """Both sides in turn over the same batches; what does not fit is encoded in batches of half the tokens."""
-    began, hardware = time.monotonic(), detect_hardware(work.device)
-    sides = {name: Side(name, shape, work) for name in (STOCK, OURS)}
-    budgets = dict.fromkeys(sides, TOKENS[work.size])
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
-    failed: list[dict[str, Any]] = []
-    first: dict[str, torch.Tensor] = {}
-    longest = 0.0
-    for number in range(-1, 1 if work.is_toy else ROUNDS):  # the first is warm-up
-        round_began = time.monotonic()
-        if number > 0 and round_began - began + longest > budget_s:
-            break
-        for name in [*sides][:: 1 if number % 2 else -1]:
-            found, first[name] = _run(sides[name], budgets, work, failed)
-            if number >= 0:
-                runs[name].append(found)
-        longest = max(longest, time.monotonic() - round_began)
-        save(_describe(shape, sides, runs, budgets, failed, first, hardware))
+class Encoding(Bench):
+    """Both sides over the same batches; what does not fit is encoded in batches of half the tokens."""
 
+    def __init__(self, shape: Shape, work: Work):
+        super().__init__(shape, "frozen, encoding only", work.device, NUM_ROWS[work.size], work.is_toy)
+        self.tokens, self.first = TOKENS[work.size], dict[str, torch.Tensor]()
+        self.sides = {name: Side(name, shape, work) for name in (STOCK, OURS)}
 
-def _run(side: Side, budgets: dict[str, int], work: Work, failed: list[dict[str, Any]]) -> tuple[Any, torch.Tensor]:
-    while True:
-        batches = make_batches(work, budgets[side.name])
-        free_memory(work.device)
-        try:
-            seconds, flops, first = attempt(partial(side.encode, batches))
-        except DidNotFit:
-            failed.append({"side": side.name, "tokens": budgets[side.name]})
-            budgets[side.name] //= 2
-            if budgets[side.name] < 1024:
-                raise
-            continue
+    def run(self, side: str, steps: int, passes: int, seed: int) -> dict[str, Any]:
+        """All rows once, whatever the number of steps."""
+        batches = make_batches(self.rows, self.is_toy, self.tokens // passes)
+        seconds, flops, self.first[side] = self.sides[side].encode(batches)
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-        peak = torch.cuda.max_memory_allocated() if work.device.type == "cuda" else 0
-        return {"tokens_per_s": tokens / seconds, "tflops": flops / seconds / 1e12, "peak": peak}, first
+        peak_memory = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
+        peak = detect_hardware(self.device).peak_tflops.get(half_precision(self.device) or "fp32")
+        tflops = flops / seconds / 1e12
+        found = {"tokens_per_s": tokens / seconds, "tflops": tflops, "mfu": tflops / peak if peak else None}
+        return {**found, "peak_memory_gib": peak_memory / 2**30, "step_s": seconds, "wall_s": seconds}
+
+    def describe(self) -> dict[str, Any]:
+        """Kernels, and how far the sides are from each other."""
+        ours, stock = self.first.get(OURS), self.first.get(STOCK)
+        found: dict[str, Any] = {"kernels": {name: side.kernel for name, side in self.sides.items()}}
+        if ours is not None and stock is not None and ours.shape == stock.shape:  # not where batches differ
+            found["relative_difference"] = ((ours - stock).norm() / stock.norm()).item()
+        return found
 
 
-def make_batches(work: Work, tokens: int) -> list[dict[str, torch.Tensor]]:
+def make_batches(number: int, is_toy: bool, tokens: int) -> list[dict[str, torch.Tensor]]:
     """Rows sorted by length, the longest first, as many at a time as so many padded tokens hold."""
-    rows = sorted(make_rows(NUM_ROWS[work.size], work.is_toy)["sequence"], key=len, reverse=True)
+    rows = sorted(make_rows(number, is_toy)["sequence"], key=len, reverse=True)
     tokenizer, batches, start = make_tokenizer(), [], 0
     while start < len(rows):
         size = max(1, tokens // (len(rows[start]) + 2))
@@ -120,29 +106,6 @@ def make_batches(work: Work, tokens: int) -> list[dict[str, torch.Tensor]]:
         batches.append({name: batch[name] for name in ("input_ids", "attention_mask")})
         start += size
     return batches
-
-
-def _describe(
-    shape: Shape, sides: Any, runs: Any, budgets: Any, failed: Any, first: Any, hardware: Any
-) -> dict[str, Any]:
-    found: dict[str, Any] = {"model": shape.name, "ways": "frozen, encoding only", "did_not_fit": failed}
-    found["rounds"] = len(runs[OURS])
-    packs = sides[OURS].kernel != "sdpa"
-    found["packing_known"] = packs or f"no packed path is known for {shape.family}: its batches keep their padding"
-    found["sides"] = {}
-    for name, measured in runs.items():
-        about = {"kernel": sides[name].kernel, "tokens_per_batch": budgets[name]}
-        if measured:
-            peak = hardware.peak_tflops.get(half_precision(sides[name]._device) or "fp32")
-            about |= {key: quartiles([run[key] for run in measured]) for key in ("tokens_per_s", "tflops")}
-            about["mfu"] = quartiles([run["tflops"] / peak for run in measured]) if peak else None
-            about["peak_memory_gib"] = quartiles([run["peak"] / 2**30 for run in measured])
-        found["sides"][name] = about
-    found["times_as_fast"] = {STOCK: ratio(runs[OURS], runs[STOCK])}
-    ours, stock = first[OURS], first[STOCK]
-    same = ours.shape == stock.shape  # not where one side had to take smaller batches
-    found["relative_difference"] = ((ours - stock).norm() / stock.norm()).item() if same else None
-    return found
 
 
 def _wait(device: torch.device) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from common import spread
 
 from hf_ext.memory.out_of_memory import DidNotFit
 from hf_ext.speedups.parity import one_line
@@ -92,18 +93,13 @@ def _summarize(bench: Bench, side: str, runs: list[dict[str, Any]]) -> dict[str,
         return {"not_measured": bench.failed.get(side, "no round has ended")}
     numbers = {name: [run[name] for run in runs] for name in runs[0]}
     kept = ("tokens_per_s", "tflops", "mfu", "step_s", "peak_memory_gib", "warmup_s", "loss", "padding_share")
-    spread = {name: quartiles(numbers[name]) for name in kept if name in numbers and None not in numbers[name]}
+    told = {name: spread(numbers[name]) for name in kept if name in numbers and None not in numbers[name]}
     said = {name: numbers[name][-1] for name in ("dtype", "no_mfu_because", "measured_steps") if name in numbers}
     ended = {"ended_early": bench.failed[side]} if side in bench.failed else {}
-    return {"passes_per_step": bench.passes[side], **said, **spread, **ended}
-
-
-def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most."""
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {"passes_per_step": bench.passes[side], **said, **told, **ended}
 
 
 def ratio(fast: list[dict[str, Any]], slow: list[dict[str, Any]]) -> dict[str, float] | None:
     """Of tokens per second, round by round; None where a side has none."""
     each = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(fast, slow)]
-    return quartiles(each) if each else None
+    return spread(each) if each else None

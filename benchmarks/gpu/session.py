@@ -41,7 +41,7 @@ class Part:
 
     Attributes:
         command: of its process; `{result}`, `{seconds}` become the JSON file that it writes, whole, as often as it
-            likes, and its time limit.
+            likes, and its time limit. Of one that writes none the end of its log is kept.
         minutes: of a session of 20; what earlier parts leave is shared out among the later ones.
     """
 
@@ -189,11 +189,9 @@ def run_part(part: Part, limit_s: float, stop: Stop) -> dict[str, Any]:
             entry["status"] = "out of memory"
         if code:
             entry["exit_code"] = code
-        if entry["status"] != FINISHED:
-            entry["log_end"] = _last_lines(printed)
         entry["result"] = json.loads(result.read_text()) if result.exists() else None
-        if status == FINISHED and entry["result"] is None:
-            entry |= {"status": "failed", "log_end": _last_lines(printed) or "it ended well, and wrote no result"}
+        if entry["status"] != FINISHED or entry["result"] is None:
+            entry["log_end"] = _last_lines(printed)
         return entry
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from common import make_esm2
 from datasets import Dataset
-from transformers import EsmcConfig, EsmcForMaskedLM, EsmConfig, EsmForMaskedLM
+from transformers import EsmcConfig, EsmcForMaskedLM
 
 from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.proteins import STANDARD
@@ -19,25 +20,20 @@ from hf_ext.models.lora import LoraSettings, wrap_with_lora
 MAX_RESIDUES = 1022  # of ESM-2's 1,024 tokens
 
 
+ESMC = {"300M": (960, 30, 15, 2560), "tiny": (32, 2, 2, 64)}  # width, layers, heads, inner width of the gated layer
+
+
 @dataclass(frozen=True)
 class Shape:
-    """Of an encoder with a masked-LM head.
-
-    Attributes:
-        family: "esm" or "esmc".
-        inner: width of the feed-forward layer.
-    """
+    """An encoder with a masked-LM head; `family` is "esm" or "esmc"."""
 
     name: str
     family: str
-    width: int
-    layers: int
-    heads: int
-    inner: int
+    size: str
 
-    def build(self, device: torch.device, ways: str = "full", seed: int = 0) -> Any:
+    def build(self, device: torch.device, ways: str = "full") -> Any:
         """A model on the device; `ways`: full (all weights train), lora, or frozen (none do)."""
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         with torch.device(device):
             model: Any = self._make()
         freeze_contact_head(model)
@@ -48,20 +44,18 @@ class Shape:
         return model
 
     def _make(self) -> Any:
-        sizes = {"hidden_size": self.width, "num_hidden_layers": self.layers, "num_attention_heads": self.heads}
-        if self.family == "esmc":
-            heads = {"num_key_value_heads": self.heads, "head_dim": self.width // self.heads}
-            return EsmcForMaskedLM(EsmcConfig(**sizes, **heads, intermediate_size=self.inner))
-        tokens = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "position_embedding_type": "rotary"}
-        fixed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "token_dropout": True}
-        fixed |= {"emb_layer_norm_before": False, "layer_norm_eps": 1e-5, "max_position_embeddings": 1026}
-        return EsmForMaskedLM(EsmConfig(**tokens, **fixed, **sizes, intermediate_size=self.inner))
+        if self.family == "esm":
+            return make_esm2(self.size, token_dropout=True, layer_norm_eps=1e-5, max_position_embeddings=1026)
+        width, layers, heads, inner = ESMC[self.size]
+        sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": inner}
+        split = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width // heads}
+        return EsmcForMaskedLM(EsmcConfig(**sizes, **split))
 
 
-# ESM C's gated feed-forward layer is 8/3 of the width, rounded up to 256. Toys keep the form alone.
+# Toys keep the form alone.
 SHAPES = {
-    "full": (Shape("ESM-2 650M", "esm", 1280, 33, 20, 5120), Shape("ESMC-300M", "esmc", 960, 30, 15, 2560)),
-    "toy": (Shape("ESM-2 toy", "esm", 32, 2, 2, 64), Shape("ESMC toy", "esmc", 32, 2, 2, 64)),
+    "full": (Shape("ESM-2 650M", "esm", "650M"), Shape("ESMC-300M", "esmc", "300M")),
+    "toy": (Shape("ESM-2 toy", "esm", "tiny"), Shape("ESMC toy", "esmc", "tiny")),
 }
 
 

@@ -17,7 +17,6 @@ from hf_ext.hardware import detect_hardware
 from hf_ext.masked_lm.building import build_trainer, prepare_splits
 from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.optional import import_problem
-from hf_ext.reporting.flops import flops_coefficients
 from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.training_args import FastTrainingArguments
 
@@ -127,10 +126,6 @@ class Bench:
         rows = {"train": make_rows(steps * self.rows, self.is_toy, seed)}
         splits = prepare_splits(rows, args, collator.columns, is_stock)
         return build_trainer(model, args, collator, splits, frozenset(given) if is_stock else None)
-
-    def flops(self) -> tuple[float, float]:
-        """Per token, and per token and token attended to."""
-        return flops_coefficients(self.shape.build(torch.device("meta"), self.ways))
 
 
 def stock_sides(bench: Bench) -> list[str]:

@@ -1,4 +1,4 @@
-"""Full fine-tuning, LoRA and frozen encoding: stock at its best beside ours, and the roofline beside both."""
+"""Full fine-tuning, LoRA and frozen encoding: stock at its best beside ours, of ESM-2 in full without compiling too."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
-from hf_ext.hardware import detect_hardware
 from hf_ext.models.packing import find_encoders
 from hf_ext.speedups.parity import one_line
 
-from . import encoding
-from .roofline import describe_roofline
+from .encoding import Encoding
 from .rounds import interleave
-from .shapes import SHAPES, Shape, draw_lengths
-from .sides import OURS, Bench, half_precision, stock_sides
+from .shapes import SHAPES, Shape
+from .sides import EAGER, OURS, STOCK, Bench, stock_sides
 from .work import Work
 
 ROWS = {"full": 64, "toy": 4}  # of an optimizer step: about 20,000 tokens
@@ -39,12 +37,15 @@ def measure(work: Work) -> None:
 
 
 def _measure_case(shape: Shape, ways: str, work: Work, budget_s: float, save: Save) -> None:
+    packing = knows_packing(shape)
     if ways == "frozen":
-        encoding.interleave(shape, work, budget_s, save)
+        encoder = Encoding(shape, work)
+        about = {"packing_known": packing}
+        interleave(encoder, [STOCK, OURS], budget_s, lambda found: save({**found, **about, **encoder.describe()}))
         return
     bench = Bench(shape, ways, work.device, ROWS[work.size], work.is_toy)
-    extra = {"packing_known": knows_packing(shape), "roofline": _roofline(bench)}
-    interleave(bench, [*stock_sides(bench), OURS], budget_s, lambda found: save({**found, **extra}))
+    sides = [*stock_sides(bench), OURS, *([EAGER] if (shape.family, ways) == ("esm", "full") else [])]
+    interleave(bench, sides, budget_s, lambda found: save({**found, "packing_known": packing}))
 
 
 def _saver(work: Work, name: str) -> Save:
@@ -59,13 +60,3 @@ def knows_packing(shape: Shape) -> bool | str:
     """True, or that there is none for this family."""
     with_packing = find_encoders(shape.build(torch.device("meta")))
     return True if with_packing else f"no packed path is known for {shape.family}: its batches keep their padding"
-
-
-def _roofline(bench: Bench) -> dict[str, Any]:
-    if bench.ways != "full" or bench.shape.family != "esm":
-        return {"not_known": "element-wise traffic was counted for full training of ESM-2 only"}
-    lengths = [length + 2 for length in draw_lengths(10_000, bench.is_toy)]
-    attended = sum(length**2 for length in lengths) / sum(lengths)
-    dtype = half_precision(bench.device) or "bf16"
-    shape = (bench.shape.layers, bench.shape.width)
-    return describe_roofline(detect_hardware(bench.device), dtype, bench.flops(), attended, shape)

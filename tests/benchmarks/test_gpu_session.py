@@ -10,22 +10,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+import distributed_smoke
+import gpu_session
+import psutil
 import pytest
 import torch
 from gpu import rounds
-from gpu.roofline import find_roofline
 from gpu.session import ROOT, Part, Session, run_session
 from gpu.shapes import SHAPES
-from gpu.sides import OURS, STOCK, Bench
-from gpu.table import parts_table, read_sessions, speed_table
-from gpu_session import PARTS, parse_arguments
+from gpu.sides import EAGER, OURS, STOCK, Bench
+from gpu.table import parts_table, speed_table
+from gpu_session import PARTS, TOY_LAUNCHES, parse_arguments
 
 from hf_ext.errors import ArgumentError
-from hf_ext.hardware import describe_hardware
-from hf_ext.memory.out_of_memory import DidNotFit
 
 SCRIPT = ROOT / "benchmarks" / "gpu_session.py"
 MACHINE = {"device": "H100-SXM", "kind": "cuda", "memory_gib": 79.1}
@@ -56,7 +55,7 @@ def results(toy) -> dict[str, dict]:
 
 
 @pytest.mark.nightly
-def test_a_toy_session_finishes_every_part(toy):
+def test_a_toy_session_finishes_every_part_and_measures_what_it_says(toy):
     done, text = toy
     session = json.loads(text)
     assert done.returncode == 0, text[-3000:]
@@ -65,29 +64,16 @@ def test_a_toy_session_finishes_every_part(toy):
     assert all(entry["code"]["sources"] for entry in session["parts"].values())
     for path in (str(ROOT), tempfile.gettempdir() + "/", sys.prefix):
         assert path not in text
-
-
-@pytest.mark.nightly
-def test_tests_that_need_a_gpu_are_collected_and_not_run_without_one(toy):
-    found = results(toy)["tests"]
-    assert found["collected"] >= 9
-    assert "tests/models/test_attention.py" in found["files"]
-    assert found["not_run"] == "no GPU"
-
-
-@pytest.mark.nightly
-def test_every_kernel_has_a_row_in_every_dtype_with_a_number_or_a_reason(toy):
-    rows = {(row["family"], row["kernel"], row["dtype"]): row for row in results(toy)["parity"]["rows"]}
-    assert len(rows) == 2 * 7 * 3
-    assert "compute capability" in rows["esm", "varlen", "bf16"]["not_run"]
-    assert "backward" in rows["esm", "flex", "fp16"]["not_run"]
-    for dtype in ("fp16", "bf16"):
-        sdpa = rows["esm", "sdpa", dtype]
-        assert sdpa["noise"] == sdpa["noise_of_sdpa"] > 1e-5  # half precision was on
-        for kernel in ("padded", "blocked"):
-            row = rows["esm", kernel, dtype]
-            assert row["problem"] is None
-            assert 0 < row["gradient_noise"] < 2 * row["gradient_noise_of_sdpa"]
+    assert "test_varlen_on_a_gpu_equals_one_sequence_at_a_time" in session["parts"]["tests"]["log_end"]
+    found = results(toy)
+    assert [row["case"] for row in found["memory"]["ledger"]] == ["full", "LoRA"]
+    assert all(abs(row["predicted_over_measured"] - 1) < 0.05 for row in found["memory"]["ledger"])
+    assert found["memory"]["finder"]["found"]["rows"] == 4  # of 8, above which the imitation raises
+    ladder = found["memory"]["ladder"]
+    assert [rung["rung"] for rung in ladder["rungs"]] == ["2 rows at a time"]
+    assert ladder["largest_difference_of_a_loss_from_a_run_begun_there"] == 0
+    ddp = found["processes"]["runs"][-1]
+    assert (ddp["file"], ddp["backend"], ddp["passed"]) == ("ddp", "gloo", True)
 
 
 @pytest.mark.nightly
@@ -95,7 +81,7 @@ def test_each_model_and_way_has_both_sides_and_says_whether_it_packs(toy):
     cases = results(toy)["speed"]["cases"]
     assert [*cases] == [f"{name} toy, {ways}" for name in ("ESM-2", "ESMC") for ways in ("full", "lora", "frozen")]
     for name, case in cases.items():
-        assert {*case["sides"]} == {STOCK, OURS}
+        assert {*case["sides"]} == {STOCK, OURS} | ({EAGER} if name == "ESM-2 toy, full" else set())
         assert all(side["tokens_per_s"]["median"] > 0 for side in case["sides"].values())
         assert case["times_as_fast"][STOCK]["least"] > 0
         assert case["packing_known"] is True
@@ -107,27 +93,6 @@ def test_each_model_and_way_has_both_sides_and_says_whether_it_packs(toy):
             assert case["relative_difference"] < 1e-5
     packed = cases["ESM-2 toy, full"]["sides"]
     assert packed[STOCK]["padding_share"]["median"] > 0 == packed[OURS]["padding_share"]["median"]
-    assert "no published" in cases["ESM-2 toy, full"]["roofline"]["not_known"]
-
-
-@pytest.mark.nightly
-def test_the_other_parts_measure_what_they_say(toy):
-    found = results(toy)
-    assert found["compile"]["compile"].startswith("skipped: no gain was shown on CPUs")
-    assert [row["case"] for row in found["memory"]["ledger"]] == ["full", "LoRA"]
-    assert all(abs(row["predicted_over_measured"] - 1) < 0.05 for row in found["memory"]["ledger"])
-    assert found["memory"]["finder"]["found"]["rows"] == 4  # of 8, above which the imitation raises
-    ladder = found["memory"]["ladder"]
-    assert [rung["rung"] for rung in ladder["rungs"]] == ["2 rows at a time"]
-    assert ladder["largest_difference_of_a_loss_from_a_run_begun_there"] == 0
-    assert found["processes"]["wrong"] == []
-    ddp = found["processes"]["runs"][-1]
-    assert (ddp["file"], ddp["backend"], ddp["passed"]) == ("ddp", "gloo", True)
-    bits = found["bits"]
-    if "not_run" not in bits:
-        assert bits["states"][1]["bytes_per_number"] < bits["states"][0]["bytes_per_number"] / 3
-        assert [row["bits"] for row in bits["bases"]] == [None, 8, 4]
-        assert [row["layers"] for row in bits["bases"]] == [0, 12, 12]
 
 
 # --- parts that fail ------------------------------------------------------------------------------------------------
@@ -165,7 +130,7 @@ def test_parts_that_crash_raise_hang_or_run_out_of_memory_are_recorded_and_later
     found = entries(path)
     statuses = {name: entry["status"] for name, entry in found.items()}
     assert statuses == {
-        **{"crash": "crashed (SIGABRT)", "raise": "failed", "memory": "out of memory", "nothing": "failed"},
+        **{"crash": "crashed (SIGABRT)", "raise": "failed", "memory": "out of memory", "nothing": "finished"},
         **{"hang": "timed out", "last": "finished"},
     }
     assert found["crash"]["result"] == {"found": 1}  # what it had measured until then
@@ -174,16 +139,8 @@ def test_parts_that_crash_raise_hang_or_run_out_of_memory_are_recorded_and_later
     assert "'PROJECT/absent'" in found["raise"]["log_end"]
     assert found["nothing"]["log_end"] == "all is well"
     assert found["hang"]["seconds"] == pytest.approx(found["hang"]["limit_s"], abs=3)
-    with pytest.raises(ProcessLookupError):  # what it had started is gone too
-        wait_until_gone(int(child.read_text()))
-
-
-def wait_until_gone(pid: int) -> None:
-    for _ in range(100):
-        os.kill(pid, 0)
-        if Path(f"/proc/{pid}/stat").exists() and ") Z " in Path(f"/proc/{pid}/stat").read_text():
-            raise ProcessLookupError(pid)
-        time.sleep(0.05)
+    left = [each for each in psutil.process_iter() if str(each.pid) == child.read_text()]
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []  # what it had started is gone too
 
 
 def test_a_session_goes_on_where_it_was_and_repeats_what_failed_or_was_of_other_sources(tmp_path):
@@ -200,41 +157,29 @@ def test_a_session_goes_on_where_it_was_and_repeats_what_failed_or_was_of_other_
     assert entries(path)["good"]["code"]["sources"] == "2"
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"machine": {**MACHINE, "device": "cpu-amx-bf16", "kind": "cpu"}}, {"size": "toy"}],
-    ids=["a CPU's", "a toy"],
-)
-def test_a_session_of_another_device_or_size_is_not_overwritten(tmp_path, changed):
+def test_a_session_of_another_device_or_size_is_not_overwritten(tmp_path):
     path = tmp_path / "session.json"
     run_session(open_session(path), [part("good", WRITE)], 1)
     before = path.read_bytes()
-    with pytest.raises(ArgumentError, match=r"a session on H100-SXM at size full.*--output"):
-        open_session(path, **changed)
+    for changed in ({"machine": {**MACHINE, "device": "cpu-amx-bf16", "kind": "cpu"}}, {"size": "toy"}):
+        with pytest.raises(ArgumentError, match=r"a session on H100-SXM at size full.*--output"):
+            open_session(path, **changed)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--minutes", "inf"), ("--minutes", "nan"), ("--output", ".")])
-def test_what_no_session_can_have_is_refused_before_it_begins(tmp_path, flag, value, capsys):
-    with pytest.raises(SystemExit) as error:
-        parse_arguments(["--size", "toy", "--output", str(tmp_path / "o.json"), flag, value])
-    assert error.value.code == 2
-    assert f"{flag} {value}: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ['{"runs": []}', '{"machine": null, "size": "full", "parts": {}}', "[]", "{"])
-def test_a_file_that_is_no_session_is_refused(tmp_path, text):
+def test_a_file_that_is_no_session_is_refused(tmp_path):
     path = tmp_path / "session.json"
-    path.write_text(text)
-    with pytest.raises(ArgumentError, match="holds no session"):
-        open_session(path)
+    for text in ('{"runs": []}', '{"machine": null, "size": "full", "parts": {}}', "[]", "{"):
+        path.write_text(text)
+        with pytest.raises(ArgumentError, match="holds no session"):
+            open_session(path)
 
 
 @pytest.mark.nightly
 @needs_no_gpu
 def test_ctrl_c_leaves_a_whole_file_and_the_same_command_goes_on(tmp_path):
     path = tmp_path / "toy.json"
-    words = command("--size", "toy", "--parts", "tests", "parity", "--output", str(path))
+    words = command("--size", "toy", "--parts", "tests", "memory", "--output", str(path))
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         assert any(line.startswith("tests: at most") for line in process.stdout)
@@ -249,15 +194,31 @@ def test_ctrl_c_leaves_a_whole_file_and_the_same_command_goes_on(tmp_path):
     assert run_session(again, [part("tests", WRITE)], 1) is True
 
 
+@needs_no_gpu
+def test_without_a_gpu_session_and_smoke_test_are_refused_before_anything_is_written(tmp_path):
+    path = tmp_path / "full.json"
+    with pytest.raises(ArgumentError, match=r"No GPU: .*--size toy"):
+        gpu_session.main(["--output", str(path)])
+    with pytest.raises(ArgumentError, match="No GPU: torch sees no CUDA device"):
+        distributed_smoke.main(["--output_json", str(path)])
+    assert not path.exists()
+
+
+def test_every_file_for_several_gpus_of_one_machine_is_launched_on_all_of_them():
+    launches = distributed_smoke.choose_launches(4, has_deepspeed=True)
+    assert {launch.file for launch in launches} == {"ddp", "fsdp2", "fsdp2_offload", "hsdp", "zero3"}
+    assert {(launch.processes, launch.precision) for launch in launches} == {(4, "no")}
+    alone = distributed_smoke.choose_launches(1, has_deepspeed=False)
+    assert [launch.file for launch in alone] == ["ddp", "fsdp2", "fsdp2_offload"]
+
+
 @pytest.mark.nightly
 @needs_no_gpu
-def test_without_a_gpu_a_full_session_is_refused_before_anything_is_written(tmp_path):
-    path = tmp_path / "full.json"
-    done = subprocess.run(command("--output", str(path)), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "No GPU" in done.stderr
-    assert "--size toy" in done.stderr
-    assert not path.exists()
+def test_a_launch_that_fails_is_a_row_with_its_reason_and_an_exit_code(tmp_path):
+    words = [*TOY_LAUNCHES, "--device", "cpu", "--files", "fsdp2", "--output_json", str(tmp_path / "smoke.json")]
+    assert distributed_smoke.main(words) == 1
+    rows = {row["file"]: row for row in json.loads((tmp_path / "smoke.json").read_text())["runs"]}
+    assert "accelerate would run DDP and say nothing" in rows["fsdp2"]["failed"]
 
 
 # --- sides ----------------------------------------------------------------------------------------------------------
@@ -297,81 +258,41 @@ def test_a_side_that_is_out_of_memory_takes_half_the_rows_at_a_time():
     assert found["sides"][STOCK]["tokens_per_s"] == {"median": 30.0, "least": 10.0, "most": 50.0}
 
 
-def test_a_side_of_which_no_row_fits_is_said_and_the_other_is_measured():
+def test_a_side_that_does_not_fit_or_raises_is_said_and_the_other_is_measured():
     bench, saved = make_small(stock=0), []
     rounds.interleave(bench, [STOCK, OURS], 100.0, saved.append)
     assert saved[-1]["sides"][STOCK] == {"not_measured": "not one row fits"}
     assert saved[-1]["sides"][OURS]["tokens_per_s"]["median"] == 120.0
     assert saved[-1]["times_as_fast"] == {STOCK: None}
-    with pytest.raises(DidNotFit):
-        bench.run_fitting(STOCK, 1)
-
-
-@pytest.mark.parametrize(("breaks", "rounds_measured"), [(0, 0), (3, 1)])
-def test_a_side_that_raises_is_said_and_the_other_is_measured(breaks, rounds_measured):
-    bench, saved = make_small(), []
-    bench.breaks = breaks  # a warm-up, a run that counts steps, and then rounds
+    bench = make_small()
+    bench.breaks = 3  # a warm-up, a run that counts steps, and then one round
     rounds.interleave(bench, [STOCK, OURS], 100.0, saved.append)
     ours = saved[-1]["sides"][OURS]
-    if rounds_measured:
-        assert (ours["tokens_per_s"]["most"], ours["ended_early"]) == (40.0, "failed: ValueError: a kernel broke")
-        assert saved[-1]["times_as_fast"][STOCK]["median"] == 4.0  # of the rounds that both have
-    else:
-        assert ours == {"not_measured": "failed: ValueError: a kernel broke"}
+    assert (ours["tokens_per_s"]["most"], ours["ended_early"]) == (40.0, "failed: ValueError: a kernel broke")
+    assert saved[-1]["times_as_fast"][STOCK]["median"] == 4.0  # of the rounds that both have
     assert saved[-1]["sides"][STOCK]["tokens_per_s"]["median"] == 30.0
 
 
-def test_without_time_there_is_one_round_and_before_it_none():
-    saved: list[dict] = []
-    rounds.interleave(make_small(), [STOCK, OURS], 0.0, saved.append)
-    assert saved[-1]["rounds"] == 1
-    assert saved[0]["sides"][OURS] == {"not_measured": "no round has ended"}
-
-
-# --- roofline, tables, page -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("left", "tokens", "mfu"), [(1.0, 72_800, 0.325), (0.45, 106_300, 0.474), (0.3, 121_500, 0.542)]
-)
-def test_the_roofline_of_an_h200_is_the_one_worked_out_by_hand(left, tokens, mfu):
-    """ESM-2 650M at 1,024 tokens: 3.893 GFLOP in products, 0.519 in attention; 32.1 MB of element-wise traffic."""
-    flops = (6 * 12 * 1280**2 * 33, 12 * 1280 * 33)
-    found = find_roofline(flops, 1024, (33, 1280), 989e12, 4.8e12, left)
-    assert found["tokens_per_s"] == pytest.approx(tokens, rel=0.003)
-    assert found["mfu"] == pytest.approx(mfu, abs=0.002)
-
-
-def test_the_shape_of_650m_costs_what_the_roofline_assumes():
-    per_token, per_pair = Bench(SHAPES["full"][0], "full", torch.device("cpu"), 64, False).flops()
-    assert per_pair == 12 * 1280 * 33
-    assert per_token == pytest.approx(6 * 12 * 1280**2 * 33, rel=0.005)  # and the masked-LM head
+# --- tables, page ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
-def test_no_toy_and_no_cpu_gets_into_the_tables(toy, tmp_path):
+def test_a_session_of_a_card_fills_the_tables_with_what_failed_in_it_and_a_toy_does_not(toy, tmp_path):
     (tmp_path / "gpu_session_toy.json").write_text(toy[1])
-    assert read_sessions(tmp_path) == []
-    assert speed_table(tmp_path).count("not measured") == 6 * 8
-    assert "not measured" in parts_table(tmp_path)
-
-
-@pytest.mark.nightly
-def test_a_session_of_a_card_fills_the_tables_with_what_failed_in_it(toy, tmp_path):
+    assert speed_table(tmp_path).count("not measured") == 6 * 7
     session = {**json.loads(toy[1]), "size": "full", "machine": MACHINE}
-    session["parts"]["compile"] = {"status": "timed out", "result": None}
-    del session["parts"]["bits"]
+    session["parts"]["tests"] = {"status": "timed out", "result": None, "log_end": "test_a .."}
+    del session["parts"]["processes"]
     (tmp_path / "gpu_session.json").write_text(json.dumps(session))
     speed, parts = speed_table(tmp_path), parts_table(tmp_path)
-    assert len(speed.splitlines()) == 2 + 6 * 2
+    assert len(speed.splitlines()) == 2 + 6 * 2 + 1
     assert "not measured" not in speed
     median = session["parts"]["speed"]["result"]["cases"]["ESM-2 toy, full"]["sides"][OURS]["tokens_per_s"]["median"]
     assert f"{median:,.0f} [" in speed
     rows = {line.split("|")[2].strip(): line for line in parts.splitlines()}
-    assert "timed out" in rows["compile"]
-    assert "not measured" in rows["bits"]
+    assert "timed out" in rows["tests"]
+    assert "not measured" in rows["processes"]
     assert "ladder: 2 rows at a time" in rows["memory"]
-    assert "2 launches, 0 wrong" in rows["processes"]
 
 
 def test_the_commands_of_the_page_parse_and_every_part_stands_on_it():
@@ -381,10 +302,4 @@ def test_the_commands_of_the_page_parse_and_every_part_stands_on_it():
     assert [(args.size, args.minutes) for args in given] == [("full", 20.0), ("toy", 20.0)]
     assert given[0].parts == [*PARTS]
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*PARTS]
-    assert sum(minutes for _, minutes in PARTS.values()) == 20.0
-
-
-def test_bandwidths_are_of_cards_that_the_table_of_devices_knows():
-    from gpu.roofline import BANDWIDTH
-
-    assert [describe_hardware(name).name for name in BANDWIDTH] == [*BANDWIDTH]
+    assert sum(PARTS.values()) == 20.0

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from measured import memory_ledger
 from memory_ledger import CASES, predict
-from tables import memory_ledger
 
 RESULT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "memory_ledger_cpu.json"
 ROWS = {row["case"]: row for row in json.loads(RESULT.read_text())["rows"]}

@@ -1,14 +1,13 @@
 """launch/ and the page about it: what is started elsewhere is run or parsed here."""
 
 import ast
-import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
 import tomllib
-import types
 from pathlib import Path
 
 import pytest
@@ -55,26 +54,10 @@ def test_the_lines_for_another_scheduler_pass_sigterm_on_and_end_with_the_status
 # --- Hugging Face Jobs -----------------------------------------------------------------------------------------------
 
 
-def load(name: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, LAUNCH / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def inline_metadata(text: str) -> str:
-    """The `script` block of PEP 723, as its reference implementation finds it."""
-    (found,) = re.finditer(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", text)
-    assert found["type"] == "script"
-    lines = found["content"].splitlines(keepends=True)
-    return "".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
-
-
 def test_the_head_of_the_jobs_script_is_what_uv_reads():
-    text = (LAUNCH / "hf_jobs.py").read_text()
-    assert tomllib.loads(inline_metadata(text)) == {
+    """The `script` block of PEP 723."""
+    block = (LAUNCH / "hf_jobs.py").read_text().partition("# /// script\n")[2].partition("# ///\n")[0]
+    assert tomllib.loads(block.replace("# ", "")) == {
         "requires-python": ">=3.11",
         "dependencies": ["hf_ext"],  # that which was built here, and no other of this name
         "tool": {"uv": {"sources": {"hf_ext": {"path": f"/wheels/hf_ext-{__version__}-py3-none-any.whl"}}}},
@@ -82,7 +65,7 @@ def test_the_head_of_the_jobs_script_is_what_uv_reads():
 
 
 def test_the_jobs_script_launches_one_process_per_gpu_into_the_bucket():
-    command = load("hf_jobs").command(["--max_hours", "7.5"], 2)
+    command = runpy.run_path(str(LAUNCH / "hf_jobs.py"))["command"](["--max_hours", "7.5"], 2)
     assert " ".join(command) == (
         f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 -m hf_ext train "
         "--output_dir /outputs/run "
