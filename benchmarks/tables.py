@@ -1,9 +1,9 @@
-"""Writes the tables of README.md and docs/ and their picture; `--check` only says whether they are current.
+"""Writes the tables and pictures of all pages; `--check` only says whether they are current.
 
     python benchmarks/tables.py
 
-Tables of measurements are made from benchmarks/results/ (`measured.py`); cards of speed-ups are the docstrings of their
-modules, and what differs by device is asked of the decisions themselves.
+Tables of measurements are made from benchmarks/results/ (`measured.py`), pictures by `figures.py`; speed-ups are listed
+by the first lines of their docstrings, and what differs by device is asked of the decisions themselves.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
-from xml.sax.saxutils import escape
 
-from measured import MEASURED, read, table
+from figures import FIGURES
+from measured import MEASURED, table
 
-from hf_ext import speedups
 from hf_ext.doctor.encoder_choice import choose_encoders
 from hf_ext.doctor.wheels import DEFAULT_WHEELS_FROM
 from hf_ext.hardware import Hardware, describe_hardware
@@ -32,54 +29,23 @@ from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-# --- cards of speed-ups ---------------------------------------------------------------------------------------------
+# --- speed-ups -------------------------------------------------------------------------------------------------------
 
 CLASSES = {"I": "identical", "N": "numerics", "L": "learning"}
-_LABEL = re.compile(
-    r"(?:^|(?<=[.)])[ \n]|\n)(Class [INL](?: in expectation)?(?:\.|(?=[:,]))"
-    r"|(?:Effect and cost|Effect|Hardware|Models|Families|Evidence|Cost|Conflicts|Source)(?=:| \())"
-)
-_BULLETS = re.compile(r"(?<=\n)(?<!\n\n)(- .*(?:\n(?:- |  ).*)*)\n?")
 
 
 def speedup_index() -> str:
-    """One line per speed-up, in the order in which they are applied."""
-    cards: Any = REGISTRY
-    rows = [[f"[`{card.NAME}`](#{card.NAME})", CLASSES[card.KIND], read_card(card)[0]] for card in cards]
+    """One line per speed-up, in the order in which they are applied; its name links to its file."""
+    rows = []
+    speedups: Any = REGISTRY
+    for speedup in speedups:
+        module = speedup.__name__ if isinstance(speedup, ModuleType) else speedup.__module__
+        first = (inspect.getdoc(speedup) or "").partition("\n\n")[0]
+        rows.append([f"[`{speedup.NAME}`](../{module.replace('.', '/')}.py)", CLASSES[speedup.KIND], first])
     return table(rows, ["speed-up", "class", "what it does"])
-
-
-def speedup_cards() -> str:
-    """Each card under a heading of its name, in the order of application."""
-    cards: Any = REGISTRY
-    return "\n\n".join(format_card(card.NAME, card) for card in cards)
-
-
-def speedup_shared_cards() -> str:
-    """Those of modules that several speed-ups measure by, or that are part of one; by name."""
-    modules = [import_module(f"{speedups.__name__}.{found.name}") for found in iter_modules(speedups.__path__)]
-    holders = {speedup.__module__ for speedup in REGISTRY if not isinstance(speedup, ModuleType)}
-    others = [one for one in modules if one not in REGISTRY and one.__name__ not in holders and read_card(one)[1]]
-    return "\n\n".join(format_card(module.__name__.rpartition(".")[2], module) for module in others)
-
-
-def read_card(module: Any) -> tuple[str, str]:
-    """First line and the rest of a module's docstring; "" where there is no more."""
-    first, _, body = (inspect.getdoc(module) or "").partition("\n\n")
-    return first, body.strip()
-
-
-def format_card(name: str, module: Any) -> str:
-    """A card with its heading; its labels (Class, Effect, Cost, ...) begin a paragraph each, in bold."""
-    first, body = read_card(module)
-    body = _BULLETS.sub(r"\n\1\n\n", body)
-    body = _LABEL.sub(r"\n\n**\1**", body)
-    body = re.sub(r"\n{3,}", "\n\n", body).strip()
-    place = module.__name__ if isinstance(module, ModuleType) else module.__module__
-    return f"### {name}\n\n{first} (`{place.replace('.', '/')}.py`)\n\n{body}"
 
 
 # --- what differs by device -----------------------------------------------------------------------------------------
@@ -155,14 +121,14 @@ ENTRIES = (
 
 
 def device_rows() -> list[list[str]]:
-    """A row per entry: what, a cell per device, the test."""
+    """A row per entry: what it is, and a cell per device."""
     hardware = [describe_hardware(name) for name in DEVICES]
-    return [[entry.what, *map(entry.cell, hardware), f"`{entry.test.split('::')[1]}`"] for entry in ENTRIES]
+    return [[entry.what, *map(entry.cell, hardware)] for entry in ENTRIES]
 
 
 def devices() -> str:
-    """What is decided on each device, and the test that holds it."""
-    return table(device_rows(), ["", *DEVICES, "held by"])
+    """What is decided on each device."""
+    return table(device_rows(), ["", *DEVICES])
 
 
 # --- encoders -------------------------------------------------------------------------------------------------------
@@ -195,55 +161,7 @@ def encoder_choices() -> str:
     return table(rows, ["", "frozen", "LoRA", "all weights"])
 
 
-# --- the picture ----------------------------------------------------------------------------------------------------
-
-PICTURE = ROOT / "docs" / "memory_switches.svg"
-WIDTH, LABELS, BAR, GAP, TOP = 760, 300, 18, 8, 44
-COLOURS = {"full": "#4c78c8", "lora": "#2a9d6f", "frozen": "#8b949e"}
-# Text has enough contrast on white and on black; where the reader's system is dark, it is lighter.
-STYLE = (
-    "text{font:13px sans-serif;fill:#656d76}.title{font-weight:bold}"
-    "@media(prefers-color-scheme:dark){text{fill:#9198a1}}"
-)
-CASES = {  # of the ledger -> as the picture calls them
-    "full": "full fine-tuning, float32",
-    "full, bf16": "bf16",
-    "full, fused GELU": "fused GELU",
-    "full, AdamW in 8 bits": "AdamW in 8 bits",
-    "full, recomputing attention": "all but attention recomputed",
-    "full, all together": "these four together",
-    "LoRA": "LoRA, float32",
-    "LoRA, bf16, half base": "bf16, frozen weights in it too",
-    "LoRA, all together": "and packed, fused GELU, recomputed",
-    "frozen": "frozen, encoding only",
-}
-
-
-def draw_memory_switches() -> str:
-    """SVG: peak memory of one training step of ESM-2 150M, counted, by what trains and which switches are on."""
-    rows = {row["case"]: row for row in read("memory_ledger_cpu")["rows"]}
-    tokens = "ESM-2 {size}, {rows} x {length} tokens".format(**rows["full"]["settings"])
-    title = escape(f"{tokens}: most memory at once in a training step, GiB")
-    peaks = {case: rows[case]["allocations"]["bytes"] / 2**30 for case in CASES}
-    height = TOP + len(CASES) * (BAR + GAP)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
-        f"<style>{STYLE}</style>",
-        f"<title>{title}</title>",
-        f'<text class="title" x="8" y="22">{title}</text>',
-    ]
-    for place, (case, label) in enumerate(CASES.items()):
-        y, length = TOP + place * (BAR + GAP), max(1, round(peaks[case] * (WIDTH - LABELS - 60) / max(peaks.values())))
-        colour = COLOURS[rows[case]["settings"]["trains"]]
-        lines += [
-            f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(label)}</text>',
-            f'<rect x="{LABELS}" y="{y}" width="{length}" height="{BAR}" fill="{colour}" rx="2"/>',
-            f'<text x="{LABELS + length + 6}" y="{y + 14}">{peaks[case]:.2f}</text>',
-        ]
-    return "\n".join([*lines, "</svg>", ""])
-
-
-COMPUTED = (speedup_index, speedup_cards, speedup_shared_cards, devices, families, encoder_choices)
+COMPUTED = (speedup_index, devices, families, encoder_choices)
 TABLES: dict[str, Callable[[], str]] = {**MEASURED, **{made.__name__: made for made in COMPUTED}}
 
 
@@ -253,8 +171,8 @@ def render(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrites pages and picture, or exits with 1 if `--check` finds one out of date."""
-    wanted = {path: render(path.read_text()) for path in PAGES} | {PICTURE: draw_memory_switches()}
+    """Rewrites pages and pictures, or exits with 1 if `--check` finds one out of date."""
+    wanted = {path: render(path.read_text()) for path in PAGES} | {path: draw() for path, draw in FIGURES.items()}
     for path, text in wanted.items():
         if "--check" not in sys.argv:
             path.write_text(text)

@@ -24,10 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("hf_ext.generation.sample", "draw antibodies from a trained generator, and rank them"),
     "predict": ("hf_ext.affinity.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
     "evaluate": ("hf_ext.affinity.evaluate", "score trained models on labelled rows, and compare them"),
-    "doctor": ("hf_ext.doctor.command", "tell what a run would do, here or on another card, before it starts"),
+    "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.comparing.command", "measure ways to train against each other, with intervals"),
-    "report": ("hf_ext.reporting.command", "write report and model card of a finished run anew"),
-    "resume": ("hf_ext.affinity.resume", "tell what a folder of checkpoints goes on from; convert old ones"),
+    "report": ("hf_ext.reporting.command", "write report and model card of a finished run again"),
+    "resume": ("hf_ext.affinity.resume", "list the intact checkpoints of a folder; convert old ones"),
 }
 
 HELP = """usage: hf-ext COMMAND [--config FILE.yaml] [--FLAG VALUE ...]
@@ -36,17 +36,18 @@ The Hugging Face Trainer for protein language models on the hardware you have.
 
 {commands}
 
-  hf-ext train                    on generated data, a minute; so mlm, generate
-  hf-ext train --help             flags that people use first; --help all: all
+  hf-ext train                    a demo of a minute (also: mlm, generate)
+  hf-ext train --help             the flags that people use first
+  hf-ext train --help all         every flag
   hf-ext train --config gb1.yaml  a file of yours, or one that comes with hf_ext
-  hf-ext --version                that of hf_ext
-  hf-ext --path                   paths of all files that come with it
-  hf-ext --path NAME              the path of one, to copy or launch with:
+  hf-ext --version                the version of hf_ext
+  hf-ext --path                   the paths of all files that come with it
+  hf-ext --path NAME              the path of one, to copy or to launch with:
 
   accelerate launch --config_file $(hf-ext --path ddp.yaml) --num_processes 2 \\
       -m hf_ext train
 
-Exit status: 0 done, 1 a mistake in what was given, 75 stopped: run it again.
+Exit status: 0 done, 1 a mistake in what you gave, 75 stopped: run it again.
 Others: 3 a score missed, 65 not finite, 69 memory, 71 a worker died, 74 disk."""
 
 

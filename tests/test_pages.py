@@ -13,12 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import device_table
-import figures
 import pytest
 import torch
 import yaml
-from config_table import render as render_configs
 from datasets import Dataset
 from documented_commands import (
     DOCS,
@@ -32,8 +29,9 @@ from documented_commands import (
     read_commands,
     read_snippets,
 )
+from figures import FIGURES
+from tables import ENTRIES, TABLES, render
 from tables import PAGES as WITH_TABLES
-from tables import TABLES, render
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import hf_ext
@@ -64,10 +62,9 @@ def test_tables_and_pictures_are_what_the_results_say() -> None:
     assert sorted(shown) == sorted(TABLES)  # each stands once
     assert [page.name for page in PAGES if render(TEXTS[page]) != TEXTS[page]] == []
     assert render(TEXTS[README].replace("x |", "y |")) == TEXTS[README]  # a table edited by hand would be put right
-    assert render_configs(TEXTS[CONFIGS]) == TEXTS[CONFIGS]
-    assert {path for path, draw in figures.FIGURES.items() if path.read_text(encoding="ascii") != draw()} == set()
+    assert {path for path, draw in FIGURES.items() if path.read_text(encoding="ascii") != draw()} == set()
     pictures = [(page, *found) for page in PAGES for found in re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", TEXTS[page])]
-    assert {page.parent / file for page, _, file in pictures} == {*figures.FIGURES}
+    assert {page.parent / file for page, _, file in pictures} == {*FIGURES}
     for page, alternative, file in pictures:
         drawn = (page.parent / file).read_text(encoding="ascii")
         numbers = re.findall(r"\d\.\d\d", alternative)
@@ -76,7 +73,7 @@ def test_tables_and_pictures_are_what_the_results_say() -> None:
 
 
 def test_a_line_of_the_table_of_devices_names_a_test_that_is_there() -> None:
-    assert missing_tests([entry.test for entry in device_table.ENTRIES]) == []
+    assert missing_tests([entry.test for entry in ENTRIES]) == []
 
 
 def missing_tests(names: list[str]) -> list[str]:
@@ -113,7 +110,7 @@ def test_every_preset_is_explained_and_every_exported_name_is_in_the_reference()
 def test_every_command_of_a_recipe_parses() -> None:
     commands = [command for _, command in all_commands() if find_recipe(command)]
     assert len(commands) >= 30
-    assert {module for module, _ in COMMANDS.values()} <= {find_recipe(command) for command in commands}
+    assert {*COMMANDS} <= {find_recipe(command) for command in commands}
     refused = {}
     for command in commands:
         try:
@@ -288,6 +285,8 @@ def test_the_workflow_runs_the_scripts_that_people_run_and_the_citation_is_of_th
     assert steps == [".ci/run", ".ci/nightly ${{ matrix.versions }}"]
     assert all(os.access(ROOT / ".ci" / script, os.X_OK) for script in ("run", "nightly"))
     assert workflow["permissions"] == {"contents": "read"}
+    checks = (ROOT / ".ci" / "run").read_text().splitlines()[-4:]
+    assert checks == ["ruff check .", "ruff format --check .", "mypy", "pytest"]  # what fails quickly comes first
     assert 'pip install -e ".[dev]" && pytest' in read_commands(README)  # which both scripts look up there
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="ascii"))
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # which the format demands

@@ -64,7 +64,7 @@ class AffinityArguments:
         "towers are embedded once.",
     )
     init_head_from: str | None = option(
-        None, "Model folder of a run with frozen encoders: its head, and its scales, are where to start."
+        None, "Model folder of a run with frozen encoders; training starts from its head and its scales."
     )
     num_seeds: Annotated[int, COUNT] = option(
         1,
@@ -85,13 +85,13 @@ class AffinityArguments:
     merge_lora: bool = option(False, "Also save the model with its adapters merged, in the folder 'merged'.")
     head: Head = option(
         "auto",
-        "auto: a head and its learning rate, dropout and epochs are chosen by validation on the cached embeddings of "
-        "frozen encoders, in less time than a run with mlp takes; what you set yourself is kept. mlp: a perceptron of "
-        "--head_sizes. product: of the towers' projections, beside a hidden layer; gated: one hidden layer with gates; "
-        "both take one --head_sizes, 64 if left out.",
+        "auto: chooses a head, its learning rate, dropout and epochs by validation on the cached embeddings "
+        "of frozen encoders; what you set yourself is kept. mlp: a perceptron of "
+        "--head_sizes. product: a product of the towers' projections beside a hidden layer. gated: one "
+        "hidden layer with gates. Both take one --head_sizes, 64 if left out.",
     )
     head_sizes: list[Annotated[int, WIDTH]] = option(
-        [1024, 512, 256, 128], "Widths of the head's hidden layers. Given without --head: a perceptron of these."
+        [1024, 512, 256, 128], "Widths of the head's hidden layers. Without --head they mean --head mlp."
     )
     head_dropout: Annotated[float, SHARE_BELOW_ONE] = option(0.3, "Dropout after each hidden layer of the head.")
     loss: Literal["mse", "huber", "tobit", "ranking"] = option(
@@ -101,10 +101,10 @@ class AffinityArguments:
     )
     calibration: Literal["stack", "line", "none"] = option(
         "stack",
-        "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if that lowers "
-        "the error of rows that it was not fitted on. line: slope and intercept, which change no order. stack: that, "
-        "or where it is better still a weighted sum with a ridge on the frozen embeddings. Left out: stack; none where "
-        "recall, precision or F1 choose the best model.",
+        "After training, predictions are mapped onto the scale of the labels by a fit on the validation "
+        "rows. It is kept only if it lowers the cross-fitted error. line: slope and intercept, which change "
+        "no order. stack: that, or, if it is better, a weighted sum with a ridge on the frozen embeddings. "
+        "Left out: stack, or none if recall, precision or F1 choose the best model.",
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     binder_threshold: Annotated[float, FINITE] | None = option(

@@ -42,17 +42,17 @@ class SpeedArguments:
     )
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
-        option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
+        option("auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware.")
     )
     activation_policy: Literal["none", "half", "attention", "full"] | None = option(
         None,
-        "What layers compute again in the backward pass to keep less: every second layer; all but "
-        "attention; or everything.",
+        "What is computed again in the backward pass instead of kept. half: every second layer. attention: "
+        "all but attention. full: everything.",
     )
     oom_policy: Literal["stop", "step_down"] = option(
         "stop",
-        "Where memory does not suffice: end the run, or make the step again with fewer rows at a time. Learning stays "
-        "as it is.",
+        "If memory runs out: end the run, or repeat the step with fewer rows at a time, which does not "
+        "change what is learned.",
     )
 
 
@@ -67,7 +67,7 @@ class LoraArguments:
     lora_alpha: int = option(16, "LoRA scale: updates are multiplied by alpha / r.")
     lora_dropout: float = option(0.0, "Dropout before LoRA's first matrix; above 0 it keeps a copy of every input.")
     lora_target_modules: list[str] | None = option(
-        None, "Linear layers to adapt, by the end of their names; None: all of the family's."
+        None, "Linear layers to adapt, by the end of their names; left out: all of the family's."
     )
     use_rslora: bool = option(False, "Scale by alpha / sqrt(r) (rsLoRA).")
     use_dora: bool = option(False, "Weight-decomposed LoRA (DoRA).")
@@ -87,13 +87,13 @@ class StepArguments:
         None, "Rows per optimizer step over all processes; sets accumulation. Changes what is learned."
     )
     max_tokens_per_batch: Count | None = option(
-        None, "Tokens per device and pass, special ones included; rows vary to fill it. Changes what is learned."
+        None, "Tokens per device and pass, special tokens included; the number of rows varies. Changes what is learned."
     )
     encoder_learning_rate: Positive | None = option(
         None, "Learning rate of encoders that train; --learning_rate is then the head's."
     )
     nan_policy: Literal["stop", "skip"] = option(
-        "stop", "A step whose loss or gradient is NaN or infinite: end the run, or go on without that step."
+        "stop", "If the loss or a gradient of a step is NaN or infinite: end the run, or leave that step out."
     )
 
 
@@ -105,8 +105,8 @@ class SavingArguments:
 
     resume: str = option(
         "no",
-        "'auto' continues from the newest checkpoint in output_dir that verifies, 'no' starts anew, anything else is "
-        "the folder of a checkpoint.",
+        "'auto' continues from the newest intact checkpoint in output_dir, 'no' starts again, anything else "
+        "is the folder of a checkpoint.",
     )
     allow_changed: list[str] = option(
         [], "What may differ from the checkpoint's run: argument names, 'data', 'model', or 'all'."
@@ -117,7 +117,7 @@ class SavingArguments:
     max_hours: Positive | None = option(None, "Save and stop before the process is this old (Colab's limit).")
     keep_epoch_checkpoint: bool = option(False, "Also keep the newest checkpoint that ends an epoch.")
     save_total_size_gb: Positive | None = option(
-        None, "Most that the output folder may hold at any moment, in GB (10^9 bytes)."
+        None, "Limit on the size of the output folder at any moment, in GB (10^9 bytes)."
     )
     local_checkpoint_dir: str | None = option(
         None, "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
@@ -135,9 +135,7 @@ class EvaluatingArguments:
         "Rows of each evaluation during training: a count above 1, or a share up to 1.0 (0.05). The same rows every "
         "time, stratified by label and --group_column. A new best is confirmed on all rows.",
     )
-    eval_every_epochs: Count | None = option(
-        None, "With --eval_strategy epoch: evaluate after every so many epochs only."
-    )
+    eval_every_epochs: Count | None = option(None, "With --eval_strategy epoch: evaluate after every N-th epoch only.")
     early_stopping_patience: Count | None = option(
         None,
         "Stop after this many evaluations in a row whose interval excludes an improvement of "
@@ -156,11 +154,12 @@ class ReportingArguments:
 
     torch_profiler: Count | None = option(
         None,
-        "Optimizer steps to run under torch.profiler after warm-up, once: writes profile_trace.json.gz, and the ten "
-        "most costly operations into record and report. No rate includes them.",
+        "Number of optimizer steps to run under torch.profiler, once, after warm-up. Writes "
+        "profile_trace.json.gz, and the ten most costly operations into the report. Speeds leave these steps "
+        "out.",
     )
     dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
-        None, "Price of the machine per hour, for the money in the report."
+        None, "Price of the machine per hour; the report then says what the run cost."
     )
 
 

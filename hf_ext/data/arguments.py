@@ -97,16 +97,16 @@ class LabelledArguments(ReadingArguments):
     group_column: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": "Column whose values are scored each by itself, such as antigen: the mean Spearman over those of "
-            "10 rows and more is in every evaluation."
+            "help": "Column of groups, such as antigen, that are scored separately: every evaluation has the mean "
+            "Spearman over groups of 10 rows or more."
         },
     )
     interval_by: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": "Column whose values the intervals resample, such as antibody, or rows. Left out: what the split "
-            "held out together: its group or cluster, or a group or sequence whose values repeat in test and are not "
-            "in training; else rows."
+            "help": "Column whose values the intervals resample, such as antibody; or 'rows'. Left out: what the split "
+            "held out together (its group or cluster, or a group or sequence that repeats in test and is not in "
+            "training), else rows."
         },
     )
 
@@ -128,7 +128,7 @@ class DataArguments(LabelledArguments):
         default=None,
         metadata={
             "help": "How to split where neither a column nor files say it: random (the default), group:COLUMN (whole "
-            "groups on one side) or cluster (sequences alike by --cluster_identity on one side)."
+            "groups on one side) or cluster (similar sequences on one side, see --cluster_identity)."
         },
     )
     split_sizes: list[float] = field(

@@ -20,10 +20,13 @@ class DoctorArguments:
 
     device: None | str = field(  # noqa: RUF036
         default=None,
-        metadata={"help": "A machine that is not this one: t4, a100, a100-80gb, h100, rtx-4090, sm86, ... (its card)."},
+        metadata={
+            "help": "Look at another card instead of this machine: t4, a100, a100-80gb, h100, rtx-4090, sm86, ..."
+        },
     )
     measure_seconds: float = field(
-        default=2.0, metadata={"help": "How long to time a layer, or steps, of the model on this machine; 0: do not."}
+        default=2.0,
+        metadata={"help": "Seconds for timing a layer, or steps, of the model on this machine; 0 times nothing."},
     )
     json: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "File to write the same findings to, as JSON."}

@@ -36,9 +36,9 @@ def flag(default: Any, text: str) -> Any:
 class WritingArguments:
     """How antibodies are drawn, and what they are examined by: for all recipes that write some."""
 
-    temperature: float = flag(TEMPERATURE, "Of what is written; below 1 the likely becomes likelier.")
-    top_k: int | None = flag(None, "Only so many of the likeliest tokens.")
-    top_p: float | None = flag(None, "Only the likeliest tokens that together have this probability.")
+    temperature: float = flag(TEMPERATURE, "Temperature of sampling; below 1, likely tokens become likelier.")
+    top_k: int | None = flag(None, "Draw from this many of the likeliest tokens only.")
+    top_p: float | None = flag(None, "Draw only from the likeliest tokens that together have this probability.")
     discriminator: str | None = flag(
         None, "Folder or Hub id of a model of recipes/max_speed.py, which predicts affinities of outputs."
     )
@@ -70,7 +70,9 @@ class GeneratorArguments(WritingArguments):
     )
     antigen_column: str = flag("antigen", "Column with the antigen's sequence.")
     heavy_column: str = flag("heavy", "Column with the heavy chain's variable domain.")
-    light_column: str | None = flag("light", "Column with the light chain's; '' for heavy chains alone.")
+    light_column: str | None = flag(
+        "light", "Column with the light chain's variable domain; '' for heavy chains alone."
+    )
     may_lack_light: bool = flag(False, "Rows may have an empty light chain, as nanobodies among pairs do.")
     min_affinity: float | None = flag(
         None,
@@ -84,7 +86,7 @@ class GeneratorArguments(WritingArguments):
         "lstm", "lstm, transformer, light (linear attention, one layer's weights), esm (--antigen_encoder)."
     )
     size: Literal["tiny", "small", "full"] | None = flag(
-        None, "Of the model; flags below change parts of it. " + describe_defaults("size")
+        None, "Size of the model; the flags below change parts of it. " + describe_defaults("size")
     )
     d_model: int | None = flag(None, "Width of embeddings and layers.")
     d_ff: int | None = flag(None, "Feed-forward width of a Transformer.")
@@ -110,10 +112,10 @@ class GeneratorArguments(WritingArguments):
     )
     num_judged: int = flag(
         200,
-        "Antibodies written for test antigens and judged in full: as many for each antigen; of more antigens than "
-        "that, a random choice.",
+        "Antibodies that are written for test antigens and judged in full, the same number for each antigen; "
+        "if there are more antigens, for a random choice of them.",
     )
-    num_reproduced: int = flag(100, "Training antigens whose antibody greedy decoding is asked for.")
+    num_reproduced: int = flag(100, "Training antigens for which greedy decoding should reproduce the antibody.")
     affinity_threshold: float = flag(THRESHOLD, "Outputs that the discriminator predicts at or above it are counted.")
     humanness: Literal["auto", "on", "off"] = flag(
         "auto", "OASis humanness (extra 'humanness'); auto: where that is installed."

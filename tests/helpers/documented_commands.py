@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import shlex
 from collections.abc import Callable
 from functools import cache
@@ -54,11 +55,17 @@ def all_commands() -> list[tuple[Path, str]]:
 
 
 def find_recipe(command: str) -> str | None:
-    """The module of the recipe that a command starts, or None."""
+    """The script of the recipes, or the subcommand of `hf-ext`, that a command starts, or None."""
     found = SCRIPT.search(command)
-    if found is None:
-        return None
-    return f"hf_ext.recipes.{found[1].replace('/', '.')}" if found[1] else COMMANDS[found[2]][0]
+    return None if found is None else found[1] or found[2]
+
+
+@cache
+def find_main(script: str | None, subcommand: str | None) -> Callable[[list[str]], Any]:
+    """The function that both run."""
+    if script is None:
+        return import_module(COMMANDS[str(subcommand)][0]).main
+    return runpy.run_path(str(ROOT / "recipes" / f"{script}.py"), run_name="documented")["main"]
 
 
 def parse(command: str) -> Any:
@@ -79,7 +86,7 @@ def start(command: str) -> Parsed:
         for owner, name in PARSERS:
             patch.setattr(owner, name, _stopping(getattr(owner, name)))
         try:
-            import_module(str(find_recipe(command))).main(words)
+            find_main(found[1], found[2])(words)
         except Parsed as parsed:
             if "--" in words:
                 start(f"{parsed.values[0].recipe} {shlex.join(words[words.index('--') + 1 :])}")

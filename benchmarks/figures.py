@@ -1,0 +1,116 @@
+"""The pictures of docs/, drawn from benchmarks/results/; `tables.py` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+WIDTH, LABELS, BAR, GAP, TOP = 760, 300, 18, 8, 44
+COLOURS = {"full": "#4c78c8", "lora": "#2a9d6f", "frozen": "#8b949e"}
+# Text has enough contrast on white and on black; where the reader's system is dark, it is lighter.
+STYLE = (
+    "text{font:13px sans-serif;fill:#656d76}.title{font-weight:bold}"
+    "@media(prefers-color-scheme:dark){text{fill:#9198a1}}"
+)
+CASES = {  # of the ledger -> as the picture calls them
+    "full": "full fine-tuning, float32",
+    "full, bf16": "bf16",
+    "full, fused GELU": "fused GELU",
+    "full, AdamW in 8 bits": "AdamW in 8 bits",
+    "full, recomputing attention": "all but attention recomputed",
+    "full, all together": "these four together",
+    "LoRA": "LoRA, float32",
+    "LoRA, bf16, half base": "bf16, frozen weights in it too",
+    "LoRA, all together": "and packed, fused GELU, recomputed",
+    "frozen": "frozen, encoding only",
+}
+
+
+def memory_switches() -> str:
+    """Peak memory of one training step of ESM-2 150M, counted, by what trains and which switches are on."""
+    rows = {row["case"]: row for row in json.loads((RESULTS / "memory_ledger_cpu.json").read_text())["rows"]}
+    settings = rows["full"]["settings"]
+    bars = [
+        (label, rows[case]["allocations"]["bytes"] / 2**30, COLOURS[rows[case]["settings"]["trains"]])
+        for case, label in CASES.items()
+    ]
+    title = (
+        f"ESM-2 {settings['size']}, {settings['rows']} x {settings['length']} tokens: "
+        "most memory at once in a training step, GiB"
+    )
+    return bar_chart(title, bars)
+
+
+def bar_chart(title: str, bars: list[tuple[str, float, str]]) -> str:
+    """Horizontal bars as SVG without a background.
+
+    Args:
+        bars: (label, value above 0, colour) of each, from the top.
+    """
+    scale = (WIDTH - LABELS - 60) / max(value for _, value, _ in bars)
+    height = TOP + len(bars) * (BAR + GAP)
+    lines = _open_svg(title, height)
+    for place, (label, value, colour) in enumerate(bars):
+        y, length = TOP + place * (BAR + GAP), max(1, round(value * scale))
+        lines += [
+            f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(label)}</text>',
+            f'<rect x="{LABELS}" y="{y}" width="{length}" height="{BAR}" fill="{colour}" rx="2"/>',
+            f'<text x="{LABELS + length + 6}" y="{y + 14}">{value:.2f}</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def verdicts() -> str:
+    """RMSE of two runs without settings beside their baselines, one better than all and one that is not."""
+    runs = json.loads((RESULTS / "default_runs.json").read_text())["runs"]
+    groups = []
+    for data in ("gb1", "her2"):
+        run = next(run for run in runs if run["data"] == data and run["asked"] == "auto")
+        title = f"{data}: {run['verdict']['text'].partition(':')[0].lower()} ({run['sizes']['test']:,} test rows)"
+        groups.append((title, {name: scores["rmse"] for name, scores in run["scores"].items()}))
+    return interval_chart("RMSE on the test rows, with 95 % intervals (lower is better)", groups)
+
+
+def interval_chart(title: str, groups: list[tuple[str, dict[str, Any]]]) -> str:
+    """A dot and its interval per predictor, in groups with a title each, as SVG without a background.
+
+    Args:
+        groups: (title, {name: {"value", "low", "high"}}) of each, from the top.
+    """
+    scale = (WIDTH - LABELS - 60) / max(score["high"] for _, scores in groups for score in scores.values())
+    y, lines = TOP, []
+    for heading, scores in groups:
+        lines.append(f'<text class="title" x="8" y="{y + 14}">{escape(heading)}</text>')
+        y += BAR + GAP
+        for name, score in scores.items():
+            low, value, high = (round(LABELS + score[key] * scale) for key in ("low", "value", "high"))
+            colour, middle = COLOURS["full" if name == "model" else "frozen"], y + BAR // 2
+            lines += [
+                f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(name)}</text>',
+                f'<path d="M{low} {middle}H{high}" stroke="{colour}" stroke-width="3"/>',
+                f'<circle cx="{value}" cy="{middle}" r="5" fill="{colour}"/>',
+                f'<text x="{high + 8}" y="{y + 14}">{score["value"]:.2f}</text>',
+            ]
+            y += BAR + GAP
+        y += GAP
+    return "\n".join([*_open_svg(title, y), *lines, "</svg>", ""])
+
+
+def _open_svg(title: str, height: int) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
+        f"<style>{STYLE}</style>",
+        f"<title>{escape(title)}</title>",
+        f'<text class="title" x="8" y="22">{escape(title)}</text>',
+    ]
+
+
+FIGURES: dict[Path, Callable[[], str]] = {
+    ROOT / "docs" / "memory_switches.svg": memory_switches,
+    ROOT / "docs" / "verdict.svg": verdicts,
+}
