@@ -109,9 +109,9 @@ class AffinityArguments:
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     binder_threshold: Annotated[float, FINITE] | None = option(
-        9.0,
+        None,
         "Labels at or above this count as hits for recall, precision, F1, average precision and enrichment at 1 and 5 "
-        "per cent, in every evaluation; null in YAML leaves them out.",
+        "per cent, in every evaluation: 9, say, of pKd. Left out: none of these.",
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
