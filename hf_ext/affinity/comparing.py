@@ -15,7 +15,7 @@ from ..data.arguments import DataArguments
 from ..data.columns import column_values
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW
-from ..data.splits import SPLIT_CLUSTER
+from ..data.split_rules import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
 from ..evaluation.alarms import AlarmKind, examine_predictions
 from ..evaluation.metrics import score_names

@@ -28,7 +28,6 @@ from ..cli import quick_imports
 from ..data.arguments import LabelledArguments
 from ..evaluation.requirements import REQUIRE
 from ..processes import refuse_several
-from .prediction_file import PREDICTION
 
 
 @dataclass
@@ -49,7 +48,7 @@ class EvaluateArguments:
         "Labels at or above this count as hits for recall and the other metrics of binders. Left out: that of the "
         "first model's training, if it had one.",
     )
-    prediction_column: str = option(PREDICTION, "Column with predictions in such a file.")
+    prediction_column: str = option("prediction", "Column with predictions in such a file.")
     output: str | None = option(None, "JSON file to write, with all numbers.")
     seed: Annotated[int, SEED] = option(42, "Of the bootstrap behind intervals.")
 

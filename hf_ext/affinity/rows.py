@@ -14,7 +14,7 @@ from ..data.arguments import DataArguments
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..data.loading import LoadedData, load_data
 from ..data.split_report import find_missing
-from ..data.splits import SPLIT_CLUSTER
+from ..data.split_rules import SPLIT_CLUSTER
 from ..errors import ArgumentError
 from ..evaluation import label_audit
 from ..evaluation.resampling import ResamplingUnits

@@ -29,6 +29,8 @@ from .rows import describe_rows, find_lone_value, find_units, held_out_values, l
 from .scoring import read_requirements, score_split
 from .stacking import fit_ridge
 
+DEMO_THRESHOLD = 9.0  # pKd of the generated table
+
 
 @dataclass
 class AffinityData:
@@ -81,6 +83,8 @@ class TrainedModel:
 
 def check(run: Run) -> None:
     """See `Task.check`."""
+    if run.data_args.dataset_name is None and "binder_threshold" not in run.explicit:
+        run.model_args.binder_threshold = DEMO_THRESHOLD
     settle_measure(run.args, run.model_args.loss)
     check_measure(run.args, run.model_args.loss, evaluated(run))
     read_requirements(run.model_args, run.data_args)

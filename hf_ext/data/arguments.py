@@ -7,9 +7,9 @@ from typing import Literal, Optional
 
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
-from .near_copies import MIN_IDENTITY
-from .splits import (
+from .split_rules import (
     CLUSTER_IDENTITY,
+    MIN_IDENTITY,
     SMALLEST_IDENTITY,
     SPLIT_CLUSTER,
     check_cluster_identity,

@@ -17,7 +17,6 @@ from scipy.sparse import csr_matrix
 from tqdm.auto import tqdm
 
 Sequences = Sequence[str] | np.ndarray[Any, Any]  # arrays of Python strings
-MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 MAX_K = 5
 KMER_COLUMNS = 2**20  # 5-mers share columns: pairs may seem to share more of them, never fewer
 LETTERS = 27  # A to Z, and one for all others

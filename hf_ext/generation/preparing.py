@@ -15,7 +15,8 @@ from ..data.columns import column_names, column_values
 from ..data.loading import check_labels, load_data
 from ..data.reading import local_files, peek_columns
 from ..data.split_report import find_missing, leak_report
-from ..data.splits import SPLIT_CLUSTER, draw_rows
+from ..data.split_rules import SPLIT_CLUSTER
+from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
 from ..reporting.units import format_cell
