@@ -83,29 +83,20 @@ def test_plan_json_holds_decisions_hardware_versions_and_facts(tmp_path, demo_ro
     assert "preset max_speed" in trainer.plan.table()
 
 
-def test_process_wide_settings_are_switched_back_by_end(
+def test_process_wide_settings_are_switched_back_at_the_end_and_where_no_trainer_can_be_built(
     tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
 ):
     monkeypatch.setattr("hf_ext.speedups.precision.is_amd_cpu", lambda: True)
     monkeypatch.setattr("hf_ext.speedups.precision.MAX_ERROR", 1.0)
     before = torch_settings()
     model, collator = make_affinity()
-    args = make_args(tmp_path, speedups=["cpu_matmul"])
-    trainer = FastTrainer(model, args, collator, demo_rows)
+    given = (model, make_args(tmp_path, speedups=["cpu_matmul"]), collator, demo_rows)
+    trainer = FastTrainer(*given)
     assert torch_settings() != before
     trainer.end()
     assert torch_settings() == before
-
-
-def test_process_wide_settings_are_switched_back_when_the_trainer_cannot_be_built(
-    tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
-):
-    monkeypatch.setattr("hf_ext.speedups.precision.is_amd_cpu", lambda: True)
-    monkeypatch.setattr("hf_ext.speedups.precision.MAX_ERROR", 1.0)
-    before = torch_settings()
-    model, collator = make_affinity()
     with pytest.raises(TypeError):
-        FastTrainer(model, make_args(tmp_path, speedups=["cpu_matmul"]), collator, demo_rows, no_such_argument=1)
+        FastTrainer(*given, no_such_argument=1)
     assert torch_settings() == before
 
 

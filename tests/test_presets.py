@@ -74,6 +74,7 @@ def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
 def test_presets_compose_and_the_later_one_wins():
     assert parse("--preset", "max_speed+baseline").speedups == []
     assert parse("--preset", "baseline+max_speed").speedups == ["all"]
+    assert parse("--preset", "low_disk+low_memory").save_total_limit == 1
     args = make(preset="low_memory+quick_eval", per_device_train_batch_size=4, eval_subset=0.5)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 8)
     assert (args.eval_subset, args.eval_every_epochs) == (0.5, 2)

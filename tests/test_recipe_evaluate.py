@@ -83,7 +83,7 @@ def test_nine_values_are_called_collapsed(labelled, capsys):
 
 def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, capsys):
     files = given("old.csv", OLD), given("new.csv", NEW)
-    found = labelled(*files, words="--require spearman>=0.80 recall>=0.40 rmse<=0.6")
+    found = labelled(*files, words="--binder_threshold 9 --require spearman>=0.80 recall>=0.40 rmse<=0.6")
     assert [one["passed"] for one in found["requirements"]["new.csv"]] == [True, True, True]
     assert "old.csv" not in found["requirements"]
     with pytest.raises(SystemExit) as end, exit_on_errors():
@@ -100,6 +100,7 @@ def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, c
 def test_what_cannot_be_scored_is_refused(labelled):
     for words, message in (
         ("--require spearmann>=0.6", "unknown metric 'spearmann'"),
+        ("--require recall>=0.4", "recall needs --binder_threshold"),
         ("--metric accuracy", "--metric accuracy: allowed here are spearman, "),
     ):
         with pytest.raises((ArgumentError, DataError), match=message):

@@ -93,21 +93,14 @@ def test_without_a_preset_fast_trainer_trains_bit_for_bit_like_trainer(kind, tok
     assert not same_weights(other.model, stock.model)
 
 
-def test_a_plain_esm_resumes_with_its_layer_norms_and_stock_trainer_does_not(tokenizer, demo_rows, tmp_path):
-    def train(trainer_cls, args_cls, folder, **given):
-        saving = {"save_strategy": "steps", "save_steps": 3, "warmup_steps": 0, **given}
-        return train_plain(trainer_cls, args_cls, "classification", tokenizer, demo_rows, folder, **saving)
-
-    whole = train(FastTrainer, FastTrainingArguments, tmp_path / "a")
-    checkpoint = str(tmp_path / "a" / "checkpoint-3")
-    resumed = train(FastTrainer, FastTrainingArguments, tmp_path / "b", resume=checkpoint)
+def test_a_plain_esm_resumes_with_its_layer_norms(tokenizer, demo_rows, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 3, "warmup_steps": 0}
+    given = (FastTrainer, FastTrainingArguments, "classification", tokenizer, demo_rows)
+    whole = train_plain(*given, tmp_path / "a", **saving)
+    resumed = train_plain(*given, tmp_path / "b", resume=str(tmp_path / "a" / "checkpoint-3"), **saving)
     assert losses(resumed)[-3:] == losses(whole)[-3:]
     assert same_weights(resumed.model, whole.model)
     assert same_weights(EsmForSequenceClassification.from_pretrained(tmp_path / "a" / "checkpoint-6"), whole.model)
-
-    train(Trainer, TrainingArguments, tmp_path / "c")
-    stock = train(Trainer, TrainingArguments, tmp_path / "d", resume=str(tmp_path / "c" / "checkpoint-3"))
-    assert not same_weights(stock.model, whole.model)  # when this fails, upstream is mended: drop `_own_names`
 
 
 # --- towers and a head: live against cached --------------------------------------------------------------------------

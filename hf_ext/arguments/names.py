@@ -10,8 +10,19 @@ _OTHER_NAMES = {
     "learning_rate": "lr",
     "per_device_train_batch_size": "batch bs batch_size train_batch_size",
     "per_device_eval_batch_size": "eval_batch_size",
-    "num_train_epochs": "epoch epochs num_epochs",
+    "gradient_accumulation_steps": "grad_accum gradient_accumulation accumulation",
+    "num_train_epochs": "epoch epochs num_epochs max_epochs",
     "weight_decay": "wd",
+    "max_grad_norm": "clip grad_clip clip_grad",
+    "bf16": "amp half precision",
+    "speedups": "optim_ext find_batch_size muon cpu_offload packing compile",
+    "lora_r": "rank lora_rank",
+    "head_dropout": "dropout",
+    "early_stopping_patience": "patience",
+    "metric_for_best_model": "metric",
+    "dataloader_num_workers": "workers",
+    "report_to": "wandb tensorboard",
+    "split_sizes": "test_size val_size valid_size",
     "warmup_steps": "warmup warmup_ratio",
     "eval_subset": "max_eval_samples",
     "encoders": "model models model_name encoder model_name_or_path",
@@ -22,7 +33,13 @@ _OTHER_NAMES = {
     "output_dir": "out output outdir",
 }
 # Subcommand -> arguments of it alone, which people give to others.
-_OF_COMMAND = {"doctor": "device json", "evaluate": "test_of", "sample": "antigen num_samples"}
+_OF_COMMAND = {
+    "doctor": "device json",
+    "evaluate": "test_of",
+    "sample": "antigen num_samples",
+    "mlm": "model_size mlm_probability",
+    "generate": "gates humanness",
+}
 
 
 def is_secret(name: str) -> bool:
@@ -37,5 +54,5 @@ def name_nearest(name: str, known: Iterable[str]) -> str:
         if bare in names.split():
             return f", did you mean that of `hf-ext {command}`?"
     ours = [word for one, others in _OTHER_NAMES.items() if bare in others.split() for word in (f"--{one}", one)]
-    close = [word for word in ours if word in known] or difflib.get_close_matches(name, known, n=1)
+    close = [word for word in ours if word in known] or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f", did you mean {close[0]!r}?" if close else ""

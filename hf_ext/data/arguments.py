@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Optional
+from typing import Annotated, Literal, Optional
 
-from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
+from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
 from ..errors import ArgumentError
 from .split_rules import (
     CLUSTER_IDENTITY,
@@ -57,7 +57,7 @@ class ReadingArguments:
         default="refuse",
         metadata={"help": "remove: take the gaps - and . out of sequences. refuse: the row is unusable."},
     )
-    max_residues: Optional[int] = field(  # noqa: UP045
+    max_residues: Annotated[int, COUNT] | None = field(
         default=None,
         metadata={"help": "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."},
     )
@@ -135,7 +135,7 @@ class DataArguments(LabelledArguments):
         default_factory=lambda: [0.8, 0.1, 0.1],
         metadata={"help": "Shares of train, validation and test; they sum to 1."},
     )
-    split_seed: int = field(
+    split_seed: Annotated[int, SEED] = field(
         default=42, metadata={"help": "Seed of the split; apart from --seed, so that repeated runs share one test set."}
     )
     cluster_column: Optional[str] = field(  # noqa: UP045
@@ -155,13 +155,13 @@ class DataArguments(LabelledArguments):
             "separated by a tab, as MMseqs2 writes; members are named as in --id_column."
         },
     )
-    max_train_samples: Optional[int] = field(  # noqa: UP045
+    max_train_samples: Annotated[int, COUNT] | None = field(
         default=None, metadata={"help": "Train on a random subset of this many rows (the first ones of a stream)."}
     )
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_ranges(self, {"max_train_samples": COUNT, "max_residues": COUNT, "split_seed": SEED})
+        check_ranges(self, ranges_in_types(DataArguments))
         check_sizes(self.split_sizes)
         if self.cluster_identity is not None:
             check_cluster_identity(self.cluster_identity)

@@ -14,6 +14,7 @@ from ..errors import ArgumentError, RequirementsFailed
 from ..reporting.scores import REQUIRED_HEADERS, required_rows
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell, is_finite, less_is_better
+from .metrics import THRESHOLD_METRICS
 
 REQUIRE = {  # of the field `require` of a recipe's arguments
     "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". If a score misses '
@@ -58,6 +59,8 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requi
                 'file: "spearman>=0.60".'
             )
         metric, sign, number = match.groups()
+        if metric in THRESHOLD_METRICS and metric not in known:
+            raise ArgumentError(f"--require {text!r}: {metric} needs --binder_threshold.")
         if metric not in known:
             near = name_nearest(metric, known)
             raise ArgumentError(

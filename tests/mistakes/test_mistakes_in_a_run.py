@@ -66,10 +66,3 @@ def test_repeated_rows_of_unlike_labels_are_in_the_report(mistaken, innocent):
         "num_groups": 0,
         "num_disagreeing": 0,
     }
-
-
-def test_a_default_threshold_that_fits_nothing_leaves_its_scores_out(tmp_path, demo_encoders, innocent):
-    results, log, _ = run(tmp_path, demo_encoders[1], pKd=[round(label - 3, 4) for label in BASE["pKd"]])
-    assert "recall, precision and F1 are left out" in log
-    assert "recall" not in results["test"]["scores"]["model"]
-    assert "recall" in innocent[0]["test"]["scores"]["model"]
