@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ import torch
 from datasets import Dataset
 from hub_server import Fault, HubServer, find_token, serve_hub
 from huggingface_hub import HfApi, snapshot_download
-from locations import HELPERS
 from miniature_esm import make_esm
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, TrainerCallback
@@ -32,9 +30,6 @@ from hf_ext.errors import ArgumentError, TrainingStopped
 from hf_ext.hub import HubError, model_files, push, push_folder, pusher
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-# --- pushes over a real socket to a server that speaks the Hub's API --------------------------------------------------
-
 
 TOKEN = "hf_" + "canary" * 5 + "bird"
 # What a run leaves in its folder and must stay there; each holds the token.
@@ -276,7 +271,7 @@ def test_the_command_in_the_error_repeats_the_push(hub, folder, monkeypatch):
     assert_token_stayed_here(hub)
 
 
-# --- `--push_to_hub` from a Trainer, over a real socket to a server that speaks the Hub's API and can mis -------------
+# --- from a trainer ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -541,28 +536,7 @@ def test_a_stop_does_not_wait_for_a_hub_that_hangs(make_trainer, hub, tmp_path, 
 # What processes leave
 
 
-def start(folder, *given) -> subprocess.Popen:
-    words = [sys.executable, str(HELPERS / "pushing_process.py"), str(folder), *given]
-    return subprocess.Popen(words, env={**os.environ, "HF_TOKEN": TOKEN}, stdout=PIPE, stderr=STDOUT, text=True)
-
-
-@pytest.mark.nightly
-def test_a_process_killed_in_a_push_leaves_all_whole_and_the_next_push_mends_the_hub(hub, tmp_path):
-    hub.faults.append(Fault("POST", "commit", call=lambda: process.kill()))
-    process = start(tmp_path / "run", "max_steps=4")
-    process.communicate(timeout=300)
-    assert process.returncode == -9
-    assert len(hub.repositories["me/x"].commits) <= 2  # what the dead process had asked for, whole or not at all
-    process = start(tmp_path / "run", "max_steps=4")
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
-    trained = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert hub.repositories["me/x"].files["model.safetensors"] == trained
-    assert messages(hub)[-1] == "Model save"  # which the end of the process has waited for
-    assert sorted(path.name for path in (tmp_path / "run").glob("*checkpoint*")) == ["checkpoint-4"]
-
-
-# --- what a user of the recipe pushes, predicts from its name ---------------------------------------------------------
+# --- from a recipe ----------------------------------------------------------------------------------------------------
 
 
 PUSHING = ("--push_to_hub", "true", "--hub_model_id", "me/x", "--hub_strategy", "every_save", "--hub_token", TOKEN)

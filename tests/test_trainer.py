@@ -37,9 +37,6 @@ from hf_ext.plan import Plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-# --- fastTrainer ------------------------------------------------------------------------------------------------------
-
-
 QUIET = {
     "use_cpu": True,
     "report_to": "none",
@@ -254,9 +251,6 @@ def test_frozen_towers_are_cached_beside_towers_that_train(fast_trainer, grouped
     assert metrics["eval_num_distinct"] > 1
 
 
-# --- embeddings of a trainer ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def make(make_affinity, demo_rows, tmp_path):
     """A trainer on 12 rows, with a cache or not."""
@@ -272,7 +266,7 @@ def make(make_affinity, demo_rows, tmp_path):
     return make_trainer
 
 
-# --- the plan of a trainer --------------------------------------------------------------------------------------------
+# --- its plan ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_is_raised_before_anything_is_carried_out(tmp_path):
@@ -315,7 +309,7 @@ def test_a_full_disk_is_said_and_costs_nothing_else_and_other_errors_are_raised(
     assert ("plan.json was not written: " in caplog.text) != is_raised
 
 
-# --- encoders that train get their own learning rate ------------------------------------------------------------------
+# --- rates ------------------------------------------------------------------------------------------------------------
 
 
 def make_groups(model, folder, **given) -> list[dict]:

@@ -57,7 +57,7 @@ def kill_at_random(bench: Bench, table: Table, family: str, num_kills: int, seed
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_killed_at_random_goes_on_by_itself_and_ends_as_if_nothing_was(bench, table, family):
-    assert kill_at_random(bench, table, family, num_kills=4, seed=0) == []
+    assert kill_at_random(bench, table, family, num_kills=6, seed=0) == []
 
 
 @pytest.mark.nightly

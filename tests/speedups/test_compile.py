@@ -16,9 +16,6 @@ from hf_ext.models.activation_checkpointing import POLICIES
 from hf_ext.models.blocks import find_blocks
 from hf_ext.plan import make_plan
 
-# --- trainers whose blocks are compiled by a cheap backend, on a CPU --------------------------------------------------
-
-
 BLOCKS = {"speedups": ["compile"]}
 
 
@@ -37,9 +34,6 @@ def graphs_of(trainer) -> dict:
     """What the plan on disk says of `compile`."""
     written = json.loads((Path(trainer.args.output_dir) / "plan.json").read_text())["decisions"]
     return next(decision["evidence"] for decision in written if decision["name"] == "compile")
-
-
-# --- blocks compiled in place -----------------------------------------------------------------------------------------
 
 
 PACKED_BLOCKS = {"speedups": ["attention", "packing", "compile"]}
@@ -112,7 +106,7 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     assert largest_weight_difference(compiled.model, stock.model) < 1e-5
 
 
-# --- policies in a run ------------------------------------------------------------------------------------------------
+# --- recomputed activations -------------------------------------------------------------------------------------------
 
 
 PACKED = {"speedups": ["attention", "packing"]}

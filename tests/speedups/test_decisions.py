@@ -27,9 +27,6 @@ from hf_ext.speedups import (
 )
 from hf_ext.training_args import FastTrainingArguments
 
-# --- what is decided from facts alone, for machines that need not be present ------------------------------------------
-
-
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", **NUMBERS)
 T5, OTHER = replace(ESM, families=("t5",)), replace(ESM, families=("roformer",))
@@ -374,7 +371,7 @@ def test_half_precision_that_was_refused_is_not_used(card, refused, reason):
     assert precision.decide(found).reason == reason
 
 
-# --- every speed-up is in the registry once and says what it is -------------------------------------------------------
+# --- the registry -----------------------------------------------------------------------------------------------------
 
 
 NAMES = [speedup.NAME for speedup in REGISTRY]
@@ -403,7 +400,7 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     assert order["compile"] == len(NAMES) - 1
 
 
-# --- bf16 on a CPU is taken where its products are the faster ones ----------------------------------------------------
+# --- bf16 on CPUs -----------------------------------------------------------------------------------------------------
 
 
 WITH, WITHOUT = {"avx512_bf16", "amx_bf16"}, {"avx512_bf16"}
@@ -423,7 +420,7 @@ def test_a_cpu_that_lists_bf16_is_fast_in_it_with_amx_or_of_amd(tmp_path, monkey
     assert make_trainer(tmp_path / "asked for", speedups=["precision"], bf16=True).args.bf16
 
 
-# --- one thread for each core, where nobody said how many -------------------------------------------------------------
+# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -464,7 +461,7 @@ def test_a_run_trains_on_a_thread_per_core_and_gives_them_back(nobody_said, monk
     assert largest_weight_difference(trainer.model, alone.model) < 1e-6
 
 
-# --- what the plan says of several processes --------------------------------------------------------------------------
+# --- several processes ------------------------------------------------------------------------------------------------
 
 
 RECOMPUTES = {"ACTIVATION_CHECKPOINTING": "true"}
@@ -596,7 +593,7 @@ def test_fsdp2_wraps_the_classes_of_the_model_or_those_that_the_user_names(fsdp2
     assert (refused.status, "T5Block: the model has no such module" in refused.reason) == ("refused", True)
 
 
-# --- process-wide settings -------------------------------------------------------------------------------------------
+# --- what an applied decision sets ------------------------------------------------------------------------------------
 
 
 def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch_settings, monkeypatch):

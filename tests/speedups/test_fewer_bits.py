@@ -24,9 +24,6 @@ from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-# --- loRA in the plan -------------------------------------------------------------------------------------------------
-
-
 ROWS = Dataset.from_dict({"input_ids": [[0, 5, 6, 7, 8 + i, 2] for i in range(8)], "labels": [0, 1] * 4})
 
 
@@ -64,7 +61,7 @@ def test_a_model_that_brings_its_adapters_is_not_wrapped_again(trainer_of, make_
         trainer_of(make_affinity("full", "full")[0], demo_rows, collator)
 
 
-# --- loRA beside a frozen base in half precision, 8 or 4 bits ---------------------------------------------------------
+# --- a frozen base in half precision, 8 or 4 bits ---------------------------------------------------------------------
 
 
 FIXED = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
@@ -273,7 +270,7 @@ def test_the_cache_tells_bits_apart_and_gives_what_is_computed_live(make_affinit
     assert not torch.allclose(live, exact, atol=1e-5)
 
 
-# --- bitsandbytes' 8-bit optimizers by Trainer's own names ------------------------------------------------------------
+# --- optimizers in 8 bits ---------------------------------------------------------------------------------------------
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
@@ -291,9 +288,6 @@ def make_coded_trainer(folder, collator=pad_rows, **given):
 
 def states(trainer) -> set[torch.dtype]:
     return {state["state1"].dtype for state in trainer.optimizer.state.values()}
-
-
-# --- whole runs -------------------------------------------------------------------------------------------------------
 
 
 def test_the_states_on_disk_are_codes_maps_and_scales(tmp_path):

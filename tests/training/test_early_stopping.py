@@ -20,9 +20,6 @@ from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.row_metrics import RowMetrics, choose_rows
 from hf_ext.trainer import FastTrainer
 
-# --- early stopping in a run ------------------------------------------------------------------------------------------
-
-
 # Improves, gets worse, wavers, and settles where it is not certainly worse than the best: patience 2 stops at step 7.
 RUN = [model_of(e, i) for i, e in enumerate([1.5, 0.5, 1.0, 0.5])]
 RUN += [model_of(0.5, 3) + 1e-4 * NOISE[10 + i] for i in range(4)]
@@ -195,7 +192,7 @@ def test_what_cannot_be_compared_is_refused_before_training_with_the_remedy(tmp_
         make(early_stopping_patience=3, **given)
 
 
-# --- alarms about predictions that collapse ---------------------------------------------------------------------------
+# --- alarms of collapse -----------------------------------------------------------------------------------------------
 
 
 GOOD = model_of(0.3)
@@ -254,7 +251,7 @@ def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):
     assert resumed.collapse_alarms == whole.collapse_alarms
 
 
-# --- metrics of binders and within groups in every evaluation of a run ------------------------------------------------
+# --- binders and groups -----------------------------------------------------------------------------------------------
 
 
 ANTIGENS = np.array([f"antigen {i % 8}" for i in range(NUM_ROWS)])  # of 25 rows each

@@ -15,21 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from parts_alone import make_args
 from small_runs import make_trainer as make_profiled_trainer
-from transformers import PrinterCallback, TrainerCallback, TrainerState
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
-from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
+from watched_runs import Kill, make_script, make_trainer, model_of
 
-from hf_ext.hardware import describe_hardware
 from hf_ext.reporting.operations import STEP
-from hf_ext.reporting.progress import LiveProgress
-from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.training.profiling import TRACE
-from hf_ext.training.progress import SpeedLine
-
-# --- the bar shows what a person watches, notebooks take our metrics, and what is logged fits TensorBoard -------------
-
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
 
@@ -147,46 +139,7 @@ def test_tensorboard_gets_clear_names(tmp_path, caplog):
     assert "incorrect so we dropped" not in caplog.text
 
 
-# --- the line on speed ------------------------------------------------------------------------------------------------
-
-
-class Loop:
-    """Steps of 8 rows on a fake clock, with the events of Trainer for the two parts alone; one step warms up."""
-
-    def __init__(self, folder, bars=(), first_step=0, is_main=True, **given):
-        self.now = 1000.0
-        args = make_args(folder, **given)
-        model = Scripted()
-        self.args, self.model = args, model
-        self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
-        handler = SimpleNamespace(callbacks=bars)
-        trainer = SimpleNamespace(args=args, throughput=self.throughput, callback_handler=handler)
-        self.line = SpeedLine(trainer, self.clock)
-        self.state = TrainerState(max_steps=100, global_step=first_step, is_world_process_zero=is_main)
-        self.tell("train_begin")
-
-    def clock(self) -> float:
-        return self.now
-
-    def tell(self, event, **kwargs) -> None:
-        for part in (self.throughput, self.line):
-            getattr(part, f"on_{event}")(self.args, self.state, None, model=self.model, **kwargs)
-
-    def steps(self, count, wait, compute) -> Loop:
-        for _ in range(count):
-            self.now += wait
-            self.tell("step_begin")
-            self.model(script=torch.zeros(8, 1), labels=torch.zeros(8))
-            self.now += compute
-            self.state.global_step += 1
-            self.tell("step_end")
-        return self
-
-    def log(self) -> Loop:
-        logs = {"loss": 1.0}
-        self.throughput.extend_logs(logs, self.args, self.state)
-        self.tell("log", logs=logs)
-        return self
+# --- speed ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -194,37 +147,6 @@ def lines(caplog) -> Any:
     """What was logged on speed so far."""
     caplog.set_level(logging.INFO, logger="hf_ext")
     return lambda: [m.removeprefix("Speed: ") for m in caplog.messages if m.startswith("Speed: ")]
-
-
-@pytest.mark.parametrize(("passes", "line"), [(1, "0.25 batches/s"), (4, "1 batches/s")])
-def test_the_line_is_that_of_the_hand_computed_steps(tmp_path, lines, passes, line):
-    # 4 s a step; 98 of them are left. Batches are passes.
-    Loop(tmp_path, gradient_accumulation_steps=passes).steps(1, 0, 60).steps(2, 0.4, 3.6).log()
-    assert lines() == [f"{line}, 7 min left"]
-
-
-def test_nothing_is_said_in_the_warmup_and_evaluations_are_in_no_rate(tmp_path, lines):
-    loop = Loop(tmp_path).steps(1, 0, 50).log()
-    assert lines() == []
-    loop.steps(1, 0, 2)
-    loop.now += 500
-    loop.tell("evaluate", metrics={})
-    loop.steps(1, 0, 2)
-    # 98 steps of 2 s; then 97 of (2 + 500 + 2) / 2.
-    assert lines() == ["0.5 batches/s, 3 min left", "0.5 batches/s, 6.8 h left"]
-
-
-def test_a_card_falls_short_of_what_it_should_reach(tmp_path, lines, monkeypatch):
-    monkeypatch.setattr("hf_ext.reporting.throughput.detect_hardware", lambda device: describe_hardware("T4"))
-    bar = LiveProgress()
-    Loop(tmp_path, (bar,)).steps(20, 6, 6)
-    (said,) = lines()  # once: a bar has no room for the sentence
-    assert said.endswith(
-        "; below what this T4 should reach, because it waits for data 50% of the time (more --dataloader_num_workers)"
-    )
-
-
-# --- in a Trainer -----------------------------------------------------------------------------------------------------
 
 
 def test_without_a_bar_it_is_a_line_of_its_own_and_a_continued_run_shows_its_own_rates(tmp_path, lines):
@@ -246,7 +168,7 @@ def test_without_a_bar_it_is_a_line_of_its_own_and_a_continued_run_shows_its_own
     assert lines()[1].endswith(", 0 s left")
 
 
-# --- `--torch_profiler` -----------------------------------------------------------------------------------------------
+# --- a profile --------------------------------------------------------------------------------------------------------
 
 
 QUIET = {"eval_strategy": "no", "save_strategy": "no", "metric_for_best_model": None, "greater_is_better": None}

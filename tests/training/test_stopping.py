@@ -15,9 +15,6 @@ from closing_line import tally
 from locations import ROOT
 from train_until_stopped import Case, start
 
-# --- a run that is asked to stop saves, exits with its own code, and continues as if nothing had happened -------------
-
-
 STOPPED = 75
 CYCLES = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}  # 11 batches: 4 steps an epoch, the last of 2
 EACH_EPOCH = {"eval_strategy": "epoch", "logging_strategy": "epoch", "save_strategy": "epoch"}
