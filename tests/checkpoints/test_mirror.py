@@ -176,9 +176,9 @@ def copy_until(kill_at, folder):
             operations = itertools.count(1)
 
             def see(event, args):
-                if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and "drive" in str(args[0]):
-                    if next(operations) == kill_at:
-                        os.kill(os.getpid(), signal.SIGKILL)
+                changes = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
+                if changes and "drive" in str(args[0]) and next(operations) == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(see)
             save_and_copy(folder, lambda step: os.write(writing, bytes([step])))

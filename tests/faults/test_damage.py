@@ -8,7 +8,7 @@ import pytest
 from closing_line import cases
 from faulty_runs import (
     NUM_STEPS,
-    Maker,
+    KilledRun,
     bits,
     contents,
     flip,
@@ -65,19 +65,8 @@ def do_damage(folder, name, damage) -> None:
     assert path.read_bytes() != before
 
 
-class Family:
-    """An uninterrupted run, one that was killed after step 5, and copies of the latter's folder."""
-
-    def __init__(self, folder, template):
-        self.folder, self.make = folder, Maker(template)
-        self.make(folder / "whole").train()
-        self.whole = self.make.watch.weights
-        self.make.killed(folder / "killed", at=5)
-        self.num_copies = 0
-
-    def copy(self) -> Path:
-        self.num_copies += 1
-        return Path(shutil.copytree(self.folder / "killed", self.folder / f"copy-{self.num_copies}"))
+class Family(KilledRun):
+    """Copies of its folder are damaged."""
 
     def problems(self, folder, name, log, store=CheckpointStore) -> list[str]:
         """What is wrong with how a run treats the damaged file `name` of its newest checkpoint; [] is right."""

@@ -73,10 +73,7 @@ class Runs:
     def __init__(self, folder):
         self.folder, self.canary = folder, folder / "canary"
         self.make = {"esm": Maker(make_narrow_esm()), "lora": Maker(make_lora(folder / "base"))}
-        self.whole = {}
         for name, make in self.make.items():
-            make(folder / f"{name} whole").train()
-            self.whole[name] = make.watch.weights
             make.killed(folder / name, at=5)
             make.killed(folder / f"stock {name}", at=5, trainer=Trainer)
         self.outside = folder / "outside"

@@ -233,11 +233,6 @@ def run(folder, resume=None, model=None, **given) -> FastTrainer:
     return trainer
 
 
-def copied(folder, step, to) -> str:
-    shutil.copytree(folder / f"checkpoint-{step}", to / f"checkpoint-{step}")
-    return str(to / f"checkpoint-{step}")
-
-
 def test_a_plain_run_leaves_no_files_of_ours_beside_its_checkpoints(tmp_path):
     run(tmp_path / "plain")
     assert sorted(os.listdir(tmp_path / "plain")) == ["checkpoint-2", "checkpoint-4"]
