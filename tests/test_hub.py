@@ -26,6 +26,7 @@ from miniature_esm import make_esm
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, TrainerCallback
 
+from hf_ext.checkpoints.manifest import Manifest, hash_file
 from hf_ext.errors import ArgumentError, TrainingStopped
 from hf_ext.hub import HubError, model_files, push, push_folder, pusher
 from hf_ext.trainer import FastTrainer
@@ -120,6 +121,16 @@ def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(f
     for name in more:
         (folder / name).write_text("{}")
     assert [*model_files(folder)] == sorted(["model.safetensors", "config.json", "README.md", *more])
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "global_step2/optim_states.pt"])
+def test_a_checkpoint_with_pickles_of_a_library_is_not_sent(hub: HubServer, folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"pickle")
+    Manifest("run", 1, 0.5, {}, {name: hash_file(folder / name)}).write(folder)
+    with pytest.raises(ArgumentError, match=f"holds {name}, which only a library reads"):
+        send(folder, checkpoint_as="last-checkpoint")
+    assert hub.requests == []
 
 
 def test_a_link_stays_here_wherever_it_leads(folder, tmp_path):

@@ -107,6 +107,12 @@ def test_a_plain_esm_resumes_with_its_layer_norms_and_stock_trainer_does_not(tok
     assert not same_weights(stock.model, whole.model)  # when this fails, upstream is mended: drop `_own_names`
 
 
+def test_saving_keeps_the_tokenizer_of_a_stock_collator(tokenizer, demo_rows, tmp_path):
+    trainer = train_plain(FastTrainer, FastTrainingArguments, "masked", tokenizer, demo_rows, tmp_path, max_steps=1)
+    trainer.save_model(str(tmp_path / "model"))
+    assert EsmTokenizer.from_pretrained(tmp_path / "model")("MKT")["input_ids"] == tokenizer("MKT")["input_ids"]
+
+
 # --- towers and a head: live against cached --------------------------------------------------------------------------
 
 

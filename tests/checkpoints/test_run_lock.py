@@ -321,3 +321,15 @@ def test_a_trainer_that_only_evaluates_needs_no_folder_and_writes_none_of_anothe
                 refused()
         assert contents(tmp_path / "run") == before
         trainer.save_model(str(tmp_path / "elsewhere"))
+
+
+def test_a_run_that_was_taken_over_saves_no_more(tmp_path):
+    class TakeOver(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                plant_lock(tmp_path / "run")
+
+    with pytest.raises(FolderError, match="in use by another run"):
+        Maker(make_narrow_esm())(tmp_path / "run", callbacks=[TakeOver()]).train()
+    assert "checkpoint-4" not in names(tmp_path / "run")
+    assert (tmp_path / "run" / LOCK).is_file()

@@ -16,7 +16,7 @@ from stock_runs import BEST, ESM_KINDS, KINDS, LAYER_NORMS, NUM_STEPS, SAVED, Ru
 from transformers import Trainer
 
 from hf_ext.checkpoints.compare import compare_runs
-from hf_ext.errors import CheckpointError
+from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -126,6 +126,35 @@ def test_what_trains_and_how_adapters_are_scaled_are_part_of_the_model(bench, tm
     trainer.model.peft_config["default"].lora_alpha = 9
     message = refusal_of(trainer, tmp_path / "lora" / f"checkpoint-{SAVED}")
     assert "\n  model.adapters.default.lora_alpha: 8 in the checkpoint, 9 now" in message
+
+
+def test_an_unknown_name_to_allow_is_refused_with_those_that_there_are(bench, tmp_path):
+    trainer, _ = bench.changed(tmp_path, {}, allow_changed=["lerning_rate"])
+    with pytest.raises(ArgumentError, match=r"unknown \['lerning_rate'\]. Known: all, .*learning_rate"):
+        trainer.train(resume_from_checkpoint=str(bench.checkpoint))
+
+
+class Masking:
+    """A collator with a setting."""
+
+    def __init__(self, collate, mask_share):
+        self.collate, self.mask_share = collate, mask_share
+
+    def __call__(self, rows):
+        return self.collate(rows)
+
+
+def test_settings_of_the_collator_are_compared(bench, tmp_path):
+    def make(folder, share):
+        trainer, _ = bench.make(KIND, FastTrainer, tmp_path / folder)
+        trainer.data_collator = Masking(trainer.data_collator, share)
+        return trainer
+
+    make("old", 0.15).train()
+    trainer, checkpoint = make("new", 0.3), tmp_path / "old" / f"checkpoint-{SAVED}"
+    assert "\n  collator.mask_share: 0.15 in the checkpoint, 0.3 now" in refusal_of(trainer, checkpoint)
+    trainer.args.allow_changed = ["collator"]
+    trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 # --- recorded --------------------------------------------------------------------------------------------------------

@@ -211,6 +211,14 @@ def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
     check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
 
 
+def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path, whole, tally, monkeypatch):
+    with counted(tally, "others"), monkeypatch.context() as patch:
+        arm = ArmAt(Faults("weights", errno.ENOSPC, patch), 1, only_once=False, but_not=(2, 3, 6, 7))
+        weights, code, _ = run(tmp_path, callbacks=[arm], save_steps=1)
+    assert (code, weights) == (0, whole[0])
+    assert steps(tmp_path) == [2, 3, 6, 7]
+
+
 class Stop(TrainerCallback):
     """Sends SIGTERM in optimizer step 4."""
 

@@ -24,7 +24,8 @@ from hf_ext.errors import CheckpointError, TrainingStopped
 
 SECRET = "hf_CANARYcanaryCANARYcanaryCANARY1234"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".metadata", ".ckpt")
-BESIDE = ("pytorch_model.bin", "optimizer.bin", "scaler.pt", "rng_state_0.pth", "training_args.bin", "model.pth")
+BESIDE = ("pytorch_model.bin", "optimizer.bin", "scaler.pt", "rng_state_0.pth", "training_args.bin")
+BESIDE += ("model.pth", "trainable.safetensors")
 REFUSED = (CheckpointError, ValueError, pickle.UnpicklingError, RuntimeError)  # of hf_ext, Trainer, torch
 
 opened: list[str] | None = None  # paths, while a list is here

@@ -147,6 +147,17 @@ def test_a_step_is_left_out_by_request_as_if_its_rows_had_not_been_there(make, t
     assert make.watch.weights[bad] == make.watch.weights[bad - 1]
 
 
+def test_the_mean_of_logged_losses_leaves_the_step_out(make, tmp_path):
+    given = {"rows": make_rows(row7=NAN), "nan_policy": "skip"}
+    each = make(tmp_path / "each", logging_steps=1, **given)
+    each.train()
+    losses = [entry["loss"] for entry in each.state.log_history if "loss" in entry]
+    once = make(tmp_path / "once", logging_steps=NUM_STEPS, **given)
+    once.train()
+    (loss,) = [entry["loss"] for entry in once.state.log_history if "loss" in entry]
+    assert loss == pytest.approx(sum(losses) / (NUM_STEPS - 1), rel=1e-5)
+
+
 def test_a_run_with_a_step_left_out_resumes_as_it_would_have_gone_on(make, tmp_path):
     given = {"rows": make_rows(row7=NAN), "nan_policy": "skip", "logging_steps": 4}
     whole = make(tmp_path / "whole", **given)

@@ -91,6 +91,15 @@ def pair():
     return model, stock
 
 
+def test_a_batch_without_labels_costs_nothing_instead_of_being_no_number(pair):
+    batch = {**BATCH, "labels": torch.full_like(BATCH["labels"], IGNORED)}
+    loss = pair[0].train()(**batch).loss
+    loss.backward()
+    assert loss == 0
+    assert all(p.grad.abs().max() == 0 for p in pair[0].parameters() if p.grad is not None)
+    assert torch.isnan(pair[1](**batch).loss)
+
+
 def test_the_head_computes_one_row_per_labelled_token(pair):
     seen = []
     for model in pair:

@@ -88,6 +88,15 @@ def test_of_a_subset_the_same_rows_are_compared_and_a_stop_ends_with_all_rows(tm
     assert any("eval_full_spearman" in log for log in trainer.state.log_history if log["step"] == 3)
 
 
+def test_without_patience_nothing_is_decided_logged_or_saved(tmp_path):
+    trainer = make_trainer(tmp_path, make_script(*WORSE), max_steps=3, **SAVING)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert trainer.stopping_decisions == []
+    assert not any("improvement" in name for log in trainer.state.log_history for name in log)
+    assert not list(tmp_path.rglob("early_stopping*"))
+
+
 # --- resuming ------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +246,17 @@ def test_a_fresh_head_may_be_constant_in_warm_up_and_not_after_it(tmp_path):
     assert said(early) == []
     late = train(tmp_path / "late", *[FLAT] * 4, *[GOOD] * 6, warmup_steps=3)
     assert said(late) == [(4, "The predictions spread 0.020")]
+
+
+CONSTANT = np.full(NUM_ROWS, 8.0)
+
+
+def test_classes_are_no_regression(tmp_path):
+    labels = (LABELS > 8).astype(float)
+    trainer = make_trainer(tmp_path, make_script(CONSTANT, labels=labels), metrics=lambda p: {"spearman": 0.0})
+    trainer.train()
+    assert trainer.collapse_alarms == []
+    assert not any("eval_spread_ratio" in log for log in trainer.state.log_history)
 
 
 def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):

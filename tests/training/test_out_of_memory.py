@@ -112,6 +112,11 @@ def test_a_step_that_does_not_fit_equals_that_of_smaller_batches(tmp_path, where
     assert same(weights_of(stepped), weights_of(begun))
 
 
+def test_without_the_policy_the_run_ends_as_trainers(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path, Room(2), oom_policy="stop", per_device_train_batch_size=4)
+
+
 @pytest.mark.nightly
 def test_with_dropout_random_numbers_are_those_of_the_run_that_began_there(tmp_path, monkeypatch):
     shape = {"hidden_dropout_prob": 0.2}

@@ -160,6 +160,11 @@ def test_a_third_signal_ends_the_process_at_once_and_the_last_checkpoint_continu
     continued(tmp_path, case, whole(case))
 
 
+def test_training_in_a_thread_works_and_leaves_signals_alone(tmp_path, whole):
+    case = Case(CYCLES, in_thread=True)
+    assert same_run(finish(tmp_path, case, "thread"), whole(case))
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_process_group_stops_a_run_with_data_workers_within_seconds(tmp_path, whole, number):
