@@ -13,6 +13,7 @@ import sys
 import termios
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import active_children
 from pathlib import Path
@@ -141,7 +142,7 @@ def run(folder: Path, case: Case, name: str, ranks: int, rank: int, port: int) -
         thread.start()
         thread.join()
     else:
-        with exit_on_errors():
+        with exit_on_errors() if case.end else nullcontext():
             train(folder, case, name, rank)
 
 
