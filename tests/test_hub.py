@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from hub_server import Fault, HubServer, find_token, serve_hub
 from huggingface_hub import HfApi, snapshot_download
 from miniature_esm import make_esm
 from safetensors.torch import save_file
+from tiny_classifier import ROWS, make_args, make_model
 from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, TrainerCallback
 
 from hf_ext.checkpoints.manifest import Manifest, hash_file
@@ -287,32 +287,12 @@ def test_the_command_in_the_error_repeats_the_push(hub, folder, monkeypatch):
 
 @pytest.fixture
 def make_trainer(tmp_path, hub) -> Callable[..., FastTrainer]:
-    """A tiny classifier of 20 rows; 4 steps, saved every second one, the older checkpoint deleted."""
+    """A tiny classifier; 4 steps, saved every second one, the older checkpoint deleted."""
+    pushing = {"push_to_hub": True, "hub_model_id": "me/x", "hub_strategy": "end", "hub_token": TOKEN}
 
     def make(model=None, **given) -> FastTrainer:
-        model = model or make_esm(EsmForSequenceClassification)
-        torch.manual_seed(1)
-        ids = torch.randint(4, 24, (20, 9)).tolist()
-        rows = Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(20)]})
-        args = FastTrainingArguments(
-            **{
-                "output_dir": str(tmp_path / "run"),
-                "per_device_train_batch_size": 2,
-                "max_steps": 4,
-                "save_steps": 2,
-                "save_total_limit": 1,
-                "logging_steps": 1,
-                "report_to": "none",
-                "disable_tqdm": True,
-                "use_cpu": True,
-                "push_to_hub": True,
-                "hub_model_id": "me/x",
-                "hub_strategy": "end",
-                "hub_token": TOKEN,
-                **given,
-            }
-        )
-        return FastTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+        args = make_args(tmp_path / "run", **{"save_total_limit": 1, **pushing, **given})
+        return FastTrainer(model or make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
 
     return make
 

@@ -1,8 +1,6 @@
 """FastTrainer: stock Trainer without a preset; with one, the same learning from a cache, by a plan, at two rates."""
 
-import errno
 import json
-import logging
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +31,6 @@ from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
-from hf_ext.plan import Plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -296,23 +293,6 @@ def test_what_a_plan_changed_is_as_before_where_the_trainer_cannot_be_built(tmp_
     with pytest.raises(TypeError, match="not built"):
         make_trainer(tmp_path, model=model, speedups=["fused_gelu"], callbacks=[Raises()])
     assert model.esm.encoder.layer[0].intermediate.forward == forward
-
-
-@pytest.mark.parametrize(("number", "is_raised"), [(errno.ENOSPC, False), (errno.EISDIR, True)])
-def test_a_full_disk_is_said_and_costs_nothing_else_and_other_errors_are_raised(
-    tmp_path, monkeypatch, caplog, number, is_raised
-):
-    def refuse(self, folder):
-        raise OSError(number, "refused", str(Path(folder)))
-
-    monkeypatch.setattr(Plan, "save", refuse)
-    with caplog.at_level(logging.ERROR):
-        if is_raised:
-            with pytest.raises(OSError, match="refused"):
-                make_trainer(tmp_path, speedups=["fused_gelu"])
-        else:
-            make_trainer(tmp_path, speedups=["fused_gelu"])
-    assert ("plan.json was not written: " in caplog.text) != is_raised
 
 
 # --- rates ------------------------------------------------------------------------------------------------------------

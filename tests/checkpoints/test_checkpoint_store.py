@@ -190,24 +190,6 @@ def entries(*steps: int, **given) -> list[Entry]:
     return [Entry(step, 10, **given) for step in steps]
 
 
-@pytest.mark.parametrize(
-    ("policy", "best", "deleted"),
-    [
-        (Policy(None, True), 1, []),
-        (Policy(0, True), 1, []),
-        (Policy(1, False), None, [1, 2, 3]),
-        (Policy(1, False), 2, [1, 2, 3]),  # without a metric nothing is the best
-        (Policy(1, True), 4, [1, 2, 3]),
-        (Policy(1, True), 2, [1, 3]),
-        (Policy(2, True), 2, [1, 3]),
-        (Policy(3, True), 1, [2]),
-        (Policy(2, True), 9, [1, 2]),  # the best step was not saved
-    ],
-)
-def test_a_limit_keeps_the_newest_and_the_best_and_then_the_newer_ones(policy, best, deleted):
-    assert steps_beyond_limit(entries(1, 2, 3, 4), best, policy) == deleted
-
-
 def test_the_newest_that_ends_an_epoch_is_kept_and_needs_a_place_in_the_limit():
     standing = [*entries(1, 2, ends_epoch=True), *entries(3, 4, 5)]
     assert steps_beyond_limit(standing, 3, Policy(3, True, keep_epoch=True)) == [1, 4]

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
-from miniature_esm import make_esm
 from run_outcomes import losses
 from safetensors.torch import load_file
-from transformers import EsmForSequenceClassification
+from tiny_classifier import ROWS, make_args, make_model
 
 from hf_ext.checkpoints import mirror
 from hf_ext.checkpoints.manifest import check_files, verify
@@ -24,7 +22,6 @@ from hf_ext.checkpoints.mirror import MirroredStore
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
 
 copy_file = mirror.copy_file
 
@@ -242,32 +239,19 @@ def test_a_target_under_a_folder_that_does_not_exist_is_refused(tmp_path):
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    """A tiny classifier of 16 rows; 8 steps, saved every second one, the best by the loss on the same rows."""
+    """A tiny classifier; 8 steps, saved every second one, the best by the loss on the same rows."""
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
 
     def make(output="drive", local="local", **given):
-        model = make_esm(EsmForSequenceClassification)
-        ids = torch.randint(4, 24, (16, 9)).tolist()
-        rows = Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(16)]})
-        args = FastTrainingArguments(
-            **{
-                "output_dir": str(tmp_path / output),
-                "local_checkpoint_dir": local and str(tmp_path / local),
-                "per_device_train_batch_size": 2,
-                "max_steps": 8,
-                "save_steps": 2,
-                "save_total_limit": 1,
-                "eval_strategy": "steps",
-                "eval_steps": 2,
-                "load_best_model_at_end": True,
-                "logging_steps": 1,
-                "resume": "auto",
-                "report_to": "none",
-                "disable_tqdm": True,
-                "use_cpu": True,
-                **given,
-            }
-        )
-        return FastTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+        given = {
+            "max_steps": 8,
+            "resume": "auto",
+            "local_checkpoint_dir": local and str(tmp_path / local),
+            **best,
+            **given,
+        }
+        args = make_args(tmp_path / output, **given)
+        return FastTrainer(make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
 
     return make
 

@@ -125,15 +125,6 @@ class SmallDisk:
         """`size=BYTES`."""
         self._run("mount", "-o", ",".join(["remount", *options]))
 
-    def make_read_only(self) -> None:
-        """By a mount over itself: only the kernel makes a disk read-only that has files open for writing."""
-        self._run("mount", "--bind", str(self.folder))
-        self._run("mount", "-o", "remount,bind,ro")
-
-    def make_writable(self) -> None:
-        """Undoes `make_read_only`."""
-        self._run("umount")
-
     def unmount(self) -> None:
         if self.folder.is_mount():
             self._run("umount", "-l")

@@ -18,10 +18,8 @@ from hf_ext.speedups import (
     REGISTRY,
     Context,
     DataFacts,
-    Decision,
     ModelFacts,
     Run,
-    Tf32,
     cpu_threads,
     sharding,
 )
@@ -589,24 +587,6 @@ def test_fsdp2_wraps_the_classes_of_the_model_or_those_that_the_user_names(fsdp2
     fsdp2(TRANSFORMER_CLS_TO_WRAP="EsmLayer,T5Block")
     refused = apply(decide_for_two())
     assert (refused.status, "T5Block: the model has no such module" in refused.reason) == ("refused", True)
-
-
-# --- what an applied decision sets ------------------------------------------------------------------------------------
-
-
-def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch_settings, monkeypatch):
-    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
-    args = make_args(torch_compile=True)  # sets torch.backends.fp32_precision, as it would on an A100
-    before = torch_settings()
-    assert before["general"] == "tf32"
-    with pytest.raises(RuntimeError):
-        torch.get_float32_matmul_precision()
-    run = Run(args, None)
-    Tf32.apply(Decision("tf32", "N", "applied", "A100 has TF32"), run)
-    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    assert torch.get_float32_matmul_precision() == "high"  # others may read it, torch's compiler does
-    run.restore()
-    assert torch_settings() == before
 
 
 # --- Trainer's own fields --------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import torch
 from datasets import Dataset
 from resuming_runs import Case, Runs
 from transformers import EarlyStoppingCallback, TrainerCallback
-from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, Terminate, make_script, make_trainer, model_of
+from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, make_script, make_trainer, model_of
 
-from hf_ext.errors import ArgumentError, CheckpointError, DataError, TrainingStopped
+from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.row_metrics import RowMetrics, choose_rows
 from hf_ext.trainer import FastTrainer
@@ -129,23 +129,6 @@ def test_a_killed_run_continues_to_the_same_decisions_and_the_check_notices_lost
         assert resumed.stopping_decisions == whole.stopping_decisions
         assert evaluations(resumed) == evaluations(whole)
     assert resumed_at(tmp_path / "lost", 6, kind=Forgetful).stopping_decisions != whole.stopping_decisions
-
-
-@pytest.mark.nightly
-def test_an_evaluation_that_is_given_up_in_its_second_set_is_not_counted_twice(tmp_path):
-    sets = {"a": make_script(*RUN), "b": make_script(*RUN[::-1])}
-    settings = {"early_stopping_patience": 2, "metric_for_best_model": "a_spearman", "save_strategy": "epoch"}
-    whole = make_trainer(tmp_path / "whole", sets, **settings)
-    whole.train()
-    assert "eval_a_improvement" in evaluations(whole)[2]
-    stopped = make_trainer(tmp_path / "run", sets, Terminate(12), **settings)
-    with pytest.raises(TrainingStopped):
-        stopped.train()
-    assert [decision["step"] for decision in stopped.stopping_decisions] == [1, 2, 3, 4, 5]
-    assert evaluations(stopped) == [log for log in evaluations(whole) if log["step"] < 6]
-    resumed = make_trainer(tmp_path / "run", sets, resume="auto", **settings)
-    resumed.train()
-    assert [decision["step"] for decision in resumed.stopping_decisions][:6] == [1, 2, 3, 4, 5, 7]
 
 
 def test_a_run_that_has_stopped_trains_on_only_with_another_patience(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -304,21 +303,3 @@ def test_each_signal_outside_of_training_ends_a_recipe_as_a_stop_does(tmp_path, 
 def test_machines_that_repeat_themselves_do_not_break_into_tidying_up(tmp_path):
     assert signalled(tmp_path, TIDIES, "SIGTERM", "SIGTERM", "SIGHUP")[0] == 75
     assert (tmp_path / "tidied").exists()
-
-
-def test_a_closed_terminal_is_a_stop_and_no_error_of_its_output(tmp_path):
-    """As of a progress bar that is closed on the way out."""
-    body = """
-    try:
-        ready(); time.sleep(30)
-    finally:
-        print("bar", file=sys.stderr, flush=True)
-"""
-    master, terminal = pty.openpty()
-    with start_script(tmp_path, body, stdout=terminal, stderr=terminal) as process:
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.02)
-        os.close(terminal)
-        os.close(master)
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(30) == 75
