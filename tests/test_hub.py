@@ -291,7 +291,8 @@ def make_trainer(tmp_path, hub) -> Callable[..., FastTrainer]:
     pushing = {"push_to_hub": True, "hub_model_id": "me/x", "hub_strategy": "end", "hub_token": TOKEN}
 
     def make(model=None, **given) -> FastTrainer:
-        args = make_args(tmp_path / "run", **{"save_total_limit": 1, **pushing, **given})
+        folder = given.pop("output_dir", tmp_path / "run")
+        args = make_args(folder, **{"save_total_limit": 1, **pushing, **given})
         return FastTrainer(model or make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
 
     return make
