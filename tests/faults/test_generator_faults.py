@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launches import ONE_CPU, RECIPES, TWO_CPUS, run_recipe
+from launches import RECIPES, Launch, run_recipe
 from safetensors.numpy import load_file
 
 from hf_ext.data.demo import make_demo_encoders, make_demo_pairs
@@ -26,8 +26,7 @@ TRANSFORMER = ("--architecture", "transformer", "--d_model", "16", "--d_ff", "32
 FROZEN_ESM = (*TRANSFORMER[2:], "--architecture", "esm", "--antigen_encoder", "esm", "--embedding_cache_dir", "states")
 DATA = ("--dataset_name", "pairs.csv", "--max_train_samples", "40", "--num_judged", "4", "--num_reproduced", "2")
 SMALL = (*DATA, "--num_epoch_samples", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", "true")
-LOOSE = '"token_loss": 100, "reproduced": 0, "valid": 0'
-ANY = ("--gates", f"{{{LOOSE}}}")  # every model passes stage 1
+ANY = ("--gate_token_loss", "100", "--gate_reproduced", "0", "--gate_valid", "0")  # every model passes stage 1
 
 
 @pytest.fixture
@@ -90,8 +89,8 @@ def test_two_processes_learn_and_judge_as_one_does(folder: Path) -> None:
     pairs = ("--dataset_name", str(folder / "pairs.csv"), "--adam_epsilon", "1e-6", "--dropout", "0")
     words = (*SMALL[2:], *LSTM, *ANY, *pairs, "--num_train_epochs", "2", "--without", "precision")
     found = {}
-    for launch, rows in ((ONE_CPU, "8"), (TWO_CPUS, "4")):
-        place = folder / launch.kind
+    for launch, rows in ((Launch("cpu", "NO", 1), "8"), (Launch("2cpu_ddp", "MULTI_CPU", 2), "4")):
+        place = folder / launch.name
         run_recipe(launch, place, "generate_antibody.py", *words, "--per_device_train_batch_size", rows)
         results = json.loads((place / "output" / "all_results.json").read_text())
         found[launch.processes] = results, load_file(place / "output" / "model.safetensors")
@@ -102,18 +101,3 @@ def test_two_processes_learn_and_judge_as_one_does(folder: Path) -> None:
     assert two["generation"]["train_token_loss"] == pytest.approx(one["generation"]["train_token_loss"], abs=1e-5)
     ours, theirs = (each["generation"]["effects"][0]["comparison"]["before"] for each in (one, two))
     assert theirs == pytest.approx(ours, abs=1e-5)
-
-
-def test_auto_goes_on_while_gates_pass_and_says_what_it_does_not_carry_over(folder: Path) -> None:
-    loose = ("--gates", f'{{{LOOSE}, "unique": 0, "num_validation_falls": 0, "beats_random": -1}}')
-    words = ("--stage", "auto", *LSTM, *loose, "--num_train_epochs", "1")
-    printed = finish(folder, "all", *words, status=1)  # nothing of this size beats random residues surely
-    gates = json.loads((folder / "all" / "gates.json").read_text())
-    passed = {stage: found["passed"] for stage, found in gates["stages"].items()}
-    assert passed["1"]
-    assert passed["2"]
-    assert not gates["passed"]
-    assert "nothing of stage 1 is carried over" in printed
-    assert printed.strip().splitlines()[-1].startswith("GatesFailed: Stage 3 did not pass its gates")
-    for stage in (1, 2, 3):
-        assert (folder / "all" / f"stage-{stage}" / "model.safetensors").is_file()

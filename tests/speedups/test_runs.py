@@ -19,9 +19,6 @@ from hf_ext.speedups.fused_layers import label_only
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-# --- speed-ups that leave learning as it is ---------------------------------------------------------------------------
-
-
 PACKED = {"speedups": ["attention", "packing"]}
 SAME = {  # what switches it on, and the entry of the plan that has to be applied
     "attention": {"speedups": ["attention"]},
@@ -58,7 +55,7 @@ def test_off_means_untouched(tmp_path):
     assert own_parts(model) == before
 
 
-# --- torch's GELU in ESM's feed-forward layers ------------------------------------------------------------------------
+# --- fused GELU -------------------------------------------------------------------------------------------------------
 
 
 def count_operations(model) -> tuple[int, int]:
@@ -92,6 +89,15 @@ def pair():
     model = copy.deepcopy(stock)
     assert label_only(model) == 1
     return model, stock
+
+
+def test_a_batch_without_labels_costs_nothing_instead_of_being_no_number(pair):
+    batch = {**BATCH, "labels": torch.full_like(BATCH["labels"], IGNORED)}
+    loss = pair[0].train()(**batch).loss
+    loss.backward()
+    assert loss == 0
+    assert all(p.grad.abs().max() == 0 for p in pair[0].parameters() if p.grad is not None)
+    assert torch.isnan(pair[1](**batch).loss)
 
 
 def test_the_head_computes_one_row_per_labelled_token(pair):
@@ -166,7 +172,7 @@ def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):
         trainer.train()
 
 
-# --- packing in FastTrainer -------------------------------------------------------------------------------------------
+# --- packing ----------------------------------------------------------------------------------------------------------
 
 
 def count_tokens(trainer) -> list[int]:
@@ -220,7 +226,7 @@ def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
         make_trainer(tmp_path, make_wide_esm(), **PACKED)
 
 
-# --- token budgets in the plan and in FastTrainer ---------------------------------------------------------------------
+# --- token budgets ----------------------------------------------------------------------------------------------------
 
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 3}

@@ -16,9 +16,6 @@ from hf_ext.memory.out_of_memory import DidNotFit, attempt, is_out_of_memory
 from hf_ext.trainer import FastTrainer
 from hf_ext.training import oom_policy as oom_policy_module
 
-# --- out of memory in every form in which libraries say it, and nothing else ------------------------------------------
-
-
 IS = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     MemoryError(),
@@ -75,7 +72,7 @@ def test_an_attempt_lets_go_of_what_failed():
         gc.enable()
 
 
-# --- a run that is out of memory goes on with less at a time, and learns what the run learns that began t -------------
+# --- a run goes on with less at a time --------------------------------------------------------------------------------
 
 
 LADDER = {"oom_policy": "step_down", "optim": "adamw_torch_fused", "learning_rate": 1e-2}
@@ -113,6 +110,11 @@ def test_a_step_that_does_not_fit_equals_that_of_smaller_batches(tmp_path, where
     assert stepped.plan["oom_ladder"].evidence["taken"][-1]["rung"].startswith(f"{rows} row")
     assert losses_of(stepped) == losses_of(begun)
     assert same(weights_of(stepped), weights_of(begun))
+
+
+def test_without_the_policy_the_run_ends_as_trainers(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path, Room(2), oom_policy="stop", per_device_train_batch_size=4)
 
 
 @pytest.mark.nightly
@@ -175,7 +177,7 @@ def test_of_a_model_that_normalises_over_batches_nothing_is_made_again(tmp_path)
         run(tmp_path / "a", None, normalising_model(Room(None, "backward", (2,))))
 
 
-# --- the finder takes the largest batch that fits, keeps the rows of a step, and leaves everything else a -------------
+# --- the largest batch that fits --------------------------------------------------------------------------------------
 
 
 STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_steps": 20}
@@ -236,7 +238,7 @@ def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users
     assert any("not known to be a sum" in line for line in said)
 
 
-# --- out of memory in a pass never loses a step -----------------------------------------------------------------------
+# --- no step is lost --------------------------------------------------------------------------------------------------
 
 
 POINTS = [(where, call) for where in ("forward", "backward") for call in (1, 2, 3, 5, 8)]
