@@ -1,6 +1,5 @@
 """The folder of a run belongs to one run at a time: another is refused, and the first ends as if it had been alone."""
 
-import importlib
 import os
 import shutil
 import socket
