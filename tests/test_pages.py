@@ -124,9 +124,9 @@ def test_every_command_of_a_recipe_parses() -> None:
     "command",
     [
         "recipes/max_speed.py --no_such_flag 1",
-        "recipes/doctor.py --config recipes/configs/absent.yaml",
+        "hf-ext doctor --config recipes/configs/absent.yaml",
         "hf-ext train --no_such_flag 1",
-        "recipes/compare.py --recipe recipes/mlm.py -- --encoders x",
+        "hf-ext compare --recipe recipes/mlm.py -- --encoders x",
     ],
 )
 def test_a_command_that_would_be_refused_is_seen(command: str) -> None:

@@ -32,7 +32,7 @@ class SpeedArguments:
     )
     without: list[str] = option([], "Speed-ups to leave out of --speedups all.")
     cached_batch_size: Count | None = option(
-        None, "Batch size of heads on cached embeddings; --per_device_train_batch_size, if set, takes its place."
+        None, "Largest batch for heads on cached embeddings, unless --per_device_train_batch_size is set."
     )
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
     max_encoder_noise: Positive = option(

@@ -81,7 +81,7 @@ class DataArguments:
             "training), else rows."
         },
     )
-    id_column: Optional[str] = field(default=None, metadata={"help": "Column that names rows in predictions."})  # noqa: UP045
+    id_column: Optional[str] = field(default=None, metadata={"help": "Column kept to name rows in predictions."})  # noqa: UP045
     split_column: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "Column that says train, valid (validation, val, dev) or test for each row."}
     )
