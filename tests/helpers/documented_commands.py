@@ -89,7 +89,9 @@ def start(command: str) -> Parsed:
             find_main(found[1], found[2])(words)
         except Parsed as parsed:
             if "--" in words:
-                start(f"{parsed.values[0].recipe} {shlex.join(words[words.index('--') + 1 :])}")
+                recipe = parsed.values[0].recipe
+                program = f"hf-ext {recipe}" if recipe in COMMANDS else recipe
+                start(f"{program} {shlex.join(words[words.index('--') + 1 :])}")
             return parsed
     raise AssertionError(f"nothing parsed the words of {command!r}")
 
