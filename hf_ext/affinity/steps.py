@@ -99,7 +99,7 @@ def load(run: Run) -> AffinityData:
     """See `Task.load`."""
     model_args, data_args, args = run.model_args, run.data_args, run.args
     table = _use_demo(run) if data_args.dataset_name is None else None
-    loaded = load_rows(model_args, data_args, run.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
+    loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = loaded.splits
     check_measure(args, model_args.loss, evaluated(run), splits["validation"])
     requirements = read_requirements(model_args, data_args)  # recall may be left out now
