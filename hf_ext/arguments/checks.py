@@ -33,7 +33,6 @@ class Range(NamedTuple):
 
 FINITE = Range("a finite number", math.isfinite)
 COUNT = Range("at least 1", lambda value: 1 <= value < math.inf)
-COUNT_FROM_ZERO = Range("at least 0", lambda value: 0 <= value < math.inf)
 ABOVE_ZERO = Range("above 0 and finite", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Range("finite and not negative", lambda value: 0 <= value < math.inf)
 NUM_WORKERS = Range("from 0 to 1024, a process each", lambda value: 0 <= value <= 1024)

@@ -13,15 +13,12 @@ _OTHER_NAMES = {
     "gradient_accumulation_steps": "grad_accum gradient_accumulation accumulation",
     "num_train_epochs": "epoch epochs num_epochs max_epochs",
     "weight_decay": "wd",
-    "max_grad_norm": "clip grad_clip clip_grad",
-    "bf16": "amp half precision",
     "speedups": "optim_ext find_batch_size muon cpu_offload packing compile",
     "lora_r": "rank lora_rank",
     "head_dropout": "dropout",
     "early_stopping_patience": "patience",
     "metric_for_best_model": "metric",
     "dataloader_num_workers": "workers",
-    "report_to": "wandb tensorboard",
     "split_sizes": "test_size val_size valid_size",
     "warmup_steps": "warmup warmup_ratio",
     "eval_subset": "max_eval_samples",
@@ -33,13 +30,7 @@ _OTHER_NAMES = {
     "output_dir": "out output outdir",
 }
 # Subcommand -> arguments of it alone, which people give to others.
-_OF_COMMAND = {
-    "doctor": "device json",
-    "evaluate": "test_of",
-    "sample": "antigen num_samples",
-    "mlm": "model_size mlm_probability",
-    "generate": "gates humanness",
-}
+_OF_COMMAND = {"doctor": "device json", "evaluate": "test_of", "sample": "antigen num_samples", "mlm": "model_size"}
 
 
 def is_secret(name: str) -> bool:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..arguments.checks import COUNT, COUNT_FROM_ZERO, FINITE, check_choices, check_ranges
+from ..arguments.checks import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges
 from ..errors import ArgumentError
 from ..models.generation import configuration
 from .judging.discriminator import THRESHOLD
@@ -22,7 +22,7 @@ _RANGES = {
     **{name: configuration.RANGES[name] for name in (*SHAPE, "dropout", "unknown_affinity_dropout")},
     **{name: RANGES[name] for name in ("temperature", "top_k", "top_p")},
     **dict.fromkeys(("max_validation_samples", "num_judged", "num_reproduced"), COUNT),
-    "num_epoch_samples": COUNT_FROM_ZERO,
+    "num_epoch_samples": NOT_NEGATIVE,
     **dict.fromkeys(("min_affinity", "affinity_threshold"), FINITE),
 }
 
@@ -129,7 +129,7 @@ class GeneratorArguments(WritingArguments):
     def __post_init__(self) -> None:
         check_choices(self)
         check_ranges(self, _RANGES)
-        self.gates: Any = self._read_gates()
+        self.gates = self._read_gates()
         if (self.architecture == "esm") != (self.antigen_encoder is not None):
             raise ArgumentError(
                 f"--architecture {self.architecture} with --antigen_encoder {self.antigen_encoder or 'left out'}: the "
@@ -170,8 +170,8 @@ class GeneratorArguments(WritingArguments):
 
     def gates_of(self, stage: int) -> dict[str, float]:
         """The user's thresholds of gates that a stage has."""
-        names = {one.name for one in REQUIREMENTS[stage]}
-        return {name: threshold for name, threshold in self.gates.items() if name in names}
+        given: Any = self.gates  # a table by now
+        return {one.name: given[one.name] for one in REQUIREMENTS[stage] if one.name in given}
 
     @property
     def decoding(self) -> dict[str, Any]:

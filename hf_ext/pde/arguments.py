@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from ..arguments.checks import COUNT_FROM_ZERO, NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
+from ..arguments.checks import NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
 from ..arguments.training_fields import Count, option
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
@@ -14,7 +14,7 @@ from ..models.lora import require_base
 from .configuration import OperatorConfig
 from .tasks import TASKS
 
-Every = Annotated[int, COUNT_FROM_ZERO]
+Every = Annotated[int, NOT_NEGATIVE]
 Weight = Annotated[float, NOT_NEGATIVE]
 ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
     "prediction_loss_only": ((False,), "scores are made of predictions"),
