@@ -144,7 +144,7 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     assert kept in told
     alarms = [" ".join(line.split()) for line in audit.splitlines() if "ALARM" in line]
     assert len(alarms) == 1
-    assert "a detection limit? If so, write them as <=5." in alarms[0]
+    assert "a detection limit? If so, write them as <=5" in alarms[0]
     assert all(alarm in told for alarm in alarms)
     written, results = (
         json.loads(Path(name).read_text()) for name in ("page.json", "outputs/affinity/all_results.json")

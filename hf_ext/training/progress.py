@@ -35,6 +35,7 @@ class SpeedLine(TrainerCallback):
     def __init__(self, trainer: Any, clock: Callable[[], float] = time.monotonic):
         self._trainer, self._clock = trainer, clock
         self._due = math.inf
+        self._logs: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Starts afresh."""

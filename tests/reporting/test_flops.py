@@ -45,22 +45,22 @@ def test_flops_of_an_esm_that_trains_are_six_per_weight_and_twelve_per_pair() ->
     assert per_pair == 12 * 4 * 64
 
 
-def test_flops_agree_with_torchs_counter_when_all_trains() -> None:
+def test_flops_agree_with_torchs_counter_whatever_trains() -> None:
     assert_close_to_counted(make_large_esm(), 0.02)
-
-
-def test_flops_agree_with_torchs_counter_with_lora() -> None:
     lora = LoraConfig(r=4, target_modules=["query", "value"], lora_dropout=0.0)
     assert_close_to_counted(get_peft_model(make_large_esm(), lora), 0.05)
-
-
-def test_flops_agree_with_torchs_counter_with_a_frozen_lower_half() -> None:
     model = make_large_esm()
-    frozen = [model.esm.embeddings, model.esm.encoder.layer[:2], model.esm.contact_head]
-    for module in frozen:
-        module.requires_grad_(False)
+    for frozen in (model.esm.embeddings, model.esm.encoder.layer[:2], model.esm.contact_head):
+        frozen.requires_grad_(False)
     model.lm_head.decoder.weight = nn.Parameter(model.lm_head.decoder.weight.clone())  # untied from the embeddings
     assert_close_to_counted(model, 0.05)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    config = T5Config(**sizes, dropout_rate=0.0, is_decoder=False)
+    config._attn_implementation = "eager"
+    assert_close_to_counted(T5EncoderModel(config), 0.02)
+    # The comparison can fail.
+    assert flops_per_token(make_large_esm(), 2 * LENGTH) != pytest.approx(counted_per_token(make_large_esm()), rel=0.02)
 
 
 def test_flops_of_a_frozen_encoder_are_two_per_weight_and_four_per_pair() -> None:
@@ -69,21 +69,6 @@ def test_flops_of_a_frozen_encoder_are_two_per_weight_and_four_per_pair() -> Non
     pooler = 64 * 64
     assert per_token == 2 * (4 * 49_152 + pooler + 16)
     assert per_pair == 4 * 4 * 64
-
-
-def test_flops_agree_with_torchs_counter_for_a_t5_encoder_with_narrow_heads() -> None:
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=30, d_model=64, d_kv=8, d_ff=128, num_layers=2, num_heads=4, dropout_rate=0.0, is_decoder=False
-    )
-    config._attn_implementation = "eager"
-    assert_close_to_counted(T5EncoderModel(config), 0.02)
-
-
-def test_the_comparison_with_torchs_counter_can_fail() -> None:
-    model = make_large_esm()
-    with pytest.raises(AssertionError):
-        assert flops_per_token(model, 2 * LENGTH) == pytest.approx(counted_per_token(model), rel=0.02)
 
 
 def test_models_whose_flops_are_not_defined_are_refused_by_name() -> None:

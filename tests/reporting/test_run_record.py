@@ -56,11 +56,9 @@ def test_the_command_repeats_the_run_and_no_token_is_anywhere(recorded, request)
     assert SECRET not in json.dumps(recorded, default=str)
 
 
-def test_parameters_that_train_are_counted_apart(recorded):
+def test_weights_versions_time_and_money_are_told(recorded):
     assert recorded["model"] == {"class": "Line", "num_parameters": 2, "num_trainable": 1}
-
-
-def test_money_is_the_price_of_the_wall_clock(recorded):
+    assert recorded["environment"]["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     costs = recorded["costs"]
     assert costs["wall_s"] > costs["train_s"] > 0
     assert costs["dollars"] == pytest.approx(costs["wall_s"] / 1000)  # 3.6 dollars an hour
@@ -76,30 +74,21 @@ def test_heads_with_trainers_of_their_own_cost_what_their_training_took(tmp_path
     assert costs["dollars"] == 3600.0
 
 
-def test_local_data_and_models_are_absolute_and_hub_ids_stay(tmp_path, monkeypatch):
+def test_local_data_and_models_are_absolute_and_hub_ids_and_words_that_end_in_token_stay(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "pairs").mkdir()
     monkeypatch.chdir(tmp_path)
     given = {"dataset_name": "data/pairs", "encoders": ["facebook/esm2_t6_8M_UR50D", "data"], "distill_from": None}
     trainer = FastTrainer(Line(), FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
     trained = SimpleNamespace(metrics={"train_runtime": 1.0})
-    settings = record_run(trainer, trained, given, dict.fromkeys(given, "command line"), [])["settings"]
-    assert settings == {
+    words = ["--output_dir", "my_token", "--hub_token", SECRET, "--seed", "1"]
+    record = record_run(trainer, trained, given, dict.fromkeys(given, "command line"), words)
+    assert record["command"].endswith(" --output_dir my_token --seed 1")
+    assert record["settings"] == {
         "dataset_name": str(tmp_path / "data" / "pairs"),
         "encoders": ["facebook/esm2_t6_8M_UR50D", str(tmp_path / "data")],
         "distill_from": None,
     }
-
-
-def test_a_value_that_ends_in_token_stays_in_the_command(tmp_path):
-    trainer = FastTrainer(Line(), FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
-    words = ["--output_dir", "my_token", "--hub_token", SECRET, "--seed", "1"]
-    command = record_run(trainer, SimpleNamespace(metrics={"train_runtime": 1.0}), {}, {}, words)["command"]
-    assert command.endswith(" --output_dir my_token --seed 1")
-
-
-def test_versions_are_those_that_are_installed(recorded):
-    assert recorded["environment"]["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
 def test_a_resumed_clock_counts_on(monkeypatch):
