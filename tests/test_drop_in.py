@@ -131,6 +131,15 @@ def test_other_methods_that_are_overridden_count_as_in_stock_trainer(is_behind, 
     assert ours.differences(stock) == []
 
 
+def test_optimizers_of_the_users_are_stepped_as_in_stock_trainer(tmp_path):
+    def give(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        return {"optimizers": (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))}
+
+    ours, stock = run_both(tmp_path, "Plain", extra=give, gradient_accumulation_steps=2)
+    assert ours.differences(stock) == []
+
+
 class Squares(nn.Module):
     """A model whose inputs have names of ours."""
 

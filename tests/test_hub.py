@@ -15,26 +15,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from hub_server import Fault, HubServer, find_token, serve_hub
 from huggingface_hub import HfApi, snapshot_download
-from locations import HELPERS
 from miniature_esm import make_esm
 from safetensors.torch import save_file
+from tiny_classifier import ROWS, make_args, make_model
 from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, TrainerCallback
 
+from hf_ext.checkpoints.manifest import Manifest, hash_file
 from hf_ext.errors import ArgumentError, TrainingStopped
 from hf_ext.hub import HubError, model_files, push, push_folder, pusher
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-# --- pushes over a real socket to a server that speaks the Hub's API --------------------------------------------------
-
 
 TOKEN = "hf_" + "canary" * 5 + "bird"
 # What a run leaves in its folder and must stay there; each holds the token.
@@ -125,6 +121,16 @@ def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(f
     for name in more:
         (folder / name).write_text("{}")
     assert [*model_files(folder)] == sorted(["model.safetensors", "config.json", "README.md", *more])
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "global_step2/optim_states.pt"])
+def test_a_checkpoint_with_pickles_of_a_library_is_not_sent(hub: HubServer, folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"pickle")
+    Manifest("run", 1, 0.5, {}, {name: hash_file(folder / name)}).write(folder)
+    with pytest.raises(ArgumentError, match=f"holds {name}, which only a library reads"):
+        send(folder, checkpoint_as="last-checkpoint")
+    assert hub.requests == []
 
 
 def test_a_link_stays_here_wherever_it_leads(folder, tmp_path):
@@ -276,37 +282,18 @@ def test_the_command_in_the_error_repeats_the_push(hub, folder, monkeypatch):
     assert_token_stayed_here(hub)
 
 
-# --- `--push_to_hub` from a Trainer, over a real socket to a server that speaks the Hub's API and can mis -------------
+# --- from a trainer ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def make_trainer(tmp_path, hub) -> Callable[..., FastTrainer]:
-    """A tiny classifier of 20 rows; 4 steps, saved every second one, the older checkpoint deleted."""
+    """A tiny classifier; 4 steps, saved every second one, the older checkpoint deleted."""
+    pushing = {"push_to_hub": True, "hub_model_id": "me/x", "hub_strategy": "end", "hub_token": TOKEN}
 
     def make(model=None, **given) -> FastTrainer:
-        model = model or make_esm(EsmForSequenceClassification)
-        torch.manual_seed(1)
-        ids = torch.randint(4, 24, (20, 9)).tolist()
-        rows = Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(20)]})
-        args = FastTrainingArguments(
-            **{
-                "output_dir": str(tmp_path / "run"),
-                "per_device_train_batch_size": 2,
-                "max_steps": 4,
-                "save_steps": 2,
-                "save_total_limit": 1,
-                "logging_steps": 1,
-                "report_to": "none",
-                "disable_tqdm": True,
-                "use_cpu": True,
-                "push_to_hub": True,
-                "hub_model_id": "me/x",
-                "hub_strategy": "end",
-                "hub_token": TOKEN,
-                **given,
-            }
-        )
-        return FastTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+        folder = given.pop("output_dir", tmp_path / "run")
+        args = make_args(folder, **{"save_total_limit": 1, **pushing, **given})
+        return FastTrainer(model or make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
 
     return make
 
@@ -541,28 +528,7 @@ def test_a_stop_does_not_wait_for_a_hub_that_hangs(make_trainer, hub, tmp_path, 
 # What processes leave
 
 
-def start(folder, *given) -> subprocess.Popen:
-    words = [sys.executable, str(HELPERS / "pushing_process.py"), str(folder), *given]
-    return subprocess.Popen(words, env={**os.environ, "HF_TOKEN": TOKEN}, stdout=PIPE, stderr=STDOUT, text=True)
-
-
-@pytest.mark.nightly
-def test_a_process_killed_in_a_push_leaves_all_whole_and_the_next_push_mends_the_hub(hub, tmp_path):
-    hub.faults.append(Fault("POST", "commit", call=lambda: process.kill()))
-    process = start(tmp_path / "run", "max_steps=4")
-    process.communicate(timeout=300)
-    assert process.returncode == -9
-    assert len(hub.repositories["me/x"].commits) <= 2  # what the dead process had asked for, whole or not at all
-    process = start(tmp_path / "run", "max_steps=4")
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
-    trained = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert hub.repositories["me/x"].files["model.safetensors"] == trained
-    assert messages(hub)[-1] == "Model save"  # which the end of the process has waited for
-    assert sorted(path.name for path in (tmp_path / "run").glob("*checkpoint*")) == ["checkpoint-4"]
-
-
-# --- what a user of the recipe pushes, predicts from its name ---------------------------------------------------------
+# --- from a recipe ----------------------------------------------------------------------------------------------------
 
 
 PUSHING = ("--push_to_hub", "true", "--hub_model_id", "me/x", "--hub_strategy", "every_save", "--hub_token", TOKEN)

@@ -21,7 +21,7 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 3}
-# Six layers of one 16-wide ESM layer at rank 2 (448), and the classifier (306); see tests/speedups/test_lora.py.
+# Six layers of one 16-wide ESM layer at rank 2 (448), and the classifier (306); see tests/speedups/test_fewer_bits.py.
 PLAIN_TRAINABLE = 754
 # The antigen tower: rank 8 on two layers of four 64 x 64 (1,024 each), 64 x 128 and 128 x 64 (1,536 each): 14,336.
 # The head: 192 -> 8 -> 1 with biases (1,553); the mean and scale of 192 features (384) are saved and not trained.

@@ -1,30 +1,27 @@
 """The second copy: whole and verified or absent, whatever the target does; a run continues from it on a new machine."""
 
 import errno
+import itertools
 import logging
 import os
 import shutil
+import signal
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
-from miniature_esm import make_esm
 from run_outcomes import losses
 from safetensors.torch import load_file
-from transformers import EsmForSequenceClassification
+from tiny_classifier import ROWS, make_args, make_model
 
 from hf_ext.checkpoints import mirror
-from hf_ext.checkpoints.manifest import check_files
+from hf_ext.checkpoints.manifest import check_files, verify
 from hf_ext.checkpoints.mirror import MirroredStore
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
-
-# --- the slow second copy ---------------------------------------------------------------------------------------------
-
 
 copy_file = mirror.copy_file
 
@@ -164,6 +161,70 @@ def test_what_another_run_left_at_the_target_is_moved_and_never_deleted(store, d
     assert sorted(os.listdir(drive)) == ["checkpoint-10", "previous-checkpoint-10"]
 
 
+# --- kills ----------------------------------------------------------------------------------------------------------
+
+
+def copy_until(kill_at, folder):
+    """Four saves and copies in a process killed before an operation at the target; (last copy, whether it ended)."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            operations = itertools.count(1)
+
+            def see(event, args):
+                changes = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
+                if changes and "drive" in str(args[0]) and next(operations) == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.addaudithook(see)
+            save_and_copy(folder, lambda step: os.write(writing, bytes([step])))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        reported = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return max(reported, default=0), status == 0
+
+
+def save_and_copy(folder, report):
+    """From the newest checkpoint on, of which two stay."""
+    store = MirroredStore(folder / "local", folder / "drive")
+    store.sweep()
+    newest = store.find_newest()
+    store.adopt("run")
+    for step in range(newest.step + 10 if newest else 10, 41, 10):
+        save(store, step)
+        for old in [stored.step for stored in store.checkpoints()][:-2]:
+            store.delete(old)
+        store.finish_copies(None)
+        report(step)
+    store.finish_copies(None)
+
+
+@pytest.mark.parametrize("every", [27, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_kill_while_copying_leaves_a_copy_whole_or_absent_and_the_next_run_makes_up_for_it(
+    every, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # which a kill does not lose
+    for kill_at in itertools.count(1, every):
+        folder = tmp_path / str(kill_at)
+        drive = folder / "drive"
+        folder.mkdir()
+        reported, ended = copy_until(kill_at, folder)
+        assert [verify(path)[1] for path in drive.glob("checkpoint-*") if verify(path)[1]] == []
+        assert not reported or CheckpointStore(drive).find_newest().step >= reported
+        save_and_copy(folder, print)
+        assert CheckpointStore(drive).find_newest().step == 40
+        assert [name for name in os.listdir(drive) if not name.startswith("checkpoint-")] == []
+        if ended:
+            break
+    assert kill_at > 100
+
+
 # --- both folders together ------------------------------------------------------------------------------------------
 
 
@@ -173,37 +234,24 @@ def test_a_target_under_a_folder_that_does_not_exist_is_refused(tmp_path):
     assert not (tmp_path / "content").exists()
 
 
-# --- training with `local_checkpoint_dir` -----------------------------------------------------------------------------
+# --- in training ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    """A tiny classifier of 16 rows; 8 steps, saved every second one, the best by the loss on the same rows."""
+    """A tiny classifier; 8 steps, saved every second one, the best by the loss on the same rows."""
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
 
     def make(output="drive", local="local", **given):
-        model = make_esm(EsmForSequenceClassification)
-        ids = torch.randint(4, 24, (16, 9)).tolist()
-        rows = Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(16)]})
-        args = FastTrainingArguments(
-            **{
-                "output_dir": str(tmp_path / output),
-                "local_checkpoint_dir": local and str(tmp_path / local),
-                "per_device_train_batch_size": 2,
-                "max_steps": 8,
-                "save_steps": 2,
-                "save_total_limit": 1,
-                "eval_strategy": "steps",
-                "eval_steps": 2,
-                "load_best_model_at_end": True,
-                "logging_steps": 1,
-                "resume": "auto",
-                "report_to": "none",
-                "disable_tqdm": True,
-                "use_cpu": True,
-                **given,
-            }
-        )
-        return FastTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+        given = {
+            "max_steps": 8,
+            "resume": "auto",
+            "local_checkpoint_dir": local and str(tmp_path / local),
+            **best,
+            **given,
+        }
+        args = make_args(tmp_path / output, **given)
+        return FastTrainer(make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
 
     return make
 

@@ -1,18 +1,22 @@
-"""A run continued with other arguments, data or model: contradictions are refused and listed, allowed ones act."""
+"""Checkpoints of other runs: contradictions are refused and listed, allowed ones act; those of stock Trainer too."""
 
 import dataclasses
 import json
 import logging
+import shutil
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from faulty_runs import make_rows
+from faulty_runs import bits, make_rows
 from miniature_esm import make_narrow_esm
-from stock_runs import KINDS, NUM_STEPS, SAVED, Runs, differing
+from peft import PeftModel
+from stock_runs import BEST, ESM_KINDS, KINDS, LAYER_NORMS, NUM_STEPS, SAVED, Runs, differing
+from transformers import Trainer
 
 from hf_ext.checkpoints.compare import compare_runs
-from hf_ext.errors import CheckpointError
+from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -47,10 +51,13 @@ OLD_RATES = [0.005, 0.01 / 3, 0.01 / 6]
 class Bench(Runs):
     """One run with a checkpoint after 3 of 6 steps, which others continue in folders of their own."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        self.trainer, self.watch = self.train(KIND, FastTrainer, folder / "whole")
-        self.checkpoint = folder / "whole" / f"checkpoint-{SAVED}"
+    @property
+    def checkpoint(self) -> Path:
+        return self.whole(KIND, FastTrainer)[0]
+
+    @property
+    def watch(self):
+        return self.whole(KIND, FastTrainer)[2]
 
     def changed(self, folder: Path, changes: dict, **given):
         """A trainer with other arguments or data than the checkpoint's run, and what watches it."""
@@ -121,6 +128,35 @@ def test_what_trains_and_how_adapters_are_scaled_are_part_of_the_model(bench, tm
     assert "\n  model.adapters.default.lora_alpha: 8 in the checkpoint, 9 now" in message
 
 
+def test_an_unknown_name_to_allow_is_refused_with_those_that_there_are(bench, tmp_path):
+    trainer, _ = bench.changed(tmp_path, {}, allow_changed=["lerning_rate"])
+    with pytest.raises(ArgumentError, match=r"unknown \['lerning_rate'\]. Known: all, .*learning_rate"):
+        trainer.train(resume_from_checkpoint=str(bench.checkpoint))
+
+
+class Masking:
+    """A collator with a setting."""
+
+    def __init__(self, collate, mask_share):
+        self.collate, self.mask_share = collate, mask_share
+
+    def __call__(self, rows):
+        return self.collate(rows)
+
+
+def test_settings_of_the_collator_are_compared(bench, tmp_path):
+    def make(folder, share):
+        trainer, _ = bench.make(KIND, FastTrainer, tmp_path / folder)
+        trainer.data_collator = Masking(trainer.data_collator, share)
+        return trainer
+
+    make("old", 0.15).train()
+    trainer, checkpoint = make("new", 0.3), tmp_path / "old" / f"checkpoint-{SAVED}"
+    assert "\n  collator.mask_share: 0.15 in the checkpoint, 0.3 now" in refusal_of(trainer, checkpoint)
+    trainer.args.allow_changed = ["collator"]
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
 # --- recorded --------------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +209,13 @@ def test_batches_and_processes_may_change_while_every_step_takes_the_same_rows(s
     assert all(("(the same rows" in line) == is_same for line in lines)
 
 
+def test_another_number_of_processes_is_refused_with_what_keeps_the_rows_and_can_be_allowed():
+    old, new = stepping(8, 2, 1, 1, {}), stepping(8, 2, 4, 1, {})
+    (line,) = compare_runs(old, new).contradictions
+    assert line == "world_size: 1 in the checkpoint, 4 now; --effective_batch_size 16 keeps the rows of every step"
+    assert compare_runs(old, new, ["world_size"]).allowed == {"world_size"}
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "is_refused"),
     [
@@ -221,3 +264,103 @@ def test_harmless_changes_go_through_and_new_intervals_are_honoured(bench, tmp_p
     assert {path.name for path in (tmp_path / "resumed").glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
     _, always = bench.train(KIND, FastTrainer, tmp_path / "always", **changes)  # an evaluation draws random numbers
     assert differing(watch.weights[NUM_STEPS], always.weights[NUM_STEPS]) == []
+
+
+# --- stock Trainer ----------------------------------------------------------------------------------------------------
+
+
+def read(folder, model, base):
+    """The model in `folder` as `from_pretrained` reads it, and the keys it found missing or unexpected."""
+    if isinstance(model, PeftModel):
+        fresh = type(model.get_base_model()).from_pretrained(base)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            return PeftModel.from_pretrained(fresh, folder), set()
+    loaded, info = type(model).from_pretrained(folder, output_loading_info=True)
+    return loaded, {*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]}
+
+
+def log_of(trainer):
+    return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in trainer.state.log_history[:NUM_STEPS]]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stock_run_is_continued_as_if_nobody_had_interrupted_it(bench, kind, tmp_path, caplog):
+    checkpoint, whole, watch = bench.whole(kind, Trainer)
+    with caplog.at_level(logging.WARNING, "hf_ext"):
+        resumed, seen = bench.train(kind, FastTrainer, tmp_path, checkpoint)
+    assert seen.began_at == SAVED
+    assert differing(seen.weights[SAVED], watch.weights[SAVED]) == []
+    assert differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS]) == []
+    assert log_of(resumed) == log_of(whole)
+    assert "its files cannot be verified. Data and most arguments are not compared." in caplog.text
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_stock_trainer_continues_ours_and_of_its_own_loses_the_layer_norms_of_esm(bench, kind, tmp_path):
+    for written_by in (FastTrainer, Trainer):
+        checkpoint, _, watch = bench.whole(kind, written_by)
+        _, seen = bench.train(kind, Trainer, tmp_path / written_by.__name__, checkpoint)
+        assert seen.began_at == SAVED
+        lost = differing(seen.weights[SAVED], watch.weights[SAVED])
+        assert len(lost) == (LAYER_NORMS if kind in ESM_KINDS and written_by is Trainer else 0)
+        assert all("LayerNorm" in name for name in lost)
+        assert bool(differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS])) == bool(lost)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_pretrained_reads_checkpoint_and_export_with_no_key_missing(bench, kind, tmp_path):
+    checkpoint, trainer, watch = bench.whole(kind, FastTrainer)
+    trainer.save_model(tmp_path)
+    for folder, step in ((checkpoint, SAVED), (tmp_path, NUM_STEPS)):
+        loaded, wrong = read(folder, trainer.model, bench.base)
+        assert wrong == set()
+        found = differing(bits(loaded), watch.weights[step])
+        assert [name for name in found if "original_module" not in name] == []  # what PEFT keeps of an untrained head
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_model_comes_back_whole_where_stock_trainer_has_the_layer_norms_of_the_last(bench, kind, tmp_path):
+    for trainer_class in (FastTrainer, Trainer):
+        trainer, watch = bench.train(kind, trainer_class, tmp_path / trainer_class.__name__, **BEST)
+        assert trainer.state.best_global_step == SAVED
+        lost = differing(bits(trainer.model), watch.weights[SAVED])
+        assert len(lost) == (LAYER_NORMS if kind in ESM_KINDS and trainer_class is Trainer else 0)
+        from_the_last = differing(bits(trainer.model), watch.weights[NUM_STEPS])
+        assert from_the_last != []
+        assert not set(lost) & set(from_the_last)
+
+
+# --- what a stock checkpoint lacks -----------------------------------------------------------------------------------
+
+
+def without(checkpoint, folder, *names):
+    """A copy of a checkpoint that lacks some files."""
+    copy = folder / checkpoint.name
+    shutil.copytree(checkpoint, copy, ignore=shutil.ignore_patterns(*names))
+    return copy
+
+
+def test_what_a_stock_checkpoint_lacks_is_said_and_the_weights_still_arrive(bench, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "hf_ext")
+    checkpoint, _, watch = bench.whole("ESM regression", Trainer)
+    copy = without(checkpoint, tmp_path, "scheduler.pt", "rng_state.pth")
+    _, seen = bench.train("ESM regression", FastTrainer, tmp_path / "run", copy)
+    assert "compared, and it lacks scheduler.pt, rng_state.pth, so that training does not continue" in caplog.text
+    assert seen.began_at == SAVED
+    assert differing(seen.weights[SAVED], watch.weights[SAVED]) == []
+    assert differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS]) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("trainer_state.json", "no checkpoint there"), ("model.safetensors", "Can't find a valid checkpoint")],
+)
+def test_a_stock_checkpoint_without_state_or_weights_is_refused(bench, name, words, tmp_path):
+    copy = without(bench.whole("ESM regression", Trainer)[0], tmp_path, name)
+    trainer, _ = bench.make("ESM regression", FastTrainer, tmp_path / "run")
+    with pytest.raises((CheckpointError, ValueError), match=words):
+        trainer.train(resume_from_checkpoint=str(copy))

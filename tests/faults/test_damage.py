@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from closing_line import cases
+from closing_line import cases, tally
 from faulty_runs import (
     NUM_STEPS,
-    Maker,
+    KilledRun,
     bits,
     contents,
     flip,
@@ -65,19 +65,8 @@ def do_damage(folder, name, damage) -> None:
     assert path.read_bytes() != before
 
 
-class Family:
-    """An uninterrupted run, one that was killed after step 5, and copies of the latter's folder."""
-
-    def __init__(self, folder, template):
-        self.folder, self.make = folder, Maker(template)
-        self.make(folder / "whole").train()
-        self.whole = self.make.watch.weights
-        self.make.killed(folder / "killed", at=5)
-        self.num_copies = 0
-
-    def copy(self) -> Path:
-        self.num_copies += 1
-        return Path(shutil.copytree(self.folder / "killed", self.folder / f"copy-{self.num_copies}"))
+class Family(KilledRun):
+    """Copies of its folder are damaged."""
 
     def problems(self, folder, name, log, store=CheckpointStore) -> list[str]:
         """What is wrong with how a run treats the damaged file `name` of its newest checkpoint; [] is right."""
@@ -189,6 +178,23 @@ def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families)
     assert {f"checkpoint-{step}" for step in range(1, 7)} < set(names(folder))
 
 
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("family", list(FILES))
+@pytest.mark.parametrize("name", ["manifest.json", "optimizer.pt", "trainer_state.json"])
+@pytest.mark.parametrize("damage", ["deleted", "half", "bit flipped at the end"])
+def test_with_all_checkpoints_damaged_the_run_starts_anew_and_deletes_nothing(family, name, damage, families):
+    folder = families[family].copy()
+    for step in (BEFORE, NEWEST):
+        do_damage(folder / step, name, damage)
+    before = {f"damaged-{step}": contents(folder / step) for step in (BEFORE, NEWEST)}
+    make = families[family].make
+    make(folder, resume="auto").train()
+    assert make.watch.began_at == 0
+    assert make.watch.weights == families[family].whole
+    assert {name: contents(folder / name) for name in before} == before
+    assert names(folder) == [f"checkpoint-{step}" for step in (2, 4, 6)] + sorted(before)
+
+
 def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, tmp_path):
     make = families["esm"].make
 
@@ -255,3 +261,17 @@ def test_stock_trainer_resumes_silently_wrong_without_its_optimizer_or_schedule(
     damages = [("optimizer.pt", "deleted"), ("scheduler.pt", "deleted"), ("scheduler.pt", DAMAGES[-1])]
     assert stock_outcomes(families["lora"].make, tmp_path / "1", [("", "none")]) == {"right": 1}
     assert stock_outcomes(families["lora"].make, tmp_path / "2", damages) == {"silently wrong": 3}
+
+
+@pytest.mark.nightly
+def test_stock_trainer_over_all_its_files(request, families, tmp_path):
+    files = ("README.md", "adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "rng_state.pth")
+    files += ("scheduler.pt", "trainer_state.json", "training_args.bin")
+    same = {*CONSTANT, "training_args.bin"}
+    damages = [(name, d) for name in files for d in DAMAGES if not (d.startswith("swapped") and name in same)]
+    numbers = {"cases": len(damages), "failed": 0, "right": 0, "silently_wrong": 0}
+    with tally(request, "damaged checkpoints of stock Trainer", **numbers) as counts:
+        for outcome, number in stock_outcomes(families["lora"].make, tmp_path, damages).items():
+            counts[outcome.replace(" ", "_")] = number
+    assert counts["failed"] > 0
+    assert counts["silently_wrong"] > 0

@@ -102,18 +102,3 @@ def test_two_processes_learn_and_judge_as_one_does(folder: Path) -> None:
     assert two["generation"]["train_token_loss"] == pytest.approx(one["generation"]["train_token_loss"], abs=1e-5)
     ours, theirs = (each["generation"]["effects"][0]["comparison"]["before"] for each in (one, two))
     assert theirs == pytest.approx(ours, abs=1e-5)
-
-
-def test_auto_goes_on_while_gates_pass_and_says_what_it_does_not_carry_over(folder: Path) -> None:
-    loose = ("--gates", f'{{{LOOSE}, "unique": 0, "num_validation_falls": 0, "beats_random": -1}}')
-    words = ("--stage", "auto", *LSTM, *loose, "--num_train_epochs", "1")
-    printed = finish(folder, "all", *words, status=1)  # nothing of this size beats random residues surely
-    gates = json.loads((folder / "all" / "gates.json").read_text())
-    passed = {stage: found["passed"] for stage, found in gates["stages"].items()}
-    assert passed["1"]
-    assert passed["2"]
-    assert not gates["passed"]
-    assert "nothing of stage 1 is carried over" in printed
-    assert printed.strip().splitlines()[-1].startswith("GatesFailed: Stage 3 did not pass its gates")
-    for stage in (1, 2, 3):
-        assert (folder / "all" / f"stage-{stage}" / "model.safetensors").is_file()

@@ -108,6 +108,7 @@ def test_of_forty_kills_in_a_save_stock_trainer_does_not_recover(bench, table, a
     kill_stock(bench, table, 40, again)
 
 
+@pytest.mark.nightly
 def test_stock_trainer_killed_between_two_saves_ends_as_if_nothing_was(bench):
     row = Table().row(STOCK, "between two saves")
     assert run_with_kills(bench, bench.job(STOCK), [Kill(at_step=SAVED + 2)], row) == []

@@ -24,7 +24,8 @@ from hf_ext.errors import CheckpointError, TrainingStopped
 
 SECRET = "hf_CANARYcanaryCANARYcanaryCANARY1234"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".metadata", ".ckpt")
-BESIDE = ("pytorch_model.bin", "optimizer.bin", "scaler.pt", "rng_state_0.pth", "training_args.bin", "model.pth")
+BESIDE = ("pytorch_model.bin", "optimizer.bin", "scaler.pt", "rng_state_0.pth", "training_args.bin")
+BESIDE += ("model.pth", "trainable.safetensors")
 REFUSED = (CheckpointError, ValueError, pickle.UnpicklingError, RuntimeError)  # of hf_ext, Trainer, torch
 
 opened: list[str] | None = None  # paths, while a list is here
@@ -73,10 +74,7 @@ class Runs:
     def __init__(self, folder):
         self.folder, self.canary = folder, folder / "canary"
         self.make = {"esm": Maker(make_narrow_esm()), "lora": Maker(make_lora(folder / "base"))}
-        self.whole = {}
         for name, make in self.make.items():
-            make(folder / f"{name} whole").train()
-            self.whole[name] = make.watch.weights
             make.killed(folder / name, at=5)
             make.killed(folder / f"stock {name}", at=5, trainer=Trainer)
         self.outside = folder / "outside"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from closing_line import cases
-from faulty_runs import Maker, contents, make_rows, messages, names
+from faulty_runs import KilledRun, contents, make_rows, messages, names
 from miniature_esm import make_narrow_esm
 from other_runs import plant_lock
 from transformers import Trainer
@@ -14,19 +14,13 @@ from transformers import Trainer
 from hf_ext.errors import CheckpointError
 
 
-class Runs:
-    """One run that was killed after step 5, copied for each case, and the run that nobody interrupted."""
+class Runs(KilledRun):
+    """And one of stock Trainer."""
 
     def __init__(self, folder):
-        self.folder, self.make = folder, Maker(make_narrow_esm())
-        self.make(folder / "whole").train()
-        self.whole = self.make.watch.weights
-        self.make.killed(folder / "killed", at=5)
-        stock = self.make.killed(folder / "stock", at=5, trainer=Trainer)
-        self.stock = Path(stock.args.output_dir) / "checkpoint-4"
-
-    def copy(self, folder) -> Path:
-        return Path(shutil.copytree(self.folder / "killed", folder))
+        super().__init__(folder, make_narrow_esm())
+        self.make.killed(folder / "stock", at=5, trainer=Trainer)
+        self.stock = folder / "stock" / "checkpoint-4"
 
     def problems(self, folder, began_at=4, **given) -> list[str]:
         """What is wrong with a run that continues in `folder`; [] is right."""

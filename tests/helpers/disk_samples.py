@@ -32,15 +32,9 @@ def allocated(folder: str) -> int:
 
 
 class Samples:
-    """What a process of its own measured: most bytes ever seen, how often it looked, and for how long."""
+    """What a process of its own measured: most bytes ever seen, and how often it looked."""
 
     peak_bytes = num_samples = 0
-    seconds = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Samples a second."""
-        return self.num_samples / self.seconds
 
 
 @contextmanager
@@ -61,12 +55,12 @@ def sampled(folder: Path, every_s: float = 0.001) -> Iterator[Samples]:
     finally:
         os.write(stop_writing, b"!")
         os.waitpid(child, 0)
-        samples.peak_bytes, samples.num_samples, samples.seconds = json.loads(os.read(reading, 1000))
+        samples.peak_bytes, samples.num_samples = json.loads(os.read(reading, 1000))
         for descriptor in (stop_reading, stop_writing, reading, writing):
             os.close(descriptor)
 
 
-def _sample(folder: str, every_s: float, stop: int) -> tuple[int, int, float]:
+def _sample(folder: str, every_s: float, stop: int) -> tuple[int, int]:
     began = time.perf_counter()
     peak = count = 0
     while True:
@@ -78,4 +72,4 @@ def _sample(folder: str, every_s: float, stop: int) -> tuple[int, int, float]:
             os.read(stop, 1)
         except BlockingIOError:
             continue
-        return max(peak, allocated(folder)), count, time.perf_counter() - began
+        return max(peak, allocated(folder)), count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,21 @@ class Maker:
         with pytest.raises(Killed):
             trainer.train()
         return trainer
+
+
+class KilledRun:
+    """A run of `template` that was killed after step 5 (checkpoints of steps 2 and 4), and the one that was not."""
+
+    def __init__(self, folder: Path, template: Any):
+        self.folder, self.make, self.num_copies = folder, Maker(template), 0
+        self.make(folder / "whole").train()
+        self.whole = self.make.watch.weights
+        self.make.killed(folder / "killed", at=5)
+
+    def copy(self, folder: Path | None = None) -> Path:
+        """Its output folder again, where others may harm it and go on."""
+        self.num_copies += 1
+        return Path(shutil.copytree(self.folder / "killed", folder or self.folder / f"copy-{self.num_copies}"))
 
 
 def bits(model: Any) -> dict[str, bytes]:

@@ -12,10 +12,8 @@ from ranks import leave
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-SHORT_STEPS = 3
 CHECKPOINTED = ("full", "lora")  # cases that are also trained with recomputed activations
 RECOMPUTING = {"recomputed": {"activation_checkpointing": True}, "policy": {"activation_policy": "attention"}}
-WITHOUT_PEFT = tuple(case for case in CASES if case != "lora")  # what FSDP's own recomputing is allowed for
 
 
 class CountRounded(TrainerCallback):

@@ -5,26 +5,20 @@ Processes are forked from one that has everything imported, so that an attempt c
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context, set_start_method
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
 from families import FAMILIES, WITH_WORKERS, make_stock_trainer, make_trainer
+from ranks import become_rank, fork_ranks
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
-
-import hf_ext
 
 STOCK = "stock Trainer"
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
@@ -128,14 +122,7 @@ class Observer(TrainerCallback):
 
 def train(job: Job, kill: Kill | None, rank: int, port: int) -> None:
     """Body of a process: as a recipe's, with the model saved at the end."""
-    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
-    torch.set_num_threads(1)
-    set_start_method("fork", force=True)  # of data workers, as in a process that nobody forked
-    if job.num_ranks > 1:
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job.num_ranks)}
-        os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank))
-    for descriptor in (1, 2):
-        os.dup2(os.open(job.folder / f"output-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
+    become_rank(rank, port, job.num_ranks, job.folder / f"output-{rank}.txt")
     log = os.open(_log(job, rank), os.O_CREAT | os.O_WRONLY)
     observer = Observer(job, kill if kill and kill.rank == rank else None, log)
     observer.watch_files()
@@ -158,7 +145,7 @@ def attempt(job: Job, kill: Kill | None = None) -> Attempt:
     job.folder.mkdir(parents=True, exist_ok=True)
     for rank in range(job.num_ranks):
         _log(job, rank).unlink(missing_ok=True)
-    processes = _start(job, kill)
+    processes = fork_ranks(train, job.num_ranks, job, kill)
     deadline = time.monotonic() + LIMIT_S
     try:
         while _running(processes) and not _dead(processes):
@@ -183,22 +170,6 @@ def _running(processes: list[Any]) -> list[Any]:
 
 def _dead(processes: list[Any]) -> list[Any]:
     return [process for process in processes if process.exitcode]
-
-
-def _start(job: Job, kill: Kill | None) -> list[Any]:
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    paths = [Path(__file__).parent, Path(hf_ext.__file__).parents[1]]
-    with pytest.MonkeyPatch.context() as patch:  # Python 3.11's fork server looks for it on no other path
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
-        forkserver.ensure_running()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [context.Process(target=train, args=(job, kill, rank, port)) for rank in range(job.num_ranks)]
-    for process in processes:
-        process.start()
-    return processes
 
 
 def _describe(job: Job, kill: Kill | None, end: str) -> Attempt:

@@ -67,7 +67,7 @@ class Runs:
     """Makes trainers of a kind, all on copies of one model."""
 
     def __init__(self, folder: Path):
-        self.base = folder / "base"  # of LoRA
+        self.folder, self.base, self._whole = folder, folder / "base", {}  # the base of LoRA
         makers = (
             lambda: make_narrow_esm(num_hidden_layers=NUM_LAYERS),
             lambda: make_narrow_esm(EsmForMaskedLM, num_hidden_layers=NUM_LAYERS),
@@ -96,6 +96,14 @@ class Runs:
         trainer, watch = self.make(kind, trainer_class, folder, **given)
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
         return trainer, watch
+
+    def whole(self, kind: str, trainer_class: type[Trainer]) -> tuple[Path, Any, Watch]:
+        """(checkpoint of step 3, trainer, watch) of a run that nobody interrupted, trained once."""
+        key = kind, trainer_class
+        if key not in self._whole:
+            folder = self.folder / f"{kind} {trainer_class.__name__}"
+            self._whole[key] = (folder / f"checkpoint-{SAVED}", *self.train(kind, trainer_class, folder))
+        return self._whole[key]
 
 
 def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:

@@ -4,29 +4,26 @@ Runs in a process that the tests fork from one with everything imported, so that
 """
 
 import fcntl
-import gc
 import hashlib
 import json
 import os
 import resource
 import signal
-import socket
 import sys
 import termios
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from multiprocessing import active_children, forkserver, get_context, set_start_method
+from multiprocessing import active_children
 from pathlib import Path
 
-import pytest
-import torch
 from miniature_esm import make_narrow_esm
+from ranks import become_rank, fork_ranks
 from safetensors.torch import save
 from token_rows import make_number_rows, stack_rows
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-import hf_ext
 from hf_ext.errors import MemoryExhausted, TrainingStopped, exit_on_errors
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -135,26 +132,17 @@ def make_trainer(folder: Path, case: Case, rank: int) -> FastTrainer:
 
 def run(folder: Path, case: Case, name: str, ranks: int, rank: int, port: int) -> None:
     """Body of a process: writes `NAME-RANK.json` and, its output, `NAME-RANK.txt`; exits as a recipe does."""
-    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
-    set_start_method("fork", force=True)  # of data workers, as in a process that nobody forked
     if case.new_group:
         os.setpgrp()
     if case.terminal:
         open_terminal()
-    output = os.open(folder / f"{name}-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    if not case.terminal:
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-    if ranks > 1:
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-        os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank))
-    torch.set_num_threads(1)
+    become_rank(rank, port, ranks, None if case.terminal else folder / f"{name}-{rank}.txt")
     if case.in_thread:
         thread = threading.Thread(target=train, args=(folder, case, name, rank))
         thread.start()
         thread.join()
     else:
-        with exit_on_errors():
+        with exit_on_errors() if case.end else nullcontext():
             train(folder, case, name, rank)
 
 
@@ -201,15 +189,4 @@ def numbers(log: dict) -> dict:
 
 def start(folder: Path, case: Case, name: str, ranks: int = 1) -> list:
     """Starts a case in processes of its own."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with pytest.MonkeyPatch.context() as patch:  # Python 3.11's fork server looks for it on no other path
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(hf_ext.__file__).parents[1])]))
-        forkserver.ensure_running()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [context.Process(target=run, args=(folder, case, name, ranks, rank, port)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    return processes
+    return fork_ranks(run, ranks, folder, case, name, ranks)

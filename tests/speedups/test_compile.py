@@ -13,11 +13,7 @@ from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make
 from token_rows import pad_rows
 
 from hf_ext.models.activation_checkpointing import POLICIES
-from hf_ext.models.blocks import find_blocks
 from hf_ext.plan import make_plan
-
-# --- trainers whose blocks are compiled by a cheap backend, on a CPU --------------------------------------------------
-
 
 BLOCKS = {"speedups": ["compile"]}
 
@@ -39,9 +35,6 @@ def graphs_of(trainer) -> dict:
     return next(decision["evidence"] for decision in written if decision["name"] == "compile")
 
 
-# --- blocks compiled in place -----------------------------------------------------------------------------------------
-
-
 PACKED_BLOCKS = {"speedups": ["attention", "packing", "compile"]}
 
 
@@ -53,21 +46,6 @@ def nothing_compiled_before():
 
 
 # --- training --------------------------------------------------------------------------------------------------------
-
-
-def test_compiled_training_ends_in_the_weights_of_stock_training(tmp_path):
-    stock, compiled = make_trainer(tmp_path / "stock"), compiled_trainer(tmp_path / "compiled", "aot_eager")
-    assert [block._compiled_call_impl is None for block in find_blocks(compiled.model)] == [False, False]
-    start = graphs_of(compiled)
-    assert start["blocks"] == 2
-    assert start["graphs"] >= 1
-    stock.train()
-    compiled.train()
-    assert largest_weight_difference(compiled.model, stock.model) < 1e-6
-    found = graphs_of(compiled)
-    assert found.keys() == {"blocks", "graphs", "compile_s", "recompilations", "recompile_s"}
-    assert found["graphs"] == start["graphs"]
-    assert found["recompilations"] == 0
 
 
 def count_recompilations(folder, dynamic) -> int:
@@ -112,7 +90,7 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     assert largest_weight_difference(compiled.model, stock.model) < 1e-5
 
 
-# --- policies in a run ------------------------------------------------------------------------------------------------
+# --- recomputed activations -------------------------------------------------------------------------------------------
 
 
 PACKED = {"speedups": ["attention", "packing"]}

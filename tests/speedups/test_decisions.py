@@ -18,17 +18,12 @@ from hf_ext.speedups import (
     REGISTRY,
     Context,
     DataFacts,
-    Decision,
     ModelFacts,
     Run,
-    Tf32,
     cpu_threads,
     sharding,
 )
 from hf_ext.training_args import FastTrainingArguments
-
-# --- what is decided from facts alone, for machines that need not be present ------------------------------------------
-
 
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", **NUMBERS)
@@ -77,13 +72,13 @@ def test_without_leaves_one_speedup_out_and_no_other():
 # Flags that change what is learned, or cost time: `all` does not mean them, and their name alone says which flag does.
 ASKED = {
     "lora": ({"use_peft": True}, "give --use_peft: it changes what is learned"),
-    "muon": ({"optim_ext": "muon"}, "give --optim_ext muon: it changes what is learned"),
-    "cpu_offload": ({"optim_ext": "cpu_offload"}, "give --optim_ext cpu_offload"),
+    "muon": ({"speedups": ["muon"]}, None),
+    "cpu_offload": ({"speedups": ["cpu_offload"]}, None),
     "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "activation_checkpointing": ({"activation_policy": "full"}, None),
     "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
     "oom_ladder": ({"oom_policy": "step_down"}, None),
-    "find_batch_size": ({"find_batch_size": True}, None),
+    "find_batch_size": ({"speedups": ["find_batch_size"]}, None),
     "batch_size": ({"effective_batch_size": 64}, "--effective_batch_size"),
 }
 
@@ -91,9 +86,9 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_applied_on_request_alone(name):
     flags, named = ASKED[name]
-    assert decide(name).status == "off"
-    assert decide(name, **flags).status == "applied"
-    assert decide(name, **flags, speedups=[]).status == "applied"
+    assert decide(name).status == "off"  # with all
+    assert decide(name, **{"speedups": [], **flags}).status == "applied"
+    assert decide(name, **{**flags, "speedups": ["all", *flags.get("speedups", [])]}).status == "applied"
     if named:
         decision = decide(name, speedups=[name])
         assert (decision.status, named in decision.reason) == ("skipped", True)
@@ -149,26 +144,26 @@ FACTS = [
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "data": DataFacts()}, "refused", "no training rows"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "without": ["encoder_precision"]}, "refused",
      "contradict each other"),
-    ("muon", {"optim_ext": "muon"}, "applied", "6 matrices of 2 EsmLayer get Muon, the rest AdamW"),
-    ("muon", {"optim_ext": "muon", "hardware": "T4"}, "applied", "T4 emulates the bfloat16"),
-    ("muon", {"optim_ext": "muon", "optim": "adafactor"}, "refused", "--optim adafactor was asked for"),
-    ("muon", {"optim_ext": "muon", "use_peft": True}, "refused", "leave out --use_peft or --optim_ext muon"),
-    ("muon", {"optim_ext": "muon", "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
-    ("muon", {"optim_ext": "muon", "model": replace(FROZEN, num_parameters=9)}, "refused", "no matrix of a repeated"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "hardware": "T4", "fp16": True, "nan_policy": "skip"}, "applied",
+    ("muon", {"speedups": "muon"}, "applied", "6 matrices of 2 EsmLayer get Muon, the rest AdamW"),
+    ("muon", {"speedups": "muon", "hardware": "T4"}, "applied", "T4 emulates the bfloat16"),
+    ("muon", {"speedups": "muon", "optim": "adafactor"}, "refused", "--optim adafactor was asked for"),
+    ("muon", {"speedups": "muon", "use_peft": True}, "refused", "leave out --use_peft or muon"),
+    ("muon", {"speedups": "muon", "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
+    ("muon", {"speedups": "muon", "model": replace(FROZEN, num_parameters=9)}, "refused", "no matrix of a repeated"),
+    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "T4", "fp16": True, "nan_policy": "skip"}, "applied",
      "adamw_torch_fused steps in host memory: its states leave T4"),
-    ("cpu_offload", {"optim_ext": ["muon", "cpu_offload"]}, "applied", "matrix products are slow on a CPU"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "world_size": 4}, "applied", "each of 4 processes keeps all"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
+    ("cpu_offload", {"speedups": ["muon", "cpu_offload"]}, "applied", "matrix products are slow on a CPU"),
+    ("cpu_offload", {"speedups": "cpu_offload", "world_size": 4}, "applied", "each of 4 processes keeps all"),
+    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
+    ("cpu_offload", {"speedups": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
+    ("cpu_offload", {"speedups": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
     ("oom_ladder", {"oom_policy": "step_down", "auto_find_batch_size": True}, "refused", "leave it out"),
     ("oom_ladder", {"preset": "max_speed"}, "applied", ""),
-    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "--find_batch_size"),
+    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "find_batch_size finds what fits"),
     ("oom_ladder", {"oom_policy": "step_down", "world_size": 2}, "refused", ""),
-    ("find_batch_size", {"find_batch_size": True, "auto_find_batch_size": True}, "refused", "leave it out"),
-    ("find_batch_size", {"find_batch_size": True, "data": STREAM}, "refused", ""),
-    ("find_batch_size", {"find_batch_size": True, "max_tokens_per_batch": 100}, "refused", ""),
+    ("find_batch_size", {"speedups": "find_batch_size", "auto_find_batch_size": True}, "refused", "leave it out"),
+    ("find_batch_size", {"speedups": "find_batch_size", "data": STREAM}, "refused", ""),
+    ("find_batch_size", {"speedups": "find_batch_size", "max_tokens_per_batch": 100}, "refused", ""),
     ("activation_checkpointing", {"activation_checkpointing": True}, "off", ""),  # Trainer's own, as it is
     ("activation_checkpointing", {"activation_policy": "half", "gradient_checkpointing": True}, "refused", "give one"),
     ("activation_checkpointing", {"preset": "low_memory", "activation_checkpointing": True}, "off",
@@ -185,7 +180,7 @@ FACTS = [
     ("compile", {"torch_compile": True}, "skipped", "--torch_compile compiles the whole model"),
     ("compile", {"attention": "faesm"}, "skipped", "faesm's attention is not compiled"),
     ("compile", {"attention": "flex"}, "skipped", "was not tried inside of compiled blocks"),
-    ("compile", {"model": ModelFacts(("bert",))}, "skipped", "no repeated layers: name them with --block_pattern"),
+    ("compile", {"model": ModelFacts(("bert",))}, "skipped", "no repeated layers: name them by model.block_pattern"),
     ("compile", {"model": FROZEN}, "skipped", "no encoder trains: blocks run once per distinct sequence"),
     ("attention", {"without": ["precision"]}, "applied", "flash attention needs bf16 or fp16, this run is in float32"),
     ("attention", {"model": replace(ESM, families=("bert", "esm"))}, "applied", "flash attention of A100-40GB"),
@@ -374,20 +369,18 @@ def test_half_precision_that_was_refused_is_not_used(card, refused, reason):
     assert precision.decide(found).reason == reason
 
 
-# --- every speed-up is in the registry once and says what it is -------------------------------------------------------
+# --- the registry -----------------------------------------------------------------------------------------------------
 
 
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
-@pytest.mark.parametrize("speedup", REGISTRY, ids=NAMES)
-def test_a_speedup_states_its_class_and_has_the_two_functions(speedup):
-    assert speedup.KIND in ("I", "N", "L")
-    assert f"Class {speedup.KIND}" in speedup.__doc__
-    assert list(inspect.signature(speedup.decide).parameters) == ["context"]
-    assert list(inspect.signature(speedup.apply).parameters) == ["decision", "run"]
-    assert speedup.decide.__doc__
-    assert speedup.apply.__doc__
+def test_every_speedup_states_its_class_and_has_the_two_functions():
+    for speedup in REGISTRY:
+        assert speedup.KIND in ("I", "N", "L")
+        assert f"Class {speedup.KIND}" in speedup.__doc__
+        assert list(inspect.signature(speedup.decide).parameters) == ["context"]
+        assert list(inspect.signature(speedup.apply).parameters) == ["decision", "run"]
 
 
 def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states():
@@ -403,7 +396,7 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     assert order["compile"] == len(NAMES) - 1
 
 
-# --- bf16 on a CPU is taken where its products are the faster ones ----------------------------------------------------
+# --- bf16 on CPUs -----------------------------------------------------------------------------------------------------
 
 
 WITH, WITHOUT = {"avx512_bf16", "amx_bf16"}, {"avx512_bf16"}
@@ -423,7 +416,7 @@ def test_a_cpu_that_lists_bf16_is_fast_in_it_with_amx_or_of_amd(tmp_path, monkey
     assert make_trainer(tmp_path / "asked for", speedups=["precision"], bf16=True).args.bf16
 
 
-# --- one thread for each core, where nobody said how many -------------------------------------------------------------
+# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -464,12 +457,12 @@ def test_a_run_trains_on_a_thread_per_core_and_gives_them_back(nobody_said, monk
     assert largest_weight_difference(trainer.model, alone.model) < 1e-6
 
 
-# --- what the plan says of several processes --------------------------------------------------------------------------
+# --- several processes ------------------------------------------------------------------------------------------------
 
 
 RECOMPUTES = {"ACTIVATION_CHECKPOINTING": "true"}
 OFFLOADS = {"OFFLOAD_PARAMS": "true"}
-MUON, HOST = {"optim_ext": "muon"}, {"optim_ext": "cpu_offload"}
+MUON, HOST = {"speedups": "muon"}, {"speedups": "cpu_offload"}
 
 
 @pytest.fixture
@@ -502,7 +495,7 @@ def zero_args(stage=2, offload=False, **given):
 
 
 def apply(decision, model=None):
-    args = SimpleNamespace(deepspeed_plugin=None, block_pattern=None)
+    args = SimpleNamespace(deepspeed_plugin=None)
     return sharding.apply(decision, Run(args, model or make_wide_esm()))
 
 
@@ -596,24 +589,6 @@ def test_fsdp2_wraps_the_classes_of_the_model_or_those_that_the_user_names(fsdp2
     assert (refused.status, "T5Block: the model has no such module" in refused.reason) == ("refused", True)
 
 
-# --- process-wide settings -------------------------------------------------------------------------------------------
-
-
-def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch_settings, monkeypatch):
-    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
-    args = make_args(torch_compile=True)  # sets torch.backends.fp32_precision, as it would on an A100
-    before = torch_settings()
-    assert before["general"] == "tf32"
-    with pytest.raises(RuntimeError):
-        torch.get_float32_matmul_precision()
-    run = Run(args, None)
-    Tf32.apply(Decision("tf32", "N", "applied", "A100 has TF32"), run)
-    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    assert torch.get_float32_matmul_precision() == "high"  # others may read it, torch's compiler does
-    run.restore()
-    assert torch_settings() == before
-
-
 # --- Trainer's own fields --------------------------------------------------------------------------------------------
 
 
@@ -644,10 +619,11 @@ def bf16_run(demo_rows, make_affinity):
 
     def apply(hardware: str, max_noise: float, **settings):
         model, collator = make_affinity(**settings)
-        args = make_args(speedups=["encoder_precision"], max_encoder_noise=max_noise)
+        args = make_args(speedups=["encoder_precision"])
         batch = collator.encode("antigen", [demo_rows["antigen"][0]])
         reference = model.encode("antigen", batch)
         plan = make_plan(args, model, demo_rows, collator, describe_hardware(hardware))
+        plan["encoder_precision"].settings["max_noise"] = max_noise
         plan.apply(Run(args, model, collator, demo_rows))
         return plan["encoder_precision"], model, reference, model.encode("antigen", batch)
 

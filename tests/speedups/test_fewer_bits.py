@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -14,8 +15,8 @@ from tiny_masked_lm import make_rows
 from token_rows import pad_rows
 from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_data_collator
 
-from hf_ext.affinity.predictor import load_model
-from hf_ext.errors import ArgumentError, MissingDependencyError, PlanRefused
+from hf_ext.affinity.predictor import AffinityPredictor, load_model
+from hf_ext.errors import ArgumentError, CheckpointError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.frozen_weights import HalfLinear, quantized_layers
 from hf_ext.models.lora import LoraSettings, merged_copy, wrap_with_lora
@@ -23,9 +24,6 @@ from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-# --- loRA in the plan -------------------------------------------------------------------------------------------------
-
 
 ROWS = Dataset.from_dict({"input_ids": [[0, 5, 6, 7, 8 + i, 2] for i in range(8)], "labels": [0, 1] * 4})
 
@@ -51,6 +49,16 @@ def test_a_plain_model_is_wrapped_and_the_plan_counts_what_trains(trainer_of):
     assert f": 754 of {sum(p.numel() for p in trainer.model.parameters()):,} parameters train" in decision.reason
 
 
+def test_adapters_follow_the_seed_of_the_arguments_and_not_what_ran_before(trainer_of):
+    def weights(seed, before):
+        torch.manual_seed(before)
+        state = trainer_of(seed=seed).model.state_dict()
+        return torch.cat([value.flatten() for name, value in state.items() if "lora_A" in name])
+
+    assert torch.equal(weights(3, before=1), weights(3, before=2))
+    assert not torch.equal(weights(3, before=1), weights(4, before=1))
+
+
 def test_a_model_that_brings_its_adapters_is_not_wrapped_again(trainer_of, make_affinity, demo_rows):
     own = wrap_with_lora(make_esm(EsmForSequenceClassification), LoraSettings(r=3))
     trainer = trainer_of(own)
@@ -64,7 +72,7 @@ def test_a_model_that_brings_its_adapters_is_not_wrapped_again(trainer_of, make_
         trainer_of(make_affinity("full", "full")[0], demo_rows, collator)
 
 
-# --- loRA beside a frozen base in half precision, 8 or 4 bits ---------------------------------------------------------
+# --- a frozen base in half precision, 8 or 4 bits ---------------------------------------------------------------------
 
 
 FIXED = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
@@ -170,6 +178,29 @@ def test_a_run_goes_on_bit_for_bit(trainer_for, how):
     assert same_tensors(trained_weights(resumed.model), trained_weights(whole.model))
 
 
+def test_another_base_is_still_refused(base, tmp_path):
+    make_trainer(tmp_path / "run", base(), pad_rows, make_rows(), **SAVING, **HALF).train()
+    other = base()
+    other.esm.encoder.layer[0].output.dense.weight.data[0, 0] += 1e-6  # below what half precision can tell
+    trainer = make_trainer(tmp_path / "run", other, pad_rows, make_rows(), resume="auto", **SAVING, **HALF)
+    with pytest.raises(CheckpointError, match="was trained on frozen weights"):
+        trainer.train()
+
+
+@pytest.mark.nightly
+@STORED
+def test_towers_are_merged_into_the_weights_read_again(make_affinity, towers, how):
+    pretrained, _ = make_affinity("lora", "lora")
+    trainer = towers("run", **how)
+    trainer.train()
+    adapters = {name: p for name, p in trainer.model.state_dict().items() if "lora_" in name or "head" in name}
+    pretrained.load_state_dict({**pretrained.state_dict(), **adapters})
+    expected, merged = merged_copy(pretrained).state_dict(), merged_copy(trainer.model)
+    assert all(torch.equal(value, expected[name]) for name, value in merged.state_dict().items() if "encoders" in name)
+    assert not narrow_layers(merged)
+    assert narrow_layers(trainer.model)  # which goes on as it was
+
+
 @pytest.mark.nightly
 @STORED
 def test_no_file_holds_the_base_and_a_float_base_predicts_nearly_the_same(towers, demo_rows, tmp_path, how):
@@ -224,17 +255,17 @@ QUIET_HEAD = {
     "save_strategy": "no",
     "max_steps": 2,
 }
-EIGHT_BITS = {"load_in_8bit": True}
-WIDE = {"max_encoder_noise": 1.0}
+WIDE = {"bound": 1.0}
 CACHED = {"speedups": ["embedding_cache"]}
 
 
-def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", **given):
+def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", bound=None, **given):
     settings = {"output_dir": str(folder), "embedding_cache_dir": str(folder.parent / "cache")}
     args = FastTrainingArguments(**{**settings, **QUIET_HEAD, **given})
-    return FastTrainer(
-        model, args, collator, rows, plan=make_plan(args, model, rows, collator, describe_hardware(hardware))
-    )
+    plan = make_plan(args, model, rows, collator, describe_hardware(hardware))
+    if bound is not None:
+        plan["encoder_precision"].settings["max_noise"] = bound
+    return FastTrainer(model, args, collator, rows, plan=plan)
 
 
 # --- under the probe --------------------------------------------------------------------------------------------------
@@ -242,16 +273,14 @@ def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", **given
 
 @pytest.mark.nightly
 def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
-    trainer = make_encoding_trainer(tmp_path / "run", *make_affinity(), demo_rows, **EIGHT_BITS, **WIDE)
+    trainer = make_encoding_trainer(tmp_path / "run", *make_affinity(), demo_rows, **EIGHT, **WIDE)
     found = trainer.plan["encoder_precision"]
     assert found.status == "applied"
     assert set(found.evidence["noise_share"]) == {"heavy", "light", "antigen"}
     assert all(0 < share < 0.2 for share in found.evidence["noise_share"].values())
     model = make_affinity()[0]
-    with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*or raise --max_encoder_noise"):
-        make_encoding_trainer(
-            tmp_path / "other", model, trainer.data_collator, demo_rows, max_encoder_noise=1e-4, **EIGHT_BITS
-        )
+    with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*: leave out --load_in_8bit"):
+        make_encoding_trainer(tmp_path / "other", model, trainer.data_collator, demo_rows, bound=1e-4, **EIGHT)
     assert (model.config.encoder_bits, model.config.encoder_autocast) == (None, None)
 
 
@@ -261,9 +290,7 @@ def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
 def test_the_cache_tells_bits_apart_and_gives_what_is_computed_live(make_affinity, demo_rows, tmp_path):
     model, collator = make_affinity()
     plain = make_encoding_trainer(tmp_path / "a", model, collator, demo_rows, **CACHED)
-    ours = make_encoding_trainer(
-        tmp_path / "b", make_affinity()[0], collator, demo_rows, **CACHED, **EIGHT_BITS, **WIDE
-    )
+    ours = make_encoding_trainer(tmp_path / "b", make_affinity()[0], collator, demo_rows, **CACHED, **EIGHT, **WIDE)
     sequences = [*dict.fromkeys(demo_rows["antigen"])][:6]
     exact, stored = (trainer.encode_distinct("antigen", sequences) for trainer in (plain, ours))
     assert ours.embedding_key("antigen") == {**plain.embedding_key("antigen"), "bits": 8}
@@ -273,7 +300,30 @@ def test_the_cache_tells_bits_apart_and_gives_what_is_computed_live(make_affinit
     assert not torch.allclose(live, exact, atol=1e-5)
 
 
-# --- bitsandbytes' 8-bit optimizers by Trainer's own names ------------------------------------------------------------
+@pytest.fixture
+def trained(make_affinity, demo_rows, tmp_path):
+    """A folder of a model that was trained on embeddings of 8 bits, and what it predicted."""
+    trainer = make_encoding_trainer(tmp_path / "run", *make_affinity(), demo_rows, **CACHED, **EIGHT, **WIDE)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    trainer.data_collator.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved", np.asarray(trainer.predict(demo_rows.select(range(20))).predictions).reshape(-1)
+
+
+@pytest.mark.nightly
+def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(trained, demo_rows):
+    folder, expected = trained
+    predictor = AffinityPredictor.from_pretrained(folder)
+    assert quantized_layers(predictor.model)
+    rows = demo_rows.select(range(20))
+    assert np.allclose(predictor.predict(rows), expected, atol=1e-4)
+    other = AffinityPredictor.from_pretrained(folder)
+    other.model.config.encoder_bits = None  # as if nobody had kept it
+    other.model.release_encoders()
+    assert not np.allclose(other.predict(rows), expected, atol=1e-4)
+
+
+# --- optimizers in 8 bits ---------------------------------------------------------------------------------------------
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
@@ -291,9 +341,6 @@ def make_coded_trainer(folder, collator=pad_rows, **given):
 
 def states(trainer) -> set[torch.dtype]:
     return {state["state1"].dtype for state in trainer.optimizer.state.values()}
-
-
-# --- whole runs -------------------------------------------------------------------------------------------------------
 
 
 def test_the_states_on_disk_are_codes_maps_and_scales(tmp_path):
@@ -319,7 +366,7 @@ def test_muon_takes_adamw_alone(tmp_path):
     with pytest.raises(
         PlanRefused, match="would need --optim adamw_torch_fused or adamw_torch, and --optim adamw_8bit"
     ):
-        make_coded_trainer(tmp_path, optim="adamw_8bit", optim_ext="muon")
+        make_coded_trainer(tmp_path, optim="adamw_8bit", speedups="muon")
 
 
 def test_without_bitsandbytes_the_extra_is_named_before_anything_is_built(tmp_path, monkeypatch):

@@ -19,9 +19,6 @@ from hf_ext.speedups.fused_layers import label_only
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-# --- speed-ups that leave learning as it is ---------------------------------------------------------------------------
-
-
 PACKED = {"speedups": ["attention", "packing"]}
 SAME = {  # what switches it on, and the entry of the plan that has to be applied
     "attention": {"speedups": ["attention"]},
@@ -58,7 +55,7 @@ def test_off_means_untouched(tmp_path):
     assert own_parts(model) == before
 
 
-# --- torch's GELU in ESM's feed-forward layers ------------------------------------------------------------------------
+# --- fused GELU -------------------------------------------------------------------------------------------------------
 
 
 def count_operations(model) -> tuple[int, int]:
@@ -94,6 +91,15 @@ def pair():
     return model, stock
 
 
+def test_a_batch_without_labels_costs_nothing_instead_of_being_no_number(pair):
+    batch = {**BATCH, "labels": torch.full_like(BATCH["labels"], IGNORED)}
+    loss = pair[0].train()(**batch).loss
+    loss.backward()
+    assert loss == 0
+    assert all(p.grad.abs().max() == 0 for p in pair[0].parameters() if p.grad is not None)
+    assert torch.isnan(pair[1](**batch).loss)
+
+
 def test_the_head_computes_one_row_per_labelled_token(pair):
     seen = []
     for model in pair:
@@ -114,10 +120,10 @@ def test_stock_trainer_weighs_labels_by_how_a_step_is_split_and_this_does_not(tm
     assert largest_weight_difference(stock.model, whole.model) > 1e-4
 
 
-# --- `--optim_ext muon` -----------------------------------------------------------------------------------------------
+# --- `--speedups muon` -----------------------------------------------------------------------------------------------
 
 
-MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
+MUON = {"optim": "adamw_torch_fused", "speedups": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
 
 
 def rates(optimizer) -> dict[str, set[float]]:
@@ -129,7 +135,7 @@ def rates(optimizer) -> dict[str, set[float]]:
 
 def test_the_optimizer_holds_every_parameter_once_with_trainers_weight_decay(tmp_path):
     model = make_wide_esm()
-    plain = make_trainer(tmp_path / "a", model, **{**MUON, "optim_ext": None}).create_optimizer()
+    plain = make_trainer(tmp_path / "a", model, **{**MUON, "speedups": []}).create_optimizer()
     assert type(plain) is torch.optim.AdamW  # off means untouched
     ours = make_trainer(tmp_path / "m", model, **MUON).create_optimizer()
     assert type(ours) is MuonAdamW
@@ -162,11 +168,11 @@ def test_the_schedule_scales_both_and_a_matrix_keeps_one_number_a_weight(tmp_pat
 def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):
     trainer = make_trainer(tmp_path, **MUON)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    with pytest.raises(ArgumentError, match=r"--optim_ext muon: the trainer was given an optimizer \(SGD\)"):
+    with pytest.raises(ArgumentError, match=r"--speedups muon: the trainer was given an optimizer \(SGD\)"):
         trainer.train()
 
 
-# --- packing in FastTrainer -------------------------------------------------------------------------------------------
+# --- packing ----------------------------------------------------------------------------------------------------------
 
 
 def count_tokens(trainer) -> list[int]:
@@ -220,7 +226,7 @@ def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
         make_trainer(tmp_path, make_wide_esm(), **PACKED)
 
 
-# --- token budgets in the plan and in FastTrainer ---------------------------------------------------------------------
+# --- token budgets ----------------------------------------------------------------------------------------------------
 
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 3}

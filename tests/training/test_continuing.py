@@ -14,9 +14,6 @@ from transformers import TrainerCallback
 
 from hf_ext.trainer import FastTrainer
 
-# --- a run that was killed and resumed is the run that was not --------------------------------------------------------
-
-
 EVALUATED = (("eval_strategy", "steps"), ("eval_steps", 2))
 STOPPING = (
     *EVALUATED[:1],
@@ -33,7 +30,7 @@ LOADING = (("speedups", ("data_loading",)), *EVALUATED)
 CACHED = (("speedups", ("data_loading", "embedding_cache")), *EVALUATED)
 
 LEARNING = (  # other steps, or less kept
-    (("optim_ext", "muon"), ("learning_rate", 1e-3)),
+    (("speedups", ("attention", "packing", "muon")), ("learning_rate", 1e-3)),
     (("optim", "adafactor"),),
     (("activation_policy", "attention"),),
     (("speedups", ("all",)), ("without", ("precision", "cpu_matmul", "cpu_threads", "compile"))),
@@ -129,7 +126,7 @@ def test_the_comparison_sees_a_resume_that_forgets_rows_or_moments(case, runs, b
     assert loses.left
 
 
-# --- data workers and continuing --------------------------------------------------------------------------------------
+# --- what is said, and what workers change ----------------------------------------------------------------------------
 
 
 class Masking(Collator):

@@ -13,15 +13,12 @@ import torch
 from datasets import Dataset
 from resuming_runs import Case, Runs
 from transformers import EarlyStoppingCallback, TrainerCallback
-from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, Terminate, make_script, make_trainer, model_of
+from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, make_script, make_trainer, model_of
 
-from hf_ext.errors import ArgumentError, CheckpointError, DataError, TrainingStopped
+from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.row_metrics import RowMetrics, choose_rows
 from hf_ext.trainer import FastTrainer
-
-# --- early stopping in a run ------------------------------------------------------------------------------------------
-
 
 # Improves, gets worse, wavers, and settles where it is not certainly worse than the best: patience 2 stops at step 7.
 RUN = [model_of(e, i) for i, e in enumerate([1.5, 0.5, 1.0, 0.5])]
@@ -91,6 +88,15 @@ def test_of_a_subset_the_same_rows_are_compared_and_a_stop_ends_with_all_rows(tm
     assert any("eval_full_spearman" in log for log in trainer.state.log_history if log["step"] == 3)
 
 
+def test_without_patience_nothing_is_decided_logged_or_saved(tmp_path):
+    trainer = make_trainer(tmp_path, make_script(*WORSE), max_steps=3, **SAVING)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert trainer.stopping_decisions == []
+    assert not any("improvement" in name for log in trainer.state.log_history for name in log)
+    assert not list(tmp_path.rglob("early_stopping*"))
+
+
 # --- resuming ------------------------------------------------------------------------------------------------------
 
 
@@ -123,23 +129,6 @@ def test_a_killed_run_continues_to_the_same_decisions_and_the_check_notices_lost
         assert resumed.stopping_decisions == whole.stopping_decisions
         assert evaluations(resumed) == evaluations(whole)
     assert resumed_at(tmp_path / "lost", 6, kind=Forgetful).stopping_decisions != whole.stopping_decisions
-
-
-@pytest.mark.nightly
-def test_an_evaluation_that_is_given_up_in_its_second_set_is_not_counted_twice(tmp_path):
-    sets = {"a": make_script(*RUN), "b": make_script(*RUN[::-1])}
-    settings = {"early_stopping_patience": 2, "metric_for_best_model": "a_spearman", "save_strategy": "epoch"}
-    whole = make_trainer(tmp_path / "whole", sets, **settings)
-    whole.train()
-    assert "eval_a_improvement" in evaluations(whole)[2]
-    stopped = make_trainer(tmp_path / "run", sets, Terminate(12), **settings)
-    with pytest.raises(TrainingStopped):
-        stopped.train()
-    assert [decision["step"] for decision in stopped.stopping_decisions] == [1, 2, 3, 4, 5]
-    assert evaluations(stopped) == [log for log in evaluations(whole) if log["step"] < 6]
-    resumed = make_trainer(tmp_path / "run", sets, resume="auto", **settings)
-    resumed.train()
-    assert [decision["step"] for decision in resumed.stopping_decisions][:6] == [1, 2, 3, 4, 5, 7]
 
 
 def test_a_run_that_has_stopped_trains_on_only_with_another_patience(tmp_path):
@@ -195,7 +184,7 @@ def test_what_cannot_be_compared_is_refused_before_training_with_the_remedy(tmp_
         make(early_stopping_patience=3, **given)
 
 
-# --- alarms about predictions that collapse ---------------------------------------------------------------------------
+# --- alarms of collapse -----------------------------------------------------------------------------------------------
 
 
 GOOD = model_of(0.3)
@@ -242,6 +231,17 @@ def test_a_fresh_head_may_be_constant_in_warm_up_and_not_after_it(tmp_path):
     assert said(late) == [(4, "The predictions spread 0.020")]
 
 
+CONSTANT = np.full(NUM_ROWS, 8.0)
+
+
+def test_classes_are_no_regression(tmp_path):
+    labels = (LABELS > 8).astype(float)
+    trainer = make_trainer(tmp_path, make_script(CONSTANT, labels=labels), metrics=lambda p: {"spearman": 0.0})
+    trainer.train()
+    assert trainer.collapse_alarms == []
+    assert not any("eval_spread_ratio" in log for log in trainer.state.log_history)
+
+
 def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):
     script = make_script(GOOD, FLAT, FLAT, FLAT, ROUNDED)
     whole = make_trainer(tmp_path / "whole", script, max_steps=6)
@@ -254,7 +254,7 @@ def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):
     assert resumed.collapse_alarms == whole.collapse_alarms
 
 
-# --- metrics of binders and within groups in every evaluation of a run ------------------------------------------------
+# --- binders and groups -----------------------------------------------------------------------------------------------
 
 
 ANTIGENS = np.array([f"antigen {i % 8}" for i in range(NUM_ROWS)])  # of 25 rows each

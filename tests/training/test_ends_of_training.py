@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-from functools import partial
 
 import numpy as np
 import psutil
@@ -21,16 +20,12 @@ from resuming_runs import Killed
 from token_rows import make_number_rows
 from token_rows import make_number_rows as make_rows
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator
 from transformers import TrainerCallback
 
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-# --- however training ends --------------------------------------------------------------------------------------------
-
 
 ALONE = {"dataloader_num_workers": 0}
 OTHERS: set[int] = set()
@@ -167,50 +162,6 @@ def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_comman
     assert same(train(tmp_path / "killed", resume=True, rows=lambda table: more), whole)
 
 
-def train_with(tmp_path, collator):
-    args = FastTrainingArguments(output_dir=str(tmp_path), **SETTINGS)
-    trainer = FastTrainer(make_narrow_esm(), args, collator, make_number_rows(16, 1))
-    try:
-        trainer.train()
-    finally:
-        trainer.end()
-
-
-class Ending(Collator):
-    """Ends its worker's process in the second batch."""
-
-    def __init__(self, end):
-        super().__init__(Case())
-        self.end, self.num = end, 0
-
-    def __call__(self, rows):
-        self.num += 1
-        if self.num == 2:
-            self.end()
-        return super().__call__(rows)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    "end",
-    [
-        partial(sys.exit, 3),
-        partial(raise_, SystemExit(0)),
-        partial(raise_, KeyboardInterrupt()),
-        partial(os._exit, 7),
-        lambda: os.kill(os.getpid(), signal.SIGKILL),
-    ],
-    ids=["exit 3", "exit 0", "KeyboardInterrupt", "_exit", "killed"],
-)
-def test_a_worker_that_ends_in_any_way_is_named_with_what_it_may_be(tmp_path, end, monkeypatch):
-    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.3,))  # not 5 s
-    with pytest.raises(DataWorkerDied) as died:
-        train_with(tmp_path, Ending(end))
-    text = str(died.value)
-    assert re.match(r"DataLoader worker \(pid.*[^.]\. No checkpoint was saved yet\. The same command ", text)
-    assert "fewer than dataloader_num_workers=1. Or code of the dataset" in text
-
-
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
@@ -265,7 +216,7 @@ def test_training_rows_that_are_none_are_refused_when_training_begins_and_evalua
     assert trainer.evaluate()["eval_loss"] > 0
 
 
-# --- what users assign, return or call after a trainer was made counts as it does in Trainer --------------------------
+# --- what users assign, return or call later --------------------------------------------------------------------------
 
 
 def make_here(folder, cls=FastTrainer, callbacks=(), **given):

@@ -16,9 +16,6 @@ from hf_ext.memory.out_of_memory import DidNotFit, attempt, is_out_of_memory
 from hf_ext.trainer import FastTrainer
 from hf_ext.training import oom_policy as oom_policy_module
 
-# --- out of memory in every form in which libraries say it, and nothing else ------------------------------------------
-
-
 IS = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     MemoryError(),
@@ -75,7 +72,7 @@ def test_an_attempt_lets_go_of_what_failed():
         gc.enable()
 
 
-# --- a run that is out of memory goes on with less at a time, and learns what the run learns that began t -------------
+# --- a run goes on with less at a time --------------------------------------------------------------------------------
 
 
 LADDER = {"oom_policy": "step_down", "optim": "adamw_torch_fused", "learning_rate": 1e-2}
@@ -113,6 +110,11 @@ def test_a_step_that_does_not_fit_equals_that_of_smaller_batches(tmp_path, where
     assert stepped.plan["oom_ladder"].evidence["taken"][-1]["rung"].startswith(f"{rows} row")
     assert losses_of(stepped) == losses_of(begun)
     assert same(weights_of(stepped), weights_of(begun))
+
+
+def test_without_the_policy_the_run_ends_as_trainers(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path, Room(2), oom_policy="stop", per_device_train_batch_size=4)
 
 
 @pytest.mark.nightly
@@ -175,7 +177,7 @@ def test_of_a_model_that_normalises_over_batches_nothing_is_made_again(tmp_path)
         run(tmp_path / "a", None, normalising_model(Room(None, "backward", (2,))))
 
 
-# --- the finder takes the largest batch that fits, keeps the rows of a step, and leaves everything else a -------------
+# --- the largest batch that fits --------------------------------------------------------------------------------------
 
 
 STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_steps": 20}
@@ -189,7 +191,7 @@ def watched(room, **shape):
 
 def find(folder, room, shape=None, **given):
     model = watched(room, **(shape or {}))
-    given = {**STEP, "find_batch_size": True, **given}
+    given = {**STEP, "speedups": "find_batch_size", **given}
     trainer = make_trainer(folder / "out", model, **given)
     trainer.train()
     return trainer
@@ -228,15 +230,15 @@ def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users
     model = make_wide_esm()
     model.lm_head.layer_norm = torch.nn.BatchNorm1d(model.config.hidden_size)
     with pytest.raises(ArgumentError, match="normalises over batches"):
-        make_trainer(tmp_path, model, find_batch_size=True).train()
+        make_trainer(tmp_path, model, speedups="find_batch_size").train()
     with messages() as said:
-        trainer = make_trainer(tmp_path, find_batch_size=True, max_steps=1)
+        trainer = make_trainer(tmp_path, speedups="find_batch_size", max_steps=1)
         trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].square().mean()
         trainer.train()
     assert any("not known to be a sum" in line for line in said)
 
 
-# --- out of memory in a pass never loses a step -----------------------------------------------------------------------
+# --- no step is lost --------------------------------------------------------------------------------------------------
 
 
 POINTS = [(where, call) for where in ("forward", "backward") for call in (1, 2, 3, 5, 8)]

@@ -1,11 +1,8 @@
-"""What a person watches: bar, speed, notebook, TensorBoard, and a profile of a few steps."""
+"""What a person watches: a bar on a terminal, lines elsewhere, why a run is slow; and that logs fit other watchers."""
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import io
-import json
 import logging
 import re
 import sys
@@ -16,163 +13,185 @@ from typing import Any
 import pytest
 import torch
 from parts_alone import make_args
-from small_runs import make_trainer as make_profiled_trainer
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
 from hf_ext.hardware import describe_hardware
-from hf_ext.reporting.operations import STEP
-from hf_ext.reporting.progress import LiveProgress
-from hf_ext.reporting.throughput import ThroughputCallback
-from hf_ext.training.profiling import TRACE
+from hf_ext.reporting.progress import LiveProgress, describe_metrics, describe_training, find_shortfall
+from hf_ext.reporting.throughput import Device, ThroughputCallback
 from hf_ext.training.progress import SpeedLine
-
-# --- the bar shows what a person watches, notebooks take our metrics, and what is logged fits TensorBoard -------------
-
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
 
 
-def is_bar(callback) -> bool:
-    return isinstance(callback, ProgressCallback | PrinterCallback)
-
-
-def test_without_tqdm_the_logs_are_printed_as_in_trainer(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, ROWS, max_steps=2, disable_tqdm=True)
-    assert [type(c) for c in trainer.callback_handler.callbacks if is_bar(c)] == [PrinterCallback]
-    trainer.train()
-    printed, bar = capsys.readouterr()
-    assert "'loss': " in printed
-    assert "| 2/2 [" not in bar
-
-
-def test_the_bar_shows_loss_rate_and_best_and_a_line_each_evaluation(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, ROWS, max_steps=4, disable_tqdm=False, early_stopping_patience=3)
-    trainer.train()
-    lines, bar = capsys.readouterr()
-    last = bar.replace("\r", "\n").rstrip().splitlines()[-1]
-    assert "4/4 [" in last
-    assert ", loss -3, lr 1, best spearman 0." in last
-    evaluations = [line for line in lines.splitlines() if line.startswith("step ")]
-    assert [line.split(":")[0] for line in evaluations] == ["step 1", "step 2", "step 3", "step 4"]
-    assert "spearman 0." in evaluations[3]
-    assert "improvement_low 0." in evaluations[3]
-    assert "{" not in lines
-    assert "per_second" not in lines
-
-
-@pytest.mark.parametrize("is_broken", [False, True])
-def test_messages_stand_on_lines_of_their_own_above_the_bars(tmp_path, monkeypatch, is_broken):
-    terminal = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    handler, logger = logging.StreamHandler(terminal), logging.getLogger("hf_ext")
-    monkeypatch.setattr(logger, "handlers", [handler])
+def open_terminal(monkeypatch) -> io.StringIO:
+    """Both streams in one place, which says that it is a terminal; hf_ext's messages go there."""
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    logger = logging.getLogger("hf_ext")
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(stream)])
     monkeypatch.setattr(logger, "level", logging.INFO)
-    if is_broken:
-        monkeypatch.setattr("hf_ext.reporting.progress.logging_redirect_tqdm", lambda _: contextlib.nullcontext())
-    trainer = make_trainer(tmp_path, ROWS, max_steps=2, disable_tqdm=False, early_stopping_patience=3)
-    trainer.train()
-    assert logger.handlers == [handler]
+    return stream
+
+
+@pytest.fixture
+def lines(caplog) -> Any:
+    """What was logged on the training so far."""
+    caplog.set_level(logging.INFO, logger="hf_ext")
+    return lambda: [message for message in caplog.messages if re.match(r"Step [\d,]+ of|Slow:", message)]
+
+
+def shown(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().replace("\r", "\n").rstrip().splitlines()
+
+
+# --- a bar, or lines --------------------------------------------------------------------------------------------------
+
+
+def test_on_a_terminal_the_bar_shows_loss_rate_and_best_and_messages_stand_above_it(tmp_path, monkeypatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    make_trainer(tmp_path, ROWS, max_steps=5, disable_tqdm=False, early_stopping_patience=3).train()
+    last = shown(terminal)[-1]
+    assert re.search(r"5/5 \[.*, loss -4, lr 1, .* batches/s, best spearman 0\.\d+, \d+ s left\]", last)
     text = terminal.getvalue()
-    assert text.count("Early stopping, step") == 2
-    on_clear_lines = re.findall(r"[\r\n](?:\x1b\[A)*Early stopping, step", text)  # the cursor may go up, past a bar
-    assert len(on_clear_lines) == (0 if is_broken else 2)
+    evaluations = re.findall(r"[\r\n](?:\x1b\[A)*Step (\d) of 5, validation: spearman 0\.\d+, loss ", text)
+    assert evaluations == ["1", "2", "3", "4", "5"]
+    assert len(re.findall(r"[\r\n](?:\x1b\[A)*Early stopping, step", text)) == 5  # the cursor may go up, past a bar
 
 
-def test_the_pass_over_all_rows_gets_a_bar_of_its_own(tmp_path, capsys):
-    settings = {"disable_tqdm": False, "per_device_eval_batch_size": 20, "max_steps": 1}
-    make_trainer(tmp_path, ROWS, eval_subset=80, **settings).train()
-    bars = capsys.readouterr().err.replace("\r", "\n")
-    assert "0/4 [" in bars  # 80 rows
-    assert "0/10 [" in bars  # all 200
-    assert "5/4" not in bars
+def test_in_a_file_there_are_lines_and_no_bar(tmp_path, capsys, lines) -> None:
+    make_trainer(tmp_path, ROWS, max_steps=5, disable_tqdm=False).train()
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert "it/s" not in out + err
+    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("Step")] == [
+        f"Step {step} of 5, validation" for step in range(1, 6)
+    ]
+    assert re.fullmatch(r"Step 4 of 5: loss -3, lr 1, .* batches/s, best spearman 0\.\d+, \d+ s left", lines()[0])
 
 
-def test_a_resumed_bar_begins_where_the_run_is(tmp_path, capsys):
+def test_without_tqdm_the_logs_are_printed_as_in_trainer(tmp_path, capsys) -> None:
+    trainer = make_trainer(tmp_path, ROWS, max_steps=2, disable_tqdm=True)
+    callbacks = trainer.callback_handler.callbacks
+    assert [type(c) for c in callbacks if isinstance(c, ProgressCallback | PrinterCallback)] == [PrinterCallback]
+    trainer.train()
+    assert "'loss': " in capsys.readouterr().out
+
+
+def test_the_pass_over_all_rows_gets_a_bar_of_its_own_and_none_stays_open(tmp_path, monkeypatch) -> None:
+    terminal = open_terminal(monkeypatch)
+
+    class StopHere(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = True
+
+    settings = {"disable_tqdm": False, "per_device_eval_batch_size": 20}
+    trainer = make_trainer(tmp_path, ROWS, StopHere(), eval_subset=80, **settings)
+    trainer.train()
+    text = terminal.getvalue()
+    assert "0/4 [" in text  # 80 rows
+    assert "0/10 [" in text  # all 200
+    (bar,) = [c for c in trainer.callback_handler.callbacks if isinstance(c, LiveProgress)]
+    assert (trainer.state.global_step, bar.prediction_bar) == (1, None)
+
+
+def test_a_resumed_bar_begins_where_the_run_is_and_shows_its_own_rates(tmp_path, monkeypatch) -> None:
+    terminal = open_terminal(monkeypatch)
     settings = {"disable_tqdm": False, "save_strategy": "steps", "save_steps": 1}
     with pytest.raises(KeyboardInterrupt):
         make_trainer(tmp_path, ROWS, Kill(3), **settings).train()
-    capsys.readouterr()
-    make_trainer(tmp_path, ROWS, resume="auto", **settings).train()
-    bars = capsys.readouterr().err.replace("\r", "\n")
-    assert "| 3/10 [00:00" in bars
-    assert "| 0/10 [" not in bars
+    before = len(terminal.getvalue())
 
+    class Slow(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            clock.now += 100.0
 
-@pytest.mark.parametrize("eval_subset", [None, 100])
-def test_the_table_of_notebooks_takes_every_metric_of_a_run(tmp_path, monkeypatch, eval_subset):
-    """As transformers shows it in Jupyter and Colab; what it displays needs IPython, which tests do without."""
-    shown: list[str] = []
-    notebook = load_notebook(monkeypatch, shown)
-    settings = {"early_stopping_patience": 3, "eval_subset": eval_subset}
-    sets = {"a": ROWS, "b": ROWS}
-    trainer = make_trainer(tmp_path, sets, metric_for_best_model="a_spearman", max_steps=4, **settings)
-    trainer.add_callback(notebook.NotebookProgressCallback())
+    clock = type("Clock", (), {"now": 0.0, "__call__": lambda self: self.now})()
+    trainer = make_trainer(tmp_path, ROWS, Slow(), resume="auto", **settings)
+    trainer.throughput._clock = clock
     trainer.train()
-    assert "Validation Loss" in shown[-1]
-    assert "A Spearman" in shown[-1]
+    text = terminal.getvalue()[before:]
+    assert "| 3/10 [00:00" in text
+    assert "| 0/10 [" not in text
+    assert "0.01 batches/s" in text
 
 
-def load_notebook(monkeypatch, shown) -> Any:
-    """`transformers.utils.notebook`, whose HTML goes into `shown`."""
-    display = ModuleType("IPython.display")
-    output = SimpleNamespace(update=lambda html: shown.append(html))
-    display.HTML = lambda html: html  # type: ignore[attr-defined]
-    display.display = lambda html, **_: shown.append(html) or output  # type: ignore[attr-defined]
-    package = ModuleType("IPython")
-    package.display = display  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", package)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.delitem(sys.modules, "transformers.utils.notebook", raising=False)
-    import transformers.utils.notebook as notebook
-
-    monkeypatch.delitem(sys.modules, "transformers.utils.notebook")
-    return notebook
+# --- in words ---------------------------------------------------------------------------------------------------------
 
 
-def test_tensorboard_gets_clear_names(tmp_path, caplog):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    caplog.set_level(logging.WARNING)
-    trainer = make_trainer(tmp_path / "run", ROWS, max_steps=4, early_stopping_patience=3, report_to="tensorboard")
-    trainer.train()
-    (events,) = list(Path(tmp_path).rglob("events.out.tfevents*"))
-    reader = EventAccumulator(str(events)).Reload()
-    tags = set(reader.Tags()["scalars"])
-    assert {"train/loss", "train/sequences_per_s", "eval/spearman", "eval/spread_ratio", "eval/improvement_low"} <= tags
-    assert len(reader.Scalars("eval/improvement")) == 3
-    assert "incorrect so we dropped" not in caplog.text
+def test_how_training_goes_in_words() -> None:
+    numbers = {"loss": 0.31234, "learning_rate": 2.5e-4, "residues_per_s": 15_432.1, "hours_left": 1.25}
+    state, args = SimpleNamespace(best_metric=0.4821), SimpleNamespace(metric_for_best_model="eval_spearman")
+    text = describe_training(numbers, args, state)
+    assert text == "loss 0.3123, lr 0.00025, 15,432 residues/s, best spearman 0.4821, 1.2 h left"
+    assert describe_training({"tokens_per_s": 812.4, "hours_left": 0.5}, args, state).startswith("812 tokens/s")
+    assert describe_training({"hours_left": 0.5}, args, SimpleNamespace(best_metric=float("-inf"))) == "30 min left"
+    assert describe_training({"hours_left": 0.005}, args, SimpleNamespace(best_metric=None)) == "18 s left"
+    assert describe_training({}, args, SimpleNamespace(best_metric=None)) == ""
 
 
-# --- the line on speed ------------------------------------------------------------------------------------------------
+def test_an_evaluation_is_a_line_that_begins_with_what_chooses_the_best_model() -> None:
+    logged = {"loss": 0.5, "spearman": float("nan"), "runtime": 2.0, "a_samples_per_second": 3.0, "num_tokens": 7}
+    metrics = {f"eval_{name}": value for name, value in {**logged, "rmse": 1.0, "mae": 2.0, "r2": 3.0}.items()}
+    assert describe_metrics(metrics, "eval_rmse") == "rmse 1, loss 0.5, spearman undefined, mae 2, r2 3"
+    assert describe_metrics({**metrics, "eval_f1": 0.1}) == "loss 0.5, spearman undefined, rmse 1, mae 2, r2 3"
+
+
+GOOD = {"residues_per_s": 5000.0, "data_wait_share": 0.01, "mfu": 0.30}
+
+
+def judge(card: str = "T4", dtype: str = "fp16", width: int = 1280, **rates: float) -> str:
+    return find_shortfall(Device(describe_hardware(card), dtype, 1), {**GOOD, **rates}, width)
+
+
+def test_a_run_as_fast_as_usual_is_not_complained_of() -> None:
+    assert [judge(), judge("A100-40GB", "bf16"), judge("cpu", "fp32"), judge(mfu=0.14, width=320)] == [""] * 4
+    heads = {"sequences_per_s": 9e4, "mfu": 0.01}  # too small to keep a card busy
+    assert find_shortfall(Device(describe_hardware("T4"), "fp32", 1), heads, 1280) == ""
+
+
+def test_what_a_card_falls_short_of_is_said_with_its_cause() -> None:
+    short = "below what this T4 should reach"
+    assert judge(mfu=0.14) == (
+        f"{short} (14.0% of its fp16 peak, where 15% to 45% is usual): why is not known, "
+        "--torch_profiler 5 shows where the time goes"
+    )
+    assert "3% to 20% is usual" in judge(mfu=0.02, width=320)
+    waits = "it waits for data 45% of the time"
+    assert judge(data_wait_share=0.45) == f"{short}, because {waits} (more --dataloader_num_workers)"
+    assert judge(dtype="bf16") == f"{short}, because T4 emulates bf16 (--fp16 true in its place)"
+    assert judge(dtype="fp32") == f"{short}, because it computes in fp32 (--fp16 true)"
+    assert judge("A100-40GB", "tf32").endswith("because it computes in tf32 (--bf16 true)")
+    assert judge("cpu", "fp32", data_wait_share=0.45, mfu=0.01) == waits  # of a CPU nothing is claimed
+
+
+# --- on a fake clock --------------------------------------------------------------------------------------------------
 
 
 class Loop:
     """Steps of 8 rows on a fake clock, with the events of Trainer for the two parts alone; one step warms up."""
 
-    def __init__(self, folder, bars=(), first_step=0, is_main=True, **given):
+    def __init__(self, folder: Path, bars: tuple[Any, ...] = (), is_main: bool = True, **given: Any):
         self.now = 1000.0
-        args = make_args(folder, **given)
-        model = Scripted()
-        self.args, self.model = args, model
+        self.args, self.model = make_args(folder, **given), Scripted()
         self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
         handler = SimpleNamespace(callbacks=bars)
-        trainer = SimpleNamespace(args=args, throughput=self.throughput, callback_handler=handler)
+        trainer = SimpleNamespace(args=self.args, throughput=self.throughput, callback_handler=handler)
         self.line = SpeedLine(trainer, self.clock)
-        self.state = TrainerState(max_steps=100, global_step=first_step, is_world_process_zero=is_main)
+        self.state = TrainerState(max_steps=100, is_world_process_zero=is_main)
         self.tell("train_begin")
 
     def clock(self) -> float:
         return self.now
 
-    def tell(self, event, **kwargs) -> None:
+    def tell(self, event: str, **kwargs: Any) -> None:
         for part in (self.throughput, self.line):
             getattr(part, f"on_{event}")(self.args, self.state, None, model=self.model, **kwargs)
 
-    def steps(self, count, wait, compute) -> Loop:
+    def steps(self, count: int, wait: float, compute: float) -> Loop:
         for _ in range(count):
             self.now += wait
             self.tell("step_begin")
@@ -189,134 +208,106 @@ class Loop:
         return self
 
 
-@pytest.fixture
-def lines(caplog) -> Any:
-    """What was logged on speed so far."""
-    caplog.set_level(logging.INFO, logger="hf_ext")
-    return lambda: [m.removeprefix("Speed: ") for m in caplog.messages if m.startswith("Speed: ")]
+def test_the_line_is_that_of_the_hand_computed_steps(tmp_path, lines) -> None:
+    for passes, rate in ((1, "0.25"), (4, "1")):
+        # 4 s a step; 98 of them are left. Batches are passes.
+        Loop(tmp_path, gradient_accumulation_steps=passes).steps(1, 0, 60).log().steps(2, 0.4, 3.6)
+        assert lines()[-1] == f"Step 2 of 100: loss 1, {rate} batches/s, 7 min left"
+    before = len(lines())
+    Loop(tmp_path).steps(1, 0, 50).log()  # still in the warm-up
+    Loop(tmp_path, is_main=False).steps(3, 0, 2).log()
+    assert len(lines()) == before
 
 
-@pytest.mark.parametrize(("passes", "line"), [(1, "0.25 batches/s"), (4, "1 batches/s")])
-def test_the_line_is_that_of_the_hand_computed_steps(tmp_path, lines, passes, line):
-    # 4 s a step; 98 of them are left. Batches are passes.
-    Loop(tmp_path, gradient_accumulation_steps=passes).steps(1, 0, 60).steps(2, 0.4, 3.6).log()
-    assert lines() == [f"{line}, 7 min left"]
-
-
-def test_nothing_is_said_in_the_warmup_and_evaluations_are_in_no_rate(tmp_path, lines):
-    loop = Loop(tmp_path).steps(1, 0, 50).log()
-    assert lines() == []
-    loop.steps(1, 0, 2)
+def test_evaluations_are_in_no_rate_but_in_the_time_left_and_lines_come_each_minute(tmp_path, lines) -> None:
+    loop = Loop(tmp_path).steps(2, 0, 2).log()
     loop.now += 500
     loop.tell("evaluate", metrics={})
     loop.steps(1, 0, 2)
     # 98 steps of 2 s; then 97 of (2 + 500 + 2) / 2.
-    assert lines() == ["0.5 batches/s, 3 min left", "0.5 batches/s, 6.8 h left"]
+    assert [line.split(": ")[1] for line in lines()] == [
+        "loss 1, 0.5 batches/s, 3 min left",
+        "loss 1, 0.5 batches/s, 6.8 h left",
+    ]
+    loop.steps(29, 0, 2)
+    assert len(lines()) == 2
+    loop.steps(1, 0, 2)
+    assert len(lines()) == 3
 
 
-def test_a_card_falls_short_of_what_it_should_reach(tmp_path, lines, monkeypatch):
+def test_now_is_the_last_half_minute_of_what_was_read(tmp_path) -> None:
+    loop = Loop(tmp_path).steps(41, 0, 1).log().steps(20, 0, 3).log()
+    assert loop.throughput.live(loop.args, loop.state)["batches_per_s"] == pytest.approx(1 / 3)
+
+
+def test_looking_changes_no_number_of_the_run(tmp_path) -> None:
+    results = []
+    for look in (lambda loop: None, lambda loop: loop.throughput.live(loop.args, loop.state)):
+        loop = Loop(tmp_path)
+        for _ in range(15):
+            look(loop.steps(1, 0.5, 1.5))
+        found = loop.log().throughput.summarize([])
+        found["totals"].pop("cpu_seconds")  # of the clock of the processor
+        results.append([found[name] for name in ("rates", "totals", "measured_steps", "warmup_seconds")])
+    assert results[0] == results[1]
+
+
+def test_why_a_run_is_slow_is_said_once_above_a_bar(tmp_path, lines, monkeypatch) -> None:
     monkeypatch.setattr("hf_ext.reporting.throughput.detect_hardware", lambda device: describe_hardware("T4"))
     bar = LiveProgress()
-    Loop(tmp_path, (bar,)).steps(20, 6, 6)
-    (said,) = lines()  # once: a bar has no room for the sentence
-    assert said.endswith(
-        "; below what this T4 should reach, because it waits for data 50% of the time (more --dataloader_num_workers)"
-    )
+    bar.training_bar = SimpleNamespace(disable=False, set_postfix_str=lambda text: None)
+    loop = Loop(tmp_path, (bar,)).steps(10, 6, 6).log()
+    assert lines() == []  # too early
+    loop.steps(20, 6, 6).log()
+    (said,) = lines()
+    assert said.startswith("Slow: below what this T4 should reach, because it waits for data 50% of the time")
 
 
-# --- in a Trainer -----------------------------------------------------------------------------------------------------
+# --- other watchers ---------------------------------------------------------------------------------------------------
 
 
-def test_without_a_bar_it_is_a_line_of_its_own_and_a_continued_run_shows_its_own_rates(tmp_path, lines):
-    settings = {"save_strategy": "steps", "save_steps": 1}
-    with pytest.raises(KeyboardInterrupt):
-        make_trainer(tmp_path, ROWS, Kill(6), **settings).train()
-    (first,) = lines()
-    assert " batches/s, " in first
-
-    class Slow(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            clock.now += 100.0
-
-    clock = type("Clock", (), {"now": 0.0, "__call__": lambda self: self.now})()
-    trainer = make_trainer(tmp_path, ROWS, Slow(), resume="auto", **settings)
-    trainer.throughput._clock = clock
+@pytest.mark.parametrize("eval_subset", [None, 100])
+def test_the_table_of_notebooks_takes_every_metric_and_shows_the_line_above(tmp_path, monkeypatch, eval_subset) -> None:
+    """As transformers shows it in Jupyter and Colab; what it displays needs IPython, which tests do without."""
+    shown: list[str] = []
+    notebook = load_notebook(monkeypatch, shown)
+    settings = {"early_stopping_patience": 3, "eval_subset": eval_subset}
+    sets = {"a": ROWS, "b": ROWS}
+    trainer = make_trainer(tmp_path, sets, metric_for_best_model="a_spearman", max_steps=6, **settings)
+    trainer.add_callback(notebook.NotebookProgressCallback())
     trainer.train()
-    assert lines()[1].startswith("0.01 batches/s, ")  # its fourth step is the run's tenth
-    assert lines()[1].endswith(", 0 s left")
+    for part in ("Validation Loss", "A Spearman", " batches/s, ", " left<br>"):
+        assert part in shown[-1]
 
 
-# --- `--torch_profiler` -----------------------------------------------------------------------------------------------
+def load_notebook(monkeypatch, shown: list[str]) -> Any:
+    """`transformers.utils.notebook`, whose HTML goes into `shown`."""
+    display = ModuleType("IPython.display")
+    output = SimpleNamespace(update=lambda html: shown.append(html))
+    display.HTML = lambda html: html  # type: ignore[attr-defined]
+    display.display = lambda html, **_: shown.append(html) or output  # type: ignore[attr-defined]
+    package = ModuleType("IPython")
+    package.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.delitem(sys.modules, "transformers.utils.notebook", raising=False)
+    import transformers.utils.notebook as notebook
+
+    monkeypatch.delitem(sys.modules, "transformers.utils.notebook")
+    return notebook
 
 
-QUIET = {"eval_strategy": "no", "save_strategy": "no", "metric_for_best_model": None, "greater_is_better": None}
+def test_every_logged_value_is_a_number_and_tensorboard_gets_clear_names(tmp_path, caplog) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-
-def make(folder, warmup=1, **given):
-    """Without other words, steps 1 and 2 come before the window: the second warms the profiler up."""
-    trainer = make_profiled_trainer(folder, **given)
-    trainer.throughput.warmup_steps = warmup
-    return trainer
-
-
-def weights(trainer):
-    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
-
-
-def calls(profile, name):
-    return {row["name"]: row["calls"] for row in profile["operations"]}.get(name)
-
-
-def rate_steps(folder):
-    return json.loads((folder / "throughput.json").read_text())["measured_steps"]
-
-
-def trace_steps(folder):
-    with gzip.open(folder / TRACE, "rt") as file:
-        events = json.load(file)["traceEvents"]
-    return sum(event.get("name") == STEP and event.get("ph") == "X" for event in events)
-
-
-@pytest.mark.nightly
-def test_a_profile_changes_no_number_and_is_in_no_rate(tmp_path):
-    plain, profiled = (
-        make(tmp_path / str(asked), **QUIET, speedups=["tf32"], torch_profiler=asked, logging_steps=1)
-        for asked in (None, 2)
-    )
-    for trainer in (plain, profiled):
-        torch.manual_seed(0)
-        trainer.train()
-    assert torch.equal(weights(plain), weights(profiled))
-    assert [log.get("loss") for log in plain.state.log_history] == [
-        log.get("loss") for log in profiled.state.log_history
-    ]
-    assert (rate_steps(tmp_path / "None"), rate_steps(tmp_path / "2")) == (5, 2)  # 6 but for 1; and for 3 to 4, and 2
-    assert plain.profile is None
-    assert not (tmp_path / "None" / TRACE).exists()
-    assert profiled.profile["steps"] == [3, 4]
-    assert len(profiled.profile["seconds"]) == trace_steps(tmp_path / "2") == 2
-    rows = profiled.profile["operations"]
-    assert len(rows) == 10
-    assert [row["share"] for row in rows] == sorted((row["share"] for row in rows), reverse=True)
-    assert 0 < sum(row["share"] for row in rows) <= 1.001
-    assert calls(profiled.profile, "aten::addmm") % 2 == 0  # as many in each step
-
-
-def test_a_budget_of_disk_space_has_no_room_for_a_trace(tmp_path):
-    trainer = make(tmp_path, **QUIET, torch_profiler=1, save_total_size_gb=1.0)
+    caplog.set_level(logging.WARNING)
+    trainer = make_trainer(tmp_path / "run", ROWS, max_steps=4, early_stopping_patience=3, report_to="tensorboard")
     trainer.train()
-    assert (trainer.profile["trace"], len(trainer.profile["operations"])) == (None, 10)
-    assert not (tmp_path / TRACE).exists()
-
-
-def event(name, start, length, self_us, device_us=0.0, is_range=False):
-    span = SimpleNamespace(start=start, end=start + length)
-    times = {"self_cpu_time_total": self_us, "self_device_time_total": device_us}
-    return SimpleNamespace(
-        name=name,
-        time_range=span,
-        count=1,
-        device_type=torch.autograd.DeviceType.CPU,
-        is_user_annotation=is_range,
-        **times,
-    )
+    assert all(isinstance(value, int | float) for log in trainer.state.log_history for value in log.values())
+    (events,) = list(Path(tmp_path).rglob("events.out.tfevents*"))
+    reader = EventAccumulator(str(events)).Reload()
+    tags = set(reader.Tags()["scalars"])
+    assert {"train/loss", "train/sequences_per_s", "eval/spearman", "eval/spread_ratio", "eval/improvement_low"} <= tags
+    assert len(reader.Scalars("eval/improvement")) == 3
+    assert "incorrect so we dropped" not in caplog.text

@@ -18,8 +18,6 @@ from hf_ext.checkpoints.manifest import Manifest, verify
 from hf_ext.errors import CheckpointError, DiskFailure
 from hf_ext.trainer import FastTrainer
 
-# --- what a user's class or another library does while a checkpoint is saved is part of the checkpoint ----------------
-
 
 def train(cls, folder, resume=None, callbacks=None, **given) -> Any:
     trainer = cls(make_model(), make_args(folder, **given), train_dataset=ROWS, callbacks=callbacks)
@@ -176,7 +174,7 @@ def test_the_best_model_of_a_run_that_was_continued_is_not_the_one_it_continued_
     assert trainer.evaluate()["eval_loss"] == min(losses)
 
 
-# --- what a saved model folder holds, and what is said when the disk refuses ------------------------------------------
+# --- saved models -----------------------------------------------------------------------------------------------------
 
 
 TOKEN = "hf_" + "secret" * 5
@@ -225,7 +223,7 @@ def test_a_full_disk_is_named_and_another_error_is_not_and_no_half_model_is_left
     assert [*tmp_path.glob("*/*")] == []
 
 
-# --- with nothing of ours asked for, what a FastTrainer leaves and shows is what Trainer leaves and shows -------------
+# --- where nothing of ours was asked for ------------------------------------------------------------------------------
 
 
 def run(folder, resume=None, model=None, **given) -> FastTrainer:
@@ -233,11 +231,6 @@ def run(folder, resume=None, model=None, **given) -> FastTrainer:
     trainer = FastTrainer(model or make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def copied(folder, step, to) -> str:
-    shutil.copytree(folder / f"checkpoint-{step}", to / f"checkpoint-{step}")
-    return str(to / f"checkpoint-{step}")
 
 
 def test_a_plain_run_leaves_no_files_of_ours_beside_its_checkpoints(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -14,9 +13,6 @@ import pytest
 from closing_line import tally
 from locations import ROOT
 from train_until_stopped import Case, start
-
-# --- a run that is asked to stop saves, exits with its own code, and continues as if nothing had happened -------------
-
 
 STOPPED = 75
 CYCLES = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}  # 11 batches: 4 steps an epoch, the last of 2
@@ -163,6 +159,11 @@ def test_a_third_signal_ends_the_process_at_once_and_the_last_checkpoint_continu
     continued(tmp_path, case, whole(case))
 
 
+def test_training_in_a_thread_works_and_leaves_signals_alone(tmp_path, whole):
+    case = Case(CYCLES, in_thread=True)
+    assert same_run(finish(tmp_path, case, "thread"), whole(case))
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_process_group_stops_a_run_with_data_workers_within_seconds(tmp_path, whole, number):
@@ -302,21 +303,3 @@ def test_each_signal_outside_of_training_ends_a_recipe_as_a_stop_does(tmp_path, 
 def test_machines_that_repeat_themselves_do_not_break_into_tidying_up(tmp_path):
     assert signalled(tmp_path, TIDIES, "SIGTERM", "SIGTERM", "SIGHUP")[0] == 75
     assert (tmp_path / "tidied").exists()
-
-
-def test_a_closed_terminal_is_a_stop_and_no_error_of_its_output(tmp_path):
-    """As of a progress bar that is closed on the way out."""
-    body = """
-    try:
-        ready(); time.sleep(30)
-    finally:
-        print("bar", file=sys.stderr, flush=True)
-"""
-    master, terminal = pty.openpty()
-    with start_script(tmp_path, body, stdout=terminal, stderr=terminal) as process:
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.02)
-        os.close(terminal)
-        os.close(master)
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(30) == 75

@@ -9,6 +9,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 
 from hf_ext.affinity.scoring import compute_metrics
 from hf_ext.errors import ArgumentError
+from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -78,6 +79,18 @@ def test_a_share_is_taken_of_each_set(tmp_path):
     assert logs[-1]["eval_full_far_rows"] == 20.0
     facts = trainer.evaluation_facts()
     assert (facts["subset_rows"], facts["full_rows"], facts["num_evaluations"], facts["num_full"]) == (6, 60, 8, 2)
+
+
+def test_groups_keep_their_shares(tmp_path):
+    trainer = make_trainer(tmp_path, make_rows(60), eval_subset=6, compute_metrics=RowMetrics(group_column="group"))
+    trainer.train()
+    assert sorted(row % 3 for row in rows_of_last_subset(trainer, 6, 60)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_every_fifth_evaluation_is_of_all_rows(tmp_path):
+    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, eval_subset=5, num_train_epochs=3)
+    trainer.train()
+    assert [log["step"] for log in evaluations(trainer, full=True)] == [5, 10, 12]
 
 
 @pytest.mark.sampled(2)

@@ -19,9 +19,6 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-# --- what would not learn what was asked ------------------------------------------------------------------------------
-
-
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 
@@ -90,7 +87,7 @@ def test_adapters_that_want_a_call_after_each_step_are_refused_and_can_be_evalua
         trainer.end()
 
 
-# --- weights that train in float16 are named before the first step ----------------------------------------------------
+# --- weights in float16 -----------------------------------------------------------------------------------------------
 
 
 def test_weights_that_train_in_float16_are_named_and_those_that_do_not_are_not(tmp_path, caplog):
@@ -198,7 +195,7 @@ def test_a_loss_that_does_not_read_the_number_of_items_is_named_where_steps_are_
     assert all(f"gradients are {steps} times too large" in text for text in said)
 
 
-# --- a `metric_for_best_model` that evaluations cannot give is refused before the first step --------------------------
+# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 EVERY_TWO = {"eval_strategy": "steps", "eval_steps": 2}
