@@ -145,7 +145,7 @@ def weigh(base: type) -> type:
 @check
 def takes_a_loss_of_the_users(folder: Path) -> dict[str, list[str]]:
     """What is not as in stock Trainer where a subclass computes the loss; and where the override is not seen."""
-    find, places = hf_ext.overrides.find_override, [*sys.modules.values()]
+    find, places = hf_ext.training.overrides.find_override, [*sys.modules.values()]
     asking = [module for module in places if getattr(module, "find_override", None) is find]
     found = {}
     for name, finder in (("seen", find), ("unseen", lambda trainer, *names: None)):
@@ -197,7 +197,7 @@ def finds_what_fits_on_both(folder: Path) -> dict[str, Any]:
         args = FastTrainingArguments(str(folder / name), gradient_accumulation_steps=2, **fixed, **given)
         return FastTrainer(model, args, pad_rows, make_tokens("masked_lm"))
 
-    plain, found = make("plain", Room()), make("found", Room(3), find_batch_size=True)
+    plain, found = make("plain", Room()), make("found", Room(3), speedups="find_batch_size")
     for name, trainer in (("plain", plain), ("found", found)):
         trainer.train()
         save_numbers(folder.parent, name, trainer)

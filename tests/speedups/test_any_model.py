@@ -16,6 +16,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models.blocks import find_blocks
 from hf_ext.models.muon import MuonAdamW
 from hf_ext.plan import make_plan
+from hf_ext.speedups import compile
 from hf_ext.trainer import FastTrainer
 
 MODELS = pytest.mark.parametrize("name", TRAINED)

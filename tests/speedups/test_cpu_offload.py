@@ -16,7 +16,7 @@ from hf_ext.models.host_optimizer import find_host_optimizer
 from hf_ext.plan import make_plan
 
 A100 = describe_hardware("A100")
-OFFLOAD = {"optim": "adamw_torch_fused", "optim_ext": "cpu_offload"}
+OFFLOAD = {"optim": "adamw_torch_fused", "speedups": "cpu_offload"}
 BOTH = ["muon", "cpu_offload"]
 
 
@@ -32,11 +32,11 @@ def make_member(folder, model=None, hardware=A100, **given):
 
 
 KINDS = {
-    "adamw": ({}, None),
-    "accumulation": ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}, None),
-    "muon": ({"optim_ext": BOTH}, "muon"),
-    "adafactor": ({"optim": "adafactor"}, None),
-    "rates": ({"encoder_learning_rate": 1e-4}, None),
+    "adamw": ({}, []),
+    "accumulation": ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}, []),
+    "muon": ({"speedups": BOTH}, ["muon"]),
+    "adafactor": ({"optim": "adafactor"}, []),
+    "rates": ({"encoder_learning_rate": 1e-4}, []),
 }
 
 
@@ -44,7 +44,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_whose_steps_are_on_the_host_equals_the_cards(tmp_path, kind):
     given, without = KINDS[kind]
-    plain = make_member(tmp_path / "plain", **{**given, "optim_ext": without})
+    plain = make_member(tmp_path / "plain", **{**given, "speedups": without})
     ours = make_member(tmp_path / "ours", **given)
     broken = make_member(tmp_path / "broken", **given, max_grad_norm=0.0)  # as if the host saw gradients too early
     for trainer in (plain, ours, broken):
@@ -68,13 +68,13 @@ def test_the_plan_says_what_left_the_card(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("given", [{}, {"optim_ext": BOTH}], ids=["adamw", "muon"])
+@pytest.mark.parametrize("given", [{}, {"speedups": BOTH}], ids=["adamw", "muon"])
 def test_a_run_goes_on_bit_for_bit_with_the_offload_and_without(tmp_path, given):
     whole = make_member(tmp_path / "whole", save_strategy="steps", save_steps=2, **given)
     whole.train()
-    without = [word for word in given.get("optim_ext", []) if word != "cpu_offload"] or None
-    for folder, optim_ext in (("host", given.get("optim_ext", "cpu_offload")), ("card", without)):
-        resumed = make_member(tmp_path / folder, seed=3, optim_ext=optim_ext)
+    without = [word for word in given.get("speedups", []) if word != "cpu_offload"]
+    for folder, speedups in (("host", given.get("speedups", "cpu_offload")), ("card", without)):
+        resumed = make_member(tmp_path / folder, seed=3, speedups=speedups)
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
         assert (find_host_optimizer(resumed.optimizer) is None) == (folder == "card")
         assert resumed.state.global_step == 4
@@ -92,11 +92,11 @@ def test_an_optimizer_of_the_callers_own_steps_on_the_host_and_a_foreign_one_is_
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("optim_ext", ["cpu_offload", BOTH])
-def test_on_a_card_a_run_learns_what_it_learns_with_its_states_there(tmp_path, optim_ext):
+@pytest.mark.parametrize("speedups", ["cpu_offload", BOTH])
+def test_on_a_card_a_run_learns_what_it_learns_with_its_states_there(tmp_path, speedups):
     given = {"use_cpu": False, "max_steps": 10}
-    plain = make_member(tmp_path / "plain", **given, optim_ext=[w for w in optim_ext if w == "muon"] or None)
-    ours = make_member(tmp_path / "ours", **given, optim_ext=optim_ext)
+    plain = make_member(tmp_path / "plain", **given, speedups=[w for w in speedups if w == "muon"])
+    ours = make_member(tmp_path / "ours", **given, speedups=speedups)
     for trainer in (plain, ours):
         trainer.train()
     pairs = zip(plain.state.log_history[:10], ours.state.log_history[:10], strict=True)

@@ -72,13 +72,13 @@ def test_without_leaves_one_speedup_out_and_no_other():
 # Flags that change what is learned, or cost time: `all` does not mean them, and their name alone says which flag does.
 ASKED = {
     "lora": ({"use_peft": True}, "give --use_peft: it changes what is learned"),
-    "muon": ({"optim_ext": "muon"}, "give --optim_ext muon: it changes what is learned"),
-    "cpu_offload": ({"optim_ext": "cpu_offload"}, "give --optim_ext cpu_offload"),
+    "muon": ({"speedups": ["muon"]}, None),
+    "cpu_offload": ({"speedups": ["cpu_offload"]}, None),
     "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "activation_checkpointing": ({"activation_policy": "full"}, None),
     "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
     "oom_ladder": ({"oom_policy": "step_down"}, None),
-    "find_batch_size": ({"find_batch_size": True}, None),
+    "find_batch_size": ({"speedups": ["find_batch_size"]}, None),
     "batch_size": ({"effective_batch_size": 64}, "--effective_batch_size"),
 }
 
@@ -86,9 +86,9 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_applied_on_request_alone(name):
     flags, named = ASKED[name]
-    assert decide(name).status == "off"
-    assert decide(name, **flags).status == "applied"
-    assert decide(name, **flags, speedups=[]).status == "applied"
+    assert decide(name).status == "off"  # with all
+    assert decide(name, **{"speedups": [], **flags}).status == "applied"
+    assert decide(name, **{**flags, "speedups": ["all", *flags.get("speedups", [])]}).status == "applied"
     if named:
         decision = decide(name, speedups=[name])
         assert (decision.status, named in decision.reason) == ("skipped", True)
@@ -144,26 +144,26 @@ FACTS = [
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "data": DataFacts()}, "refused", "no training rows"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "without": ["encoder_precision"]}, "refused",
      "contradict each other"),
-    ("muon", {"optim_ext": "muon"}, "applied", "6 matrices of 2 EsmLayer get Muon, the rest AdamW"),
-    ("muon", {"optim_ext": "muon", "hardware": "T4"}, "applied", "T4 emulates the bfloat16"),
-    ("muon", {"optim_ext": "muon", "optim": "adafactor"}, "refused", "--optim adafactor was asked for"),
-    ("muon", {"optim_ext": "muon", "use_peft": True}, "refused", "leave out --use_peft or --optim_ext muon"),
-    ("muon", {"optim_ext": "muon", "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
-    ("muon", {"optim_ext": "muon", "model": replace(FROZEN, num_parameters=9)}, "refused", "no matrix of a repeated"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "hardware": "T4", "fp16": True, "nan_policy": "skip"}, "applied",
+    ("muon", {"speedups": "muon"}, "applied", "6 matrices of 2 EsmLayer get Muon, the rest AdamW"),
+    ("muon", {"speedups": "muon", "hardware": "T4"}, "applied", "T4 emulates the bfloat16"),
+    ("muon", {"speedups": "muon", "optim": "adafactor"}, "refused", "--optim adafactor was asked for"),
+    ("muon", {"speedups": "muon", "use_peft": True}, "refused", "leave out --use_peft or muon"),
+    ("muon", {"speedups": "muon", "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
+    ("muon", {"speedups": "muon", "model": replace(FROZEN, num_parameters=9)}, "refused", "no matrix of a repeated"),
+    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "T4", "fp16": True, "nan_policy": "skip"}, "applied",
      "adamw_torch_fused steps in host memory: its states leave T4"),
-    ("cpu_offload", {"optim_ext": ["muon", "cpu_offload"]}, "applied", "matrix products are slow on a CPU"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "world_size": 4}, "applied", "each of 4 processes keeps all"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
-    ("cpu_offload", {"optim_ext": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
+    ("cpu_offload", {"speedups": ["muon", "cpu_offload"]}, "applied", "matrix products are slow on a CPU"),
+    ("cpu_offload", {"speedups": "cpu_offload", "world_size": 4}, "applied", "each of 4 processes keeps all"),
+    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
+    ("cpu_offload", {"speedups": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
+    ("cpu_offload", {"speedups": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
     ("oom_ladder", {"oom_policy": "step_down", "auto_find_batch_size": True}, "refused", "leave it out"),
     ("oom_ladder", {"preset": "max_speed"}, "applied", ""),
-    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "--find_batch_size"),
+    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "find_batch_size finds what fits"),
     ("oom_ladder", {"oom_policy": "step_down", "world_size": 2}, "refused", ""),
-    ("find_batch_size", {"find_batch_size": True, "auto_find_batch_size": True}, "refused", "leave it out"),
-    ("find_batch_size", {"find_batch_size": True, "data": STREAM}, "refused", ""),
-    ("find_batch_size", {"find_batch_size": True, "max_tokens_per_batch": 100}, "refused", ""),
+    ("find_batch_size", {"speedups": "find_batch_size", "auto_find_batch_size": True}, "refused", "leave it out"),
+    ("find_batch_size", {"speedups": "find_batch_size", "data": STREAM}, "refused", ""),
+    ("find_batch_size", {"speedups": "find_batch_size", "max_tokens_per_batch": 100}, "refused", ""),
     ("activation_checkpointing", {"activation_checkpointing": True}, "off", ""),  # Trainer's own, as it is
     ("activation_checkpointing", {"activation_policy": "half", "gradient_checkpointing": True}, "refused", "give one"),
     ("activation_checkpointing", {"preset": "low_memory", "activation_checkpointing": True}, "off",
@@ -180,7 +180,7 @@ FACTS = [
     ("compile", {"torch_compile": True}, "skipped", "--torch_compile compiles the whole model"),
     ("compile", {"attention": "faesm"}, "skipped", "faesm's attention is not compiled"),
     ("compile", {"attention": "flex"}, "skipped", "was not tried inside of compiled blocks"),
-    ("compile", {"model": ModelFacts(("bert",))}, "skipped", "no repeated layers: name them with --block_pattern"),
+    ("compile", {"model": ModelFacts(("bert",))}, "skipped", "no repeated layers: name them by model.block_pattern"),
     ("compile", {"model": FROZEN}, "skipped", "no encoder trains: blocks run once per distinct sequence"),
     ("attention", {"without": ["precision"]}, "applied", "flash attention needs bf16 or fp16, this run is in float32"),
     ("attention", {"model": replace(ESM, families=("bert", "esm"))}, "applied", "flash attention of A100-40GB"),
@@ -462,7 +462,7 @@ def test_a_run_trains_on_a_thread_per_core_and_gives_them_back(nobody_said, monk
 
 RECOMPUTES = {"ACTIVATION_CHECKPOINTING": "true"}
 OFFLOADS = {"OFFLOAD_PARAMS": "true"}
-MUON, HOST = {"optim_ext": "muon"}, {"optim_ext": "cpu_offload"}
+MUON, HOST = {"speedups": "muon"}, {"speedups": "cpu_offload"}
 
 
 @pytest.fixture
@@ -495,7 +495,7 @@ def zero_args(stage=2, offload=False, **given):
 
 
 def apply(decision, model=None):
-    args = SimpleNamespace(deepspeed_plugin=None, block_pattern=None)
+    args = SimpleNamespace(deepspeed_plugin=None)
     return sharding.apply(decision, Run(args, model or make_wide_esm()))
 
 
@@ -619,10 +619,11 @@ def bf16_run(demo_rows, make_affinity):
 
     def apply(hardware: str, max_noise: float, **settings):
         model, collator = make_affinity(**settings)
-        args = make_args(speedups=["encoder_precision"], max_encoder_noise=max_noise)
+        args = make_args(speedups=["encoder_precision"])
         batch = collator.encode("antigen", [demo_rows["antigen"][0]])
         reference = model.encode("antigen", batch)
         plan = make_plan(args, model, demo_rows, collator, describe_hardware(hardware))
+        plan["encoder_precision"].settings["max_noise"] = max_noise
         plan.apply(Run(args, model, collator, demo_rows))
         return plan["encoder_precision"], model, reference, model.encode("antigen", batch)
 

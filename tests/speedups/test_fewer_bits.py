@@ -255,16 +255,17 @@ QUIET_HEAD = {
     "save_strategy": "no",
     "max_steps": 2,
 }
-WIDE = {"max_encoder_noise": 1.0}
+WIDE = {"bound": 1.0}
 CACHED = {"speedups": ["embedding_cache"]}
 
 
-def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", **given):
+def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", bound=None, **given):
     settings = {"output_dir": str(folder), "embedding_cache_dir": str(folder.parent / "cache")}
     args = FastTrainingArguments(**{**settings, **QUIET_HEAD, **given})
-    return FastTrainer(
-        model, args, collator, rows, plan=make_plan(args, model, rows, collator, describe_hardware(hardware))
-    )
+    plan = make_plan(args, model, rows, collator, describe_hardware(hardware))
+    if bound is not None:
+        plan["encoder_precision"].settings["max_noise"] = bound
+    return FastTrainer(model, args, collator, rows, plan=plan)
 
 
 # --- under the probe --------------------------------------------------------------------------------------------------
@@ -278,10 +279,8 @@ def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
     assert set(found.evidence["noise_share"]) == {"heavy", "light", "antigen"}
     assert all(0 < share < 0.2 for share in found.evidence["noise_share"].values())
     model = make_affinity()[0]
-    with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*or raise --max_encoder_noise"):
-        make_encoding_trainer(
-            tmp_path / "other", model, trainer.data_collator, demo_rows, max_encoder_noise=1e-4, **EIGHT
-        )
+    with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*: leave out --load_in_8bit"):
+        make_encoding_trainer(tmp_path / "other", model, trainer.data_collator, demo_rows, bound=1e-4, **EIGHT)
     assert (model.config.encoder_bits, model.config.encoder_autocast) == (None, None)
 
 
@@ -367,7 +366,7 @@ def test_muon_takes_adamw_alone(tmp_path):
     with pytest.raises(
         PlanRefused, match="would need --optim adamw_torch_fused or adamw_torch, and --optim adamw_8bit"
     ):
-        make_coded_trainer(tmp_path, optim="adamw_8bit", optim_ext="muon")
+        make_coded_trainer(tmp_path, optim="adamw_8bit", speedups="muon")
 
 
 def test_without_bitsandbytes_the_extra_is_named_before_anything_is_built(tmp_path, monkeypatch):

@@ -120,10 +120,10 @@ def test_stock_trainer_weighs_labels_by_how_a_step_is_split_and_this_does_not(tm
     assert largest_weight_difference(stock.model, whole.model) > 1e-4
 
 
-# --- `--optim_ext muon` -----------------------------------------------------------------------------------------------
+# --- `--speedups muon` -----------------------------------------------------------------------------------------------
 
 
-MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
+MUON = {"optim": "adamw_torch_fused", "speedups": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
 
 
 def rates(optimizer) -> dict[str, set[float]]:
@@ -135,7 +135,7 @@ def rates(optimizer) -> dict[str, set[float]]:
 
 def test_the_optimizer_holds_every_parameter_once_with_trainers_weight_decay(tmp_path):
     model = make_wide_esm()
-    plain = make_trainer(tmp_path / "a", model, **{**MUON, "optim_ext": None}).create_optimizer()
+    plain = make_trainer(tmp_path / "a", model, **{**MUON, "speedups": []}).create_optimizer()
     assert type(plain) is torch.optim.AdamW  # off means untouched
     ours = make_trainer(tmp_path / "m", model, **MUON).create_optimizer()
     assert type(ours) is MuonAdamW
@@ -168,7 +168,7 @@ def test_the_schedule_scales_both_and_a_matrix_keeps_one_number_a_weight(tmp_pat
 def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):
     trainer = make_trainer(tmp_path, **MUON)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    with pytest.raises(ArgumentError, match=r"--optim_ext muon: the trainer was given an optimizer \(SGD\)"):
+    with pytest.raises(ArgumentError, match=r"--speedups muon: the trainer was given an optimizer \(SGD\)"):
         trainer.train()
 
 

@@ -30,7 +30,7 @@ LOADING = (("speedups", ("data_loading",)), *EVALUATED)
 CACHED = (("speedups", ("data_loading", "embedding_cache")), *EVALUATED)
 
 LEARNING = (  # other steps, or less kept
-    (("optim_ext", "muon"), ("learning_rate", 1e-3)),
+    (("speedups", ("attention", "packing", "muon")), ("learning_rate", 1e-3)),
     (("optim", "adafactor"),),
     (("activation_policy", "attention"),),
     (("speedups", ("all",)), ("without", ("precision", "cpu_matmul", "cpu_threads", "compile"))),

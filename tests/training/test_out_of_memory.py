@@ -191,7 +191,7 @@ def watched(room, **shape):
 
 def find(folder, room, shape=None, **given):
     model = watched(room, **(shape or {}))
-    given = {**STEP, "find_batch_size": True, **given}
+    given = {**STEP, "speedups": "find_batch_size", **given}
     trainer = make_trainer(folder / "out", model, **given)
     trainer.train()
     return trainer
@@ -230,9 +230,9 @@ def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users
     model = make_wide_esm()
     model.lm_head.layer_norm = torch.nn.BatchNorm1d(model.config.hidden_size)
     with pytest.raises(ArgumentError, match="normalises over batches"):
-        make_trainer(tmp_path, model, find_batch_size=True).train()
+        make_trainer(tmp_path, model, speedups="find_batch_size").train()
     with messages() as said:
-        trainer = make_trainer(tmp_path, find_batch_size=True, max_steps=1)
+        trainer = make_trainer(tmp_path, speedups="find_batch_size", max_steps=1)
         trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].square().mean()
         trainer.train()
     assert any("not known to be a sum" in line for line in said)

@@ -1,10 +1,9 @@
-"""A profile of some steps: a trace and its costly operations, no number of the run changed."""
+"""`--torch_profiler`: a trace and a table of a few steps, which change no number and stand in no rate."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,16 +69,3 @@ def test_a_budget_of_disk_space_has_no_room_for_a_trace(tmp_path):
     trainer.train()
     assert (trainer.profile["trace"], len(trainer.profile["operations"])) == (None, 10)
     assert not (tmp_path / TRACE).exists()
-
-
-def event(name, start, length, self_us, device_us=0.0, is_range=False):
-    span = SimpleNamespace(start=start, end=start + length)
-    times = {"self_cpu_time_total": self_us, "self_device_time_total": device_us}
-    return SimpleNamespace(
-        name=name,
-        time_range=span,
-        count=1,
-        device_type=torch.autograd.DeviceType.CPU,
-        is_user_annotation=is_range,
-        **times,
-    )
