@@ -304,7 +304,7 @@ class LookAt(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self.seen.append((self.folder / LOCK).is_file())
         if state.global_step == 3:
-            pid = start(self.folder, 7, self.folder / "none", 99)
+            pid = start(self.folder, args.seed, self.folder / "none", 99)
             self.refused += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == REFUSED
 
 
