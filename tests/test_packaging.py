@@ -65,7 +65,7 @@ def test_the_wheel_holds_package_recipes_and_yaml_files_and_nothing_beside_them(
     launched.add("hf_ext/launch/slurm.sbatch")
     settings = {f"hf_ext/{path.relative_to(ROOT)}" for name in SOURCES[1:] for path in (ROOT / name).rglob("*.yaml")}
     assert (len(launched), len(settings)) > (12, 38)
-    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/report/templates").iterdir()}
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/templates").iterdir()}
     held = {name for name in inside if name.startswith("hf_ext/")}
     assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed", "hf_ext/hardware.csv"}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import DataError
 from .charts.look import Chart
+from .units import NOT_MEASURED
 
 FORMAT = 1  # of what `page_record` returns
 PLACEHOLDER = "USER/NAME"  # in code that loads a model, where its repository or folder stands
@@ -74,6 +75,12 @@ class Figures:
 
 Block = Text | Points | Code | Table | Figures
 _RECORDED: dict[str, type[Any]] = {"text": Text, "points": Points, "code": Code, "table": Table}
+
+
+def facts_table(rows: Sequence[Sequence[Any]], caption: str = "", fold: str = "") -> list[Block]:
+    """A table of two columns, without what was not recorded; nothing where nothing was."""
+    known = [row for row in rows if row[1] not in (None, "", NOT_MEASURED)]
+    return [Table(["", ""], known, caption, fold=fold)] if known else []
 
 
 @dataclass(frozen=True)
