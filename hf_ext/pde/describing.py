@@ -42,7 +42,6 @@ def describe(results: Mapping[str, Any]) -> Page:
         subject=f"{equations} as in the training samples, and about nothing else: no other equation, and no claim "
         "about a real flow",
         loading=_loading(names, size),
-        bases=_bases(settings, names),
         scores=index_scores(model),
         dataset=f"Generated {equations}",
         tags=["pde", "neural-operator"],
@@ -92,15 +91,6 @@ def _data_blocks(data: Mapping[str, Any]) -> list[Block]:
         caption = "Samples of each equation. All splits are drawn from one distribution."
         blocks.append(Table(["split", "samples"], sizes, caption))
     return blocks
-
-
-def _bases(settings: Mapping[str, Any], names: list[str]) -> list[dict[str, Any]]:
-    """The operator that training went on from."""
-    name = settings.get("model_name_or_path")
-    if not name:
-        return []
-    inputs = [[equation] for equation in names]
-    return [{"encoder": name, "revision": settings.get("model_revision"), "training": "full", "inputs": inputs}]
 
 
 def _loading(names: list[str], size: int) -> list[Block]:

@@ -9,7 +9,7 @@ from . import units
 from .charts import length_chart
 from .names import show_source
 from .near_copies import count_near, describe_near_copies
-from .page import Block, Figures, Points, Table, Text
+from .page import Block, Figures, Points, Table, Text, facts_table
 from .run_files import RunFiles, as_dict, is_demo, list_columns
 from .units import is_finite
 
@@ -44,15 +44,11 @@ def data_blocks(run: RunFiles) -> list[Block]:
     data = as_dict(run.results.get("data"))
     if not data:
         return [Text("Not recorded: the run has no data report.")]
-    source = "generated demo data"
-    if not is_demo(run.results):
-        source = show_source(data["source"], run.settings.get("dataset_revision")) if data.get("source") else None
-    facts = [
-        ["source", source],
-        ["filter", data.get("filter")],
-        *([name.replace("_", " "), data.get(name)] for name in ("rows_read", "rows_filtered_out", "rows_rejected")),
-    ]
-    blocks: list[Block] = [Table(["", ""], [[name, value] for name, value in facts if value is not None])]
+    source = "generated demo data" if is_demo(run.results) else ""
+    if data.get("source"):
+        source = show_source(data["source"], run.settings.get("dataset_revision"))
+    counts = [[name.replace("_", " "), data.get(name)] for name in ("rows_read", "rows_filtered_out", "rows_rejected")]
+    blocks = facts_table([["source", source], ["filter", data.get("filter")], *counts])
     if data.get("streaming"):
         text = "Rows were streamed, so they are not counted and leaks between splits are not looked for."
         blocks.append(Text(text))

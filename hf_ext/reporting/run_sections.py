@@ -9,7 +9,7 @@ from ..arguments.names import is_secret
 from . import units
 from .charts import curve_charts
 from .names import show_argument, show_command
-from .page import Block, Code, Figures, Table, Text
+from .page import Block, Code, Figures, Table, Text, facts_table
 from .run_files import RunFiles, as_dict
 from .units import capitalize, is_finite, metric_name
 
@@ -25,17 +25,11 @@ EVALUATION_FACTS = {
 _NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step")
 
 
-def facts_table(rows: Sequence[Sequence[Any]], caption: str = "", fold: str = "") -> list[Block]:
-    """Two columns, without what was not recorded; nothing where nothing was."""
-    known = [row for row in rows if row[1] not in (None, "", units.NOT_MEASURED)]
-    return [Table(["", ""], known, caption, fold=fold)] if known else []
-
-
 def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
     """Facts, learning curves, what the task adds, and every evaluation."""
     results, settings = run.results, run.settings
     train, best = as_dict(results.get("train")), as_dict(results.get("best"))
-    rows = [
+    rows: list[list[Any]] = [
         ["loss", as_dict(results.get("model")).get("loss") or settings.get("loss")],
         ["mean training loss", units.number(train.get("train_loss"))],
         ["epochs", units.number(train.get("epoch"))],
@@ -87,22 +81,21 @@ def _alarm_blocks(results: Mapping[str, Any]) -> list[Block]:
 
 
 def _evaluation_blocks(run: RunFiles) -> list[Block]:
-    """Every evaluation as a row: all that was logged beside losses of steps and the summary at the end."""
-    evaluations = []
+    """Every evaluation as a row: what was logged at its step beside losses of training and the summary at the end."""
+    evaluations: dict[Any, dict[str, Any]] = {}
     for entry in run.log_history:
         values = {name.removeprefix("eval_"): value for name, value in entry.items() if not name.endswith(_NO_METRICS)}
         if values and not {"loss", "train_loss"} & entry.keys():
-            evaluations.append((entry, values))
-    metrics = dict.fromkeys(name for _, values in evaluations for name in values)
-    rows = [
-        [units.number(entry.get("step")), units.number(entry.get("epoch"))]
-        + [units.number(values[name]) if name in values else units.MISSING for name in metrics]
-        for entry, values in evaluations[-MAX_EVALUATIONS:]
-    ]
-    if not rows:
+            evaluations.setdefault(entry.get("step"), {"epoch": entry.get("epoch")}).update(values)
+    if not evaluations:
         return []
+    metrics = dict.fromkeys(name for values in evaluations.values() for name in values)
+    rows = [
+        [units.number(step), *(units.number(values[m]) if m in values else units.MISSING for m in metrics)]
+        for step, values in [*evaluations.items()][-MAX_EVALUATIONS:]
+    ]
     cut = f"The last {MAX_EVALUATIONS} of {len(evaluations):,}." if len(evaluations) > MAX_EVALUATIONS else ""
-    headers = ["step", "epoch", *map(metric_name, metrics)]
+    headers = ["step", *map(metric_name, metrics)]
     return [Table(headers, rows, cut, fold=f"All {len(evaluations):,} evaluations")]
 
 

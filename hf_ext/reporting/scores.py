@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import units
@@ -130,7 +130,7 @@ def fit_notes(baselines: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def score_numbers(split: Mapping[str, Any], metrics: Sequence[str], name: str = "test") -> list[list[str]]:
+def score_numbers(split: Mapping[str, Any], metrics: Iterable[str], name: str = "test") -> list[list[str]]:
     """Numbers of a page: those of `metrics` that the model has, each beside the best baseline. A teacher is none."""
     scores = {predictor: as_dict(entries) for predictor, entries in as_dict(split.get("scores")).items()}
     numbers = []

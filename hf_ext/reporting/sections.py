@@ -213,8 +213,10 @@ def _loading_blocks(page: Page, repo: str | None) -> list[Block]:
         Code(block.text.replace(PLACEHOLDER, repo or PLACEHOLDER), block.language) if isinstance(block, Code) else block
         for block in page.loading
     ]
+    if page.library_name:
+        blocks.insert(0, Text(f"With {page.library_name} installed:"))
     if not repo:
-        blocks.insert(1, Text(f"{PLACEHOLDER} is the model's id on the Hub, or the path of its folder."))
+        blocks.insert(2, Text(f"{PLACEHOLDER} is the model's id on the Hub, or the path of its folder."))
     return blocks
 
 

@@ -49,10 +49,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         "num_test_rows_in_train": 299,
         "num_test_sequences_in_train": 39,
         "num_checked": 1,
-        "near": [
-            {"identity": 0.9, "num_rows": 0},
-            {"identity": 0.7, "num_rows": 1},
-        ],
+        "near": [{"identity": 0.9, "num_rows": 0}, {"identity": 0.7, "num_rows": 1}],
     }
     results = {
         "format": 1,
@@ -115,11 +112,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "changes": {"heavy": {"lower case": 12}},
             "split": {"rule": "random", "seed": 42, "notes": ["Validation was taken out of train."]},
             "sizes": {"train": 2400, "validation": 300, "test": 300},
-            "leaks": {
-                "compared": "test",
-                "columns": {"heavy": leak, "antigen": leak},
-                "row": leak,
-            },
+            "leaks": {"compared": "test", "columns": {"heavy": leak, "antigen": leak}, "row": leak},
             "inputs": {"heavy": {"unknown_share": 0.0012, "longest": 131, "num_above_limit": 2}},
         },
         "settings": {
