@@ -226,7 +226,7 @@ def _chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:
         if not np.isfinite(chunk).all():
             row, column = np.argwhere(~np.isfinite(chunk))[0]
             value = chunk[row, column]
-            raise DataError(f"features, row {start + row}, column {column}: {value} is not finite; mend or drop it.")
+            raise DataError(f"features, row {start + row}, column {column}: {value} is not finite; fix or drop it.")
         yield slice(start, start + size), chunk
 
 
@@ -234,7 +234,7 @@ def _finite_targets(targets: Any, name: str, rows: Any) -> FloatArray:
     column = as_column(targets, name)
     problem = count_not_finite(column, name)
     if problem or len(column) == 0:
-        raise DataError(f"{name}: {problem or 'no rows'}; finite numbers are needed, so drop or mend those rows.")
+        raise DataError(f"{name}: {problem or 'no rows'}; finite numbers are needed, so drop or fix those rows.")
     if len(column) != len(rows):
         raise DataError(f"{name}: {len(column)} numbers for {len(rows)} rows; as many are needed.")
     return column

@@ -178,7 +178,7 @@ class Pusher(TrainerCallback):
         self._begun = ""  # another run of this trainer has checkpoints of these names
         if self._thread is not None and self._is_sending():
             atexit.unregister(self._thread.join)
-            logger.warning("What is being sent to the Hub was not there after %.0f s. The next push mends it.", limit_s)
+            logger.warning("What is being sent to the Hub was not there after %.0f s. The next push sends it.", limit_s)
 
     def close(self) -> str | None:
         """Waits; returns why the last push failed, if no later one succeeded. All processes call it."""
