@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_ext.doctor.wheels import DEFAULT_WHEELS_FROM
+from hf_ext.doctor.machine import DEFAULT_WHEELS_FROM
 from hf_ext.hardware import Hardware, describe_hardware
 from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts
 from hf_ext.training_args import FastTrainingArguments

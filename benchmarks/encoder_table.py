@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hf_ext.doctor.encoder_choice import Choice, choose_encoders
 from hf_ext.hardware import describe_hardware
+from hf_ext.models.configuration import Training
+from hf_ext.models.encoder_choice import choose_encoder
 from hf_ext.models.families import FAMILIES
 from hf_ext.models.packing import PACKED_FAMILIES
 
 DEVICES = ("cpu", "T4", "L4", "RTX-4090", "A100", "H100", "H200")
-DRIVER_SHARE = 0.91  # of the nominal memory, as drivers report it
+TRAININGS: tuple[Training, ...] = ("frozen", "lora", "full")
 
 
 def family_rows() -> list[list[str]]:
@@ -22,16 +23,9 @@ def family_rows() -> list[list[str]]:
 
 def choice_rows() -> list[list[str]]:
     """A row per device: what it should take frozen, with LoRA, and with all weights training."""
-    return [[device, *map(_cell, _choices(device))] for device in DEVICES]
+    return [[device, *(_cell(device, training) for training in TRAININGS)] for device in DEVICES]
 
 
-def _choices(device: str) -> list[Choice]:
-    hardware = describe_hardware(device)
-    room = None if hardware.memory_gib is None else hardware.memory_gib * 2**30 * DRIVER_SHARE
-    return choose_encoders(hardware, room)
-
-
-def _cell(choice: Choice) -> str:
-    if choice.candidate is None:
-        return "-"
-    return f"{choice.candidate.name.split('/')[1]} ({choice.num_bytes / 2**30:.1f} GiB)"
+def _cell(device: str, training: Training) -> str:
+    chosen = choose_encoder(describe_hardware(device), training)
+    return f"{chosen.name.split('/')[1]} ({chosen.needed_bytes(training) / 2**30:.1f} GiB)"

@@ -6,12 +6,14 @@ to one stands in its own folder. A new task is a folder with a `task.py` and a l
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
 from .errors import ArgumentError
+from .hardware import Hardware
+from .sketch import Sketch
 from .training_args import FastTrainingArguments
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
@@ -42,6 +44,16 @@ class Task(ABC):
     def all_arguments(self) -> tuple[type, ...]:
         """`arguments`, then those of training."""
         return (*self.arguments, FastTrainingArguments)
+
+    @abstractmethod
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """What a run would read, hold and compute; nothing is trained, downloaded or written.
+
+        Args:
+            arguments: an instance of each of `self.arguments`, which become what the run would make of them.
+            args: `FastTrainingArguments`.
+            hardware: where it would run.
+        """
 
 
 def find_task(name: str) -> Task:

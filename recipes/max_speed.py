@@ -26,7 +26,7 @@ with quick_imports():
     from transformers import set_seed
 
     from hf_ext.affinity.arguments import AffinityArguments
-    from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
+    from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
     from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
     from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
     from hf_ext.affinity.embedding_ridge import EmbeddingRidge
@@ -49,6 +49,7 @@ with quick_imports():
     from hf_ext.evaluation.resampling import ResamplingUnits
     from hf_ext.evaluation.row_metrics import RowMetrics
     from hf_ext.evaluation.verdict import MODEL
+    from hf_ext.hardware import detect_hardware
     from hf_ext.reporting.run_log import LOGGER, start_run_log
     from hf_ext.running import check_inputs, finish_run, parse_command
     from hf_ext.speedups.lora import lora_settings
@@ -80,6 +81,8 @@ def run(
     requirements = read_requirements(model_args, data_args)  # recall may be left out now
     units = find_units(data_args, splits)
     validation_units = find_units(data_args, splits, "validation", min_units=1)
+    if chosen := settle_encoders(model_args, args, detect_hardware(args.device)):
+        log.info(chosen)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
     train_rows = distillation.train if distillation else splits["train"]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ..data.arguments import DataArguments
+from ..hardware import Hardware
+from ..sketch import Sketch
 from ..tasks import Task
 from .arguments import AffinityArguments
+from .sketching import sketch_run
 
 
 class AffinityTask(Task):
@@ -33,6 +39,10 @@ class AffinityTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        return sketch_run(*[*arguments, args, hardware])
 
 
 TASK = AffinityTask()

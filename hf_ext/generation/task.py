@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ..data.arguments import DataArguments
+from ..hardware import Hardware
+from ..sketch import Sketch
 from ..tasks import Task
 from .arguments import GeneratorArguments
 from .results import BEST_METRIC
+from .sketching import sketch_run
 
 
 class GenerationTask(Task):
@@ -32,6 +38,10 @@ class GenerationTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        return sketch_run(*[*arguments, args])
 
 
 TASK = GenerationTask()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ..data.arguments import DataArguments
+from ..hardware import Hardware
+from ..sketch import Sketch
 from ..tasks import Task
 from .arguments import MaskedLMArguments
+from .sketching import sketch_run
 
 
 class MaskedLMTask(Task):
@@ -39,6 +45,10 @@ class MaskedLMTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        return sketch_run(*[*arguments, args])
 
 
 TASK = MaskedLMTask()

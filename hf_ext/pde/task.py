@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from ..hardware import Hardware
+from ..sketch import Sketch
 from ..tasks import Task
 from .arguments import OperatorArguments
+from .sketching import sketch_run
 
 
 class OperatorTask(Task):
@@ -37,6 +43,10 @@ class OperatorTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        return sketch_run(*[*arguments, args])
 
 
 TASK = OperatorTask()

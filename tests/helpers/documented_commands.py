@@ -133,7 +133,7 @@ def _compare(words: list[str]) -> Any:
 
 def _doctor(words: list[str]) -> Any:
     tasks = {"affinity": "max_speed", "masked_lm": "mlm", "generation": "generate_antibody"}
-    task = load_recipe("doctor").find_task(words)
+    task = load_recipe("doctor").guess_task(words)
     return _dataclasses(DoctorArguments, *TASKS[tasks.get(task, task)])(words)
 
 
