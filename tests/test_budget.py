@@ -17,7 +17,7 @@ BUDGET = {
     "checkpoints": (1810, 12),
     "comparing": (818, 7),
     "data": (3259, 26),
-    "doctor": (852, 9),
+    "doctor": (854, 9),
     "embeddings": (424, 5),
     "evaluation": (1692, 13),
     "generation": (2286, 23),

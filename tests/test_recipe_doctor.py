@@ -139,7 +139,7 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     assert said[said.index("Best checkpoint: ") :].splitlines()[0] in told
     alarms = [" ".join(line.split()) for line in said.splitlines() if "ALARM: 34" in line]
     assert len(alarms) == 1
-    assert "a detection limit? If so, write them as <=5." in alarms[0]
+    assert "a detection limit? If so, write them as <=5" in alarms[0]
     assert alarms[0] in told
     written, results = (
         json.loads(Path(name).read_text()) for name in ("page.json", "outputs/affinity/all_results.json")
@@ -166,6 +166,8 @@ def test_encoders_left_out_are_those_of_this_device_and_the_doctor_says_so(docto
     words = ["--dataset_name", "rows.csv", "--label_column", "pKd", "--use_cpu", "true"]
     _, page = doctor(*words, "--device", "t4")
     assert "--encoders left out: biohub/ESMC-600M, the best that fits T4 and is fast enough" in " ".join(page.split())
+    _, page = doctor(*words, "--device", "a100", "--tower_training", "full")
+    assert "biohub/ESMC-600M, the best that fits A100-40GB and is fast enough there (full)" in " ".join(page.split())
     with pytest.raises(ArgumentError, match="esm2_t12_35M_UR50D") as told:  # which is not here, and nothing downloads
         importlib.import_module("max_speed").main(words)
     assert "No encoder" not in str(told.value)

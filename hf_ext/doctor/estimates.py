@@ -107,7 +107,9 @@ def estimate_times(
         published = published_rate(hardware, dtype, part.width)
         rate = measure_rate(part, hardware, dtype, share) if measure_seconds else published
         if rate is None:
-            return Times((), f"no {dtype} peak of {hardware.name} is published")
+            return Times(
+                (), f"no {dtype} peak of {hardware.name} is published; on this machine --measure_seconds measures"
+            )
         rates.append(rate)
     lines = sum_seconds(plan, stage, schedule, rates, waits=hardware.kind != "cpu")
     return Times(tuple(lines), "; ".join(dict.fromkeys(rate.basis for rate in rates)))

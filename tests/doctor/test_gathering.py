@@ -75,15 +75,6 @@ def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_pa
     assert [d.reason for d in changed.decisions] != [d.reason for d in main(facts).plan.decisions]
 
 
-@pytest.mark.nightly
-def test_sizes_come_from_configurations_alone(demo_encoders):
-    stage = main(look("h100", model=MaskedLMArguments(model_size="esm2_650M"))).stage
-    assert stage.parts[0].num_parameters == 651_043_254  # of facebook/esm2_t33_650M_UR50D
-    assert next(stage.model.parameters()).is_meta
-    continued = main(look("h100", model=MaskedLMArguments(model_name_or_path=demo_encoders[1]))).stage
-    assert continued.model.config.num_hidden_layers == 2
-
-
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
