@@ -94,7 +94,7 @@ def test_the_doctor_finds_that_the_demo_would_run(executed):
     notebook, _ = executed
     page = printed(find_cell(notebook, "doctor.py"))
     assert "This command would run on " in page
-    assert "Plan for cpu" in page
+    assert "plan, preset max_speed: " in page
 
 
 def test_the_last_cells_show_verdict_scores_and_report(executed):

@@ -108,7 +108,7 @@ def estimate_times(
         rate = measure_rate(part, hardware, dtype, share) if measure_seconds else published
         if rate is None:
             return Times(
-                (), f"no {dtype} peak of {hardware.name} is published; on this machine --measure_seconds measures"
+                (), f"no {dtype} peak of {hardware.name} is published; --measure_seconds 2 measures this machine"
             )
         rates.append(rate)
     lines = sum_seconds(plan, stage, schedule, rates, waits=hardware.kind != "cpu")
