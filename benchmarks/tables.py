@@ -20,9 +20,10 @@ from typing import Any
 from figures import FIGURES
 from measured import MEASURED, table
 
-from hf_ext.doctor.encoder_choice import choose_encoders
-from hf_ext.doctor.wheels import DEFAULT_WHEELS_FROM
+from hf_ext.doctor.machine import DEFAULT_WHEELS_FROM
 from hf_ext.hardware import Hardware, describe_hardware
+from hf_ext.models.configuration import Training
+from hf_ext.models.encoder_choice import choose_encoder
 from hf_ext.models.families import FAMILIES
 from hf_ext.models.packing import PACKED_FAMILIES
 from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts
@@ -134,7 +135,6 @@ def devices() -> str:
 # --- encoders -------------------------------------------------------------------------------------------------------
 
 CARDS = ("cpu", "T4", "L4", "RTX-4090", "A100", "H100", "H200")
-DRIVER_SHARE = 0.91  # of the nominal memory, as drivers report it
 
 
 def families() -> str:
@@ -149,16 +149,14 @@ def families() -> str:
 
 def encoder_choices() -> str:
     """The encoder that each kind of card should take frozen, with LoRA and with all weights, as the doctor chooses."""
-    rows = []
-    for name in CARDS:
-        hardware = describe_hardware(name)
-        room = None if hardware.memory_gib is None else hardware.memory_gib * 2**30 * DRIVER_SHARE
-        cells = [
-            f"{choice.candidate.name.split('/')[1]} ({choice.num_bytes / 2**30:.1f} GiB)" if choice.candidate else "-"
-            for choice in choose_encoders(hardware, room)
-        ]
-        rows.append([name, *cells])
+    trainings: tuple[Training, ...] = ("frozen", "lora", "full")
+    rows = [[name, *(_choice(name, training) for training in trainings)] for name in CARDS]
     return table(rows, ["", "frozen", "LoRA", "all weights"])
+
+
+def _choice(card: str, training: Training) -> str:
+    chosen = choose_encoder(describe_hardware(card), training)
+    return f"{chosen.name.split('/')[1]} ({chosen.needed_bytes(training) / 2**30:.1f} GiB)"
 
 
 COMPUTED = (speedup_index, devices, families, encoder_choices)

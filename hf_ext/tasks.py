@@ -18,6 +18,8 @@ from .errors import ArgumentError
 from .training_args import FastTrainingArguments
 
 if TYPE_CHECKING:
+    from .hardware import Hardware
+    from .sketch import Sketch
     from .reporting.page import Page
     from .running import Run
 
@@ -120,6 +122,16 @@ class Task:
             results: as `all_results.json` will hold them.
         """
         return None
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """What a run would read, hold and compute; nothing is trained, downloaded or written.
+
+        Args:
+            arguments: an instance of each of `self.arguments`, which become what the run would make of them.
+            args: `FastTrainingArguments`.
+            hardware: where it would run.
+        """
+        raise NotImplementedError
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
         """All steps of a run, as `hf-ext` does them; returns what `all_results.json` holds.

@@ -95,8 +95,8 @@ def test_it_runs_whole_shows_its_speed_and_shares_nothing_unasked(executed):
 def test_the_doctor_finds_that_the_demo_would_run(executed):
     notebook, _ = executed
     page = printed(find_cell(notebook, "doctor.py"))
-    assert page.rstrip().endswith("This command would run.")
-    assert "Plan for cpu" in page
+    assert "This command would run on " in page
+    assert "plan, preset max_speed: " in page
 
 
 @pytest.mark.nightly

@@ -12,8 +12,10 @@ from ..data.collators import SequenceCollator
 from ..data.demo import make_demo_table
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError
+from ..hardware import Hardware, detect_hardware
 from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
+from ..models.encoder_choice import choose_encoder
 from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
 from ..models.families import FAMILIES, limit_of_positions
 from ..models.head import ONE_LAYER
@@ -40,6 +42,19 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
     if args.merge_lora and "lora" not in trainings:
         raise ArgumentError(f"--merge_lora: no tower trains with LoRA ({' '.join(trainings)}). Give --use_peft.")
     return trainings, "lora" in trainings
+
+
+def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) -> str:
+    """Where `--encoders` was left out: takes the one that suits this machine, and says so in a sentence, else ""."""
+    if args.encoders:
+        return ""
+    how = {*(args.tower_training or []), *(["lora"] if training.use_peft else [])}
+    hardest: Training = "full" if "full" in how else "lora" if "lora" in how else "frozen"
+    args.encoders = [choose_encoder(hardware, hardest).name]
+    return (
+        f"--encoders left out: {args.encoders[0]}, the best that fits {hardware.name} and is fast enough there "
+        f"({hardest}); docs/encoders.md has others."
+    )
 
 
 def fill_in_demo(args: AffinityArguments, data_args: DataArguments, encoders: Sequence[str]) -> Dataset:
@@ -86,7 +101,7 @@ def read_towers(
             token to pool, several heads on encoders that train.
     """
     if not args.encoders:
-        raise ArgumentError("No encoder: give --encoders, for example facebook/esm2_t12_35M_UR50D.")
+        raise ArgumentError(f"No encoder: give --encoders, for example {choose_encoder(detect_hardware()).name}.")
     trainings = args.per_tower("tower_training") if args.tower_training else ["frozen"] * len(args.encoders)
     unknown = sorted(set(trainings) - set(TRAININGS))
     if unknown:

@@ -14,9 +14,10 @@ from ..evaluation.requirements import Requirement, check_requirements
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.verdict import MODEL
+from ..hardware import detect_hardware
 from ..running import Run, check_inputs
 from ..speedups.lora import lora_settings
-from .building import build_collator, build_model, fill_in_demo, settle_training
+from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
 from .calibrating import calibrate_model, describe_calibration
 from .distilling import Distillation, compare_with_teacher, distill, format_distillation
 from .embedding_ridge import EmbeddingRidge
@@ -105,6 +106,8 @@ def load(run: Run) -> AffinityData:
     requirements = read_requirements(model_args, data_args)  # recall may be left out now
     units = find_units(data_args, splits)
     validation_units = find_units(data_args, splits, "validation", min_units=1)
+    if chosen := settle_encoders(model_args, args, detect_hardware(args.device)):
+        run.log.info(chosen)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
     return AffinityData(loaded, units, validation_units, requirements, distillation)

@@ -206,6 +206,21 @@ def read_policy(args: Any) -> Policy:
     )
 
 
+def bound_sizes(model: Any, args: Any, small_bytes: int, is_muon: bool) -> Sizes:
+    """Upper bounds of what a checkpoint of one process takes; of a model on the meta device, too.
+
+    Args:
+        small_bytes: what it holds beside weights and optimizer.
+        is_muon: matrices of repeated layers are Muon's, with one state; of an optimizer that is not known, AdamW's two.
+    """
+    weights = weights_bytes(model)
+    if args.save_only_model:
+        return Sizes(weights, 0, SMALL_FILES_BYTES)
+    optimizer = optimizer_bytes(model, str(args.optim), is_muon)[0]
+    optimizer += 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
+    return Sizes(weights, optimizer, small_bytes)
+
+
 class Retention:
     """Keeps the output folder within `save_total_size_gb`, at the moment of writing too, and rotates checkpoints.
 
@@ -231,13 +246,7 @@ class Retention:
         of_library = trainer._ext_backend.checkpoint_sizes(model, small_bytes)
         if of_library is not None:
             return of_library
-        weights = weights_bytes(model)
-        if args.save_only_model:
-            return Sizes(weights, 0, SMALL_FILES_BYTES)
-        is_muon = trainer.plan.applied("muon")  # of an optimizer that is not known, what AdamW takes
-        optimizer = optimizer_bytes(model, str(args.optim), is_muon)[0]
-        optimizer += 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
-        return Sizes(weights, optimizer, small_bytes)
+        return bound_sizes(model, args, small_bytes, trainer.plan.applied("muon"))
 
     def check(self) -> None:
         """When training begins: how large checkpoints will be. Refuses a budget that cannot hold what will be written.

@@ -295,7 +295,9 @@ def name_some(names: list[str]) -> str:
 def weights_bytes(model: Any) -> int:
     """Upper bound of the bytes of weights in a checkpoint. Cost: none; nothing is hashed."""
     is_part = isinstance(model, PeftModel) or stores_part(model)
-    entries = _once(stored_entries(model) if is_part else model.state_dict(keep_vars=True))
+    left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()  # weights that are stored by reference
+    whole = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in left_out}
+    entries = _once(stored_entries(model) if is_part else whole)
     names = [*entries, *(frozen_entries(model) if is_part else ())]  # of frozen ones, their hashes
     total = sum(tensor.nbytes for tensor in entries.values()) + sum(len(name) + HEADER_BYTES for name in names)
     return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))

@@ -6,12 +6,12 @@
     hf-ext doctor --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
     hf-ext doctor --resolution 64 --hidden_size 384 --device a100
 
-Takes every argument of recipes/max_speed.py; or, where one of them belongs to recipes/mlm.py,
-recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a page: machine, versions, plan, what the
-run would say of rows and labels, an estimate of time, memory and money, and what is off. Of a generator each stage has
-a row, with its time on some cards; --json has all cards that are known. Trains, downloads and writes nothing (but
---json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something
-would stop it.
+Takes every argument of `hf-ext train`; or, where one of them belongs to `hf-ext mlm`, `hf-ext generate` or
+recipes/pde_operator.py alone, of that. Prints one screen: whether the command would run, how long, in how much memory,
+what to change first; then what is off with its remedy, and what all this rests on. It is about your own data where
+--dataset_name is given, else about the demo. --json FILE has everything: the whole plan with reasons, packages, what
+the rows and labels are like. Trains, downloads and writes nothing (but --json FILE; of a model on the Hub its
+config.json is read). Exit status: 0 if the command would run, 1 if something would stop it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pathlib import Path
 import yaml
 from transformers.utils.logging import disable_progress_bar
 
-from ..affinity.measure import settle_measure
 from ..arguments.parser import parse_command
 from ..data.arguments import DataArguments
 from ..errors import ArgumentError, show_text
@@ -34,10 +33,8 @@ from ..files import CONFIGS, find_shipped
 from ..tasks import TASKS, Task, find_task
 from .arguments import DoctorArguments
 from .findings import find_problems, would_run
-from .gathering import gather
-from .operator_gathering import gather_operator
+from .gather import gather
 from .page import format_page, page_values
-from .stage_gathering import gather_generator
 
 
 def guess_task(argv: list[str]) -> str:
@@ -70,21 +67,14 @@ def main(argv: list[str] | None = None) -> int:
     task = guess_task(argv)
     run = find_task(task)
     try:
-        _, (model_args, *given, args, doctor_args) = parse_command(
+        _, (*arguments, args, doctor_args) = parse_command(
             (*run.all_arguments, DoctorArguments), run.defaults, __doc__, argv
         )
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     if args.process_index > 0:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints
-    if task == "affinity":
-        settle_measure(args, model_args.loss)
-    if task == "generation":
-        facts = gather_generator(model_args, given[0], args, doctor_args)
-    elif task == "pde_operator":
-        facts = gather_operator(model_args, args, doctor_args)
-    else:
-        facts = gather(task, model_args, given[0], args, doctor_args)
+    facts = gather(task, arguments, args, doctor_args)
     findings = find_problems(facts)
     print(show_text(format_page(facts, findings)))
     if doctor_args.json:

@@ -9,12 +9,11 @@ from pathlib import Path
 from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
+from ..sketch import Finding
 from ..speedups.cpu_offload import BITSANDBYTES
 from ..speedups.stored_base import asked_bits
-from . import sizes
-from .facts import Facts, Finding
-from .machine import COLAB_DRIVE
-from .wheels import DEFAULT_WHEELS_FROM, advise, lacks_kernels
+from .gather import Facts
+from .machine import COLAB_DRIVE, DEFAULT_WHEELS_FROM, advise, lacks_kernels
 
 MIN_SHARED_BYTES = 2**30  # Docker's default of 64 MiB ends workers with "bus error"
 COLAB_HOURS = 12.0  # free sessions end then at the latest
@@ -27,7 +26,7 @@ TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
 def find_problems(facts: Facts) -> list[Finding]:
     """Everything that is off, what stops the run first."""
     checks = (_packages, _plan, _kernels, _device, _memory, _disk, _colab, _hub, _workers)
-    found = [*facts.problems, *(finding for check in checks for finding in check(facts))]
+    found = [*facts.sketch.problems, *(finding for check in checks for finding in check(facts))]
     return sorted(found, key=lambda finding: finding.level != "stops")
 
 
@@ -59,7 +58,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
 
 
 def _plan(facts: Facts) -> Iterator[Finding]:
-    for decision in facts.plan.decisions if facts.plan else []:
+    for decision in facts.main.plan.decisions if facts.main else []:
         if decision.status == "refused":
             reason, _, remedy = decision.reason.rpartition(": ")
             yield Finding("plan", "stops", f"{decision.name}: {reason or remedy}", remedy if reason else "leave it out")
@@ -104,43 +103,34 @@ def _device(facts: Facts) -> Iterator[Finding]:
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
-    room = facts.device_bytes
-    if room is None or facts.work is None:
+    room, main = facts.device_bytes, facts.main
+    if room is None or main is None:
         return
-    have = f"{facts.machine.hardware.name} has {room / 2**30:.1f} GiB" + (
-        "" if facts.machine.is_described or facts.machine.hardware.kind != "cpu" else " free"
-    )
-    trains = any(encoder.training != "frozen" for encoder in facts.work.encoders)
-    report = facts.forecast if isinstance(facts.forecast, MemoryReport) else None
+    is_free = facts.machine.hardware.kind == "cpu" and not facts.machine.is_described
+    have = f"{facts.machine.hardware.name} has {room / 2**30:.1f} GiB{' free' if is_free else ''}"
+    report = main.memory if isinstance(main.memory, MemoryReport) else None
     options = report.options(bool(facts.args.max_tokens_per_batch)) if report else ""
-    if max(facts.static_bytes, facts.encoding_bytes) > room:
-        need = max(facts.static_bytes, facts.encoding_bytes) / 2**30
-        text = f"weights, gradients and optimizer need {need:.1f} GiB, {have}"
-        remedy = "--use_peft (LoRA), or a smaller encoder" if trains else "a smaller encoder, or a larger card"
-        yield Finding("memory", "stops", text, options or remedy)
+    stored = max(report.stored if report else 0, main.encoding_bytes)
+    trains = any(part.training != "frozen" for part in main.stage.parts)
+    smaller = (
+        "--use_peft (LoRA), a smaller encoder, or a larger card" if trains else "a smaller encoder, or a larger card"
+    )
+    if stored > room:
+        text = f"weights, gradients and optimizer need {stored / 2**30:.1f} GiB, {have}"
+        yield Finding("memory", "stops", text, options or smaller)
     elif report and not report.fits:
         text = (
             f"a step on the longest rows takes {report.forecast.peak / 2**30:.1f} GiB, {have}, of which "
             f"{(report.room or 0) / 2**30:.1f} are counted on"
         )
-        yield Finding("memory", "warns", text, options or "--use_peft (LoRA), a smaller encoder, or a larger card")
-    elif not report and facts.step_bytes > room:
-        text = f"a step on the longest rows may need {facts.step_bytes / 2**30:.1f} GiB, {have}"
-        smaller = max(1, facts.args.per_device_train_batch_size // 4)
-        keep = facts.args.gradient_accumulation_steps * facts.args.per_device_train_batch_size // smaller
-        remedy = (
-            f"in this order: --per_device_train_batch_size {smaller} --gradient_accumulation_steps {keep}; "
-            "--max_tokens_per_batch 4096; --activation_policy attention; --preset low_memory; --use_peft"
-        )
-        yield Finding("memory", "warns", text, remedy)
+        yield Finding("memory", "warns", text, options or smaller)
 
 
 def _disk(facts: Facts) -> Iterator[Finding]:
-    machine = facts.machine
-    if facts.checkpoint and facts.work and facts.args.save_total_size_gb is not None and facts.output_bytes:
-        other = sizes.exported_bytes(facts.work, facts.save_full)
+    machine, main = facts.machine, facts.main
+    if main is not None and facts.args.save_total_size_gb is not None:
         try:
-            check_budget(facts.checkpoint, read_policy(facts.args), other)
+            check_budget(main.checkpoint, read_policy(facts.args), main.exported_bytes)
         except ArgumentError as error:
             first, *rest = str(error).splitlines()
             smallest = next((line for line in rest if line.startswith("Smallest")), "a larger --save_total_size_gb")
@@ -170,7 +160,7 @@ def _colab(facts: Facts) -> Iterator[Finding]:
     elif not on_drive:
         text = f"{machine.output_dir} vanishes with this Colab session"
         yield Finding("drive", "warns", text, f"mount Drive and --output_dir {COLAB_DRIVE}/MyDrive/run")
-    elif machine.free_bytes["output_dir"] < facts.output_bytes + DRIVE_MARGIN_BYTES:
+    elif machine.free_bytes["output_dir"] < facts.needed_bytes["output_dir"] + DRIVE_MARGIN_BYTES:
         text = f"Drive is nearly full: {machine.free_bytes['output_dir'] / GB:.2f} GB are free"
         remedy = "empty Drive's trash; --preset max_speed+low_disk --save_total_size_gb with what may be used"
         yield Finding("drive", "warns", text, remedy)
@@ -182,8 +172,8 @@ def _colab(facts: Facts) -> Iterator[Finding]:
 
 def _hub(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
-    if machine.hub_is_offline and facts.download_bytes:
-        names = ", ".join(encoder.name for encoder in facts.work.encoders) if facts.work else "the encoders"
+    if machine.hub_is_offline and facts.needed_bytes["hub_cache"]:
+        names = ", ".join(part.name for part in facts.main.stage.parts) if facts.main else "the encoders"
         text = f"HF_HUB_OFFLINE is set, and weights are not all in {machine.hub_cache} ({names})"
         yield Finding("offline", "stops", text, "unset HF_HUB_OFFLINE, or give folders")
     if not facts.args.push_to_hub:
@@ -197,7 +187,8 @@ def _hub(facts: Facts) -> Iterator[Finding]:
 
 def _workers(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
-    loading = facts.plan["data_loading"].settings if facts.plan and facts.plan.applied("data_loading") else {}
+    plan = facts.main.plan if facts.main else None
+    loading = plan["data_loading"].settings if plan and plan.applied("data_loading") else {}
     workers = loading.get("dataloader_num_workers", facts.args.dataloader_num_workers)
     if workers > machine.cpu_cores:
         text = f"{workers} data workers for {machine.cpu_cores} cores"

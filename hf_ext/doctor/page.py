@@ -1,49 +1,38 @@
-"""The findings on one page, and the same as JSON."""
+"""The findings on one screen, which begins with the answer; and all of them as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 from ..checkpoints.retention import GB
-from ..evaluation.alarms import format_report
-from ..memory.report import MemoryReport, format_memory, format_savings
+from ..memory.report import MemoryReport, format_memory
+from ..models.configuration import Training
+from ..models.encoder_choice import choose_encoder
 from ..reporting import units
 from ..reporting.tables import format_table
 from ..running import summarize_data
-from .encoder_choice import Choice, choose_encoders, describe_choices
+from ..sketch import Finding
 from .estimates import money
-from .facts import Facts, Finding
 from .findings import would_run
+from .gather import Facts, StageFacts
 from .machine import describe_abilities, describe_precision
-from .stage_page import describe_times, format_stages, stage_values
 
 WIDTH = 100
-PROCESS_GIB = 0.6  # peak of runs with the smallest models: 0.61 to 0.68 measured
+TRAININGS: tuple[Training, ...] = ("frozen", "lora", "full")
 
 
 def format_page(facts: Facts, findings: list[Finding]) -> str:
-    """A page of 100 columns: machine, versions, plan, data, labels, estimates, what is off, whether it would run."""
-    sections = [
-        _machine(facts),
-        _versions(facts),
-        _fold(facts.plan.table(whole=True))
-        if facts.plan and facts.work
-        else "Plan: it depends on a model that could not be read.",
-        *_data(facts),
-        _estimate(facts),
-        *_encoders(facts),
-        *_stages(facts),
-        _off(findings),
-    ]
-    return "\n\n".join(sections)
+    """A page of 100 columns: whether it would run, time, memory, disk; what is off; what that rests on."""
+    sections = [_answer(facts, findings), _off(findings), _data(facts), _stages(facts), _basis(facts)]
+    return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
 
 
 def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
-    """The page as JSON-able values."""
-    total, hardware = facts.total_seconds, facts.machine.hardware
-    dollars = money(total, facts.args.dollars_per_hour)
+    """All that was found out, as JSON-able values: also the whole plan, packages, and what the page leaves out."""
+    main, hardware, sketch = facts.main, facts.machine.hardware, facts.sketch
     return {
         "would_run": would_run(findings),
         "task": facts.task,
@@ -51,25 +40,40 @@ def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
         "abilities": {name: {"able": able, "why": why} for name, able, why in describe_abilities(hardware)},
         "precision": describe_precision(hardware),
         "packages": [dataclasses.asdict(package) for package in facts.packages],
-        "plan": facts.plan.to_dict() if facts.plan and facts.work else None,
-        "data": facts.data or None,
-        "labels": facts.labels or None,
-        "measure": facts.measure or None,
+        "plan": main.plan.to_dict() if main else None,
+        "data": sketch.report or None,
+        "labels": sketch.labels or None,
+        "measure": sketch.measure or None,
         "estimate": {
-            "basis": facts.rate_basis or facts.why_no_time,
-            "seconds": {what: list(span) for what, span in facts.seconds},
-            "total_seconds": list(total) if total else None,
-            "dollars": list(dollars) if dollars else None,
-            "device_bytes": dict(facts.memory),
-            "memory": facts.forecast.to_dict() if isinstance(facts.forecast, MemoryReport) else None,
-            "output_bytes": facts.output_bytes,
-            "embedding_bytes": facts.embedding_bytes,
-            "download_bytes": facts.download_bytes,
+            "total_seconds": facts.total_seconds,
+            "dollars": money(facts.total_seconds, facts.args.dollars_per_hour),
+            "output_bytes": facts.needed_bytes["output_dir"],
+            "embedding_bytes": facts.needed_bytes["cache_dir"],
+            "download_bytes": facts.needed_bytes["hub_cache"],
         },
-        "encoders": [dataclasses.asdict(choice) for choice in _choices(facts)] or None,
-        "stages": [stage_values(stage, facts.args.dollars_per_hour) for stage in facts.stages] or None,
+        "encoders": _encoders(facts) or None,
+        "stages": [_stage_values(each, facts.args.dollars_per_hour) for each in facts.stages],
         "findings": [dataclasses.asdict(finding) for finding in findings],
-        "notes": facts.notes,
+        "notes": sketch.notes,
+    }
+
+
+def _stage_values(each: StageFacts, dollars_per_hour: float | None) -> dict[str, Any]:
+    stage = each.stage
+    return {
+        "stage": stage.title,
+        "is_asked": stage.is_asked,
+        "num_trained_parameters": _num_trained(each),
+        "num_rows": stage.num_rows,
+        "steps": each.schedule.updates if each.schedule else None,
+        "flops": _flops(each),
+        "seconds": dict(each.times.lines),
+        "basis": each.times.basis,
+        "total_seconds": each.times.total,
+        "dollars": money(each.times.total, dollars_per_hour),
+        "memory": each.memory.to_dict() if isinstance(each.memory, MemoryReport) else each.memory,
+        "encoding_bytes": each.encoding_bytes,
+        "checkpoint_bytes": dataclasses.asdict(each.checkpoint),
     }
 
 
@@ -78,129 +82,143 @@ def wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-def _fold(table: str) -> str:
-    """The plan's table with its last column, the reasons, folded at the page's width."""
-    title, headers, rule, *rows = table.splitlines()
-    column = " " * headers.index("why")
-    return "\n".join([title, headers, rule[:WIDTH], *(line for row in rows for line in wrap(row, "", column))])
+def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
+    sketch, main, name = facts.sketch, facts.main, facts.machine.hardware.name
+    if would_run(findings):
+        yield f"This command would run on {name}."
+    else:
+        yield f"This command would not run to its end on {name}: see STOPS."
+    demo = "the demo, none of your rows (--dataset_name FILE): " if sketch.is_demo else ""
+    yield from _line("data", demo + sketch.subject)
+    yield from _line("time", _time(facts))
+    if main is None:
+        return
+    if isinstance(main.memory, MemoryReport):
+        room = main.memory.room
+        counted = "" if room is None else f" of the {units.memory(room)} that can be counted on"
+        yield from _line("memory", f"{units.memory(main.memory.forecast.peak)}{counted}")
+    needed = {name: units.storage(num_bytes) for name, num_bytes in facts.needed_bytes.items() if num_bytes}
+    parts = {"output_dir": "checkpoints and model", "cache_dir": "embeddings", "hub_cache": "downloads"}
+    free = facts.machine.free_bytes["output_dir"] / GB
+    listed = ", ".join(f"{parts[name]} {size}" for name, size in needed.items())
+    yield from _line("disk", f"{listed} at most; {free:.1f} GB free in {facts.machine.output_dir}")
+    first = findings[0].remedy if findings else "--dataset_name, for rows of yours" if sketch.is_demo else "nothing"
+    yield from _line("change first", first)
 
 
-def _machine(facts: Facts) -> str:
-    machine, hardware = facts.machine, facts.machine.hardware
-    memory = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
-    peaks = ", ".join(f"{name} {value:g}" for name, value in hardware.peak_tflops.items())
-    where = " (described; cores, memory and disks below are this machine's)" if machine.is_described else ""
-    peak_text = f"published peaks: {peaks + ' TFLOP/s' if peaks else 'none'}"
-    lines = [f"Machine: {hardware.name}, {memory}{where}"]
-    lines += wrap(f"trains in {describe_precision(hardware)}; {peak_text}")
-    lines += [f"  {name}: {'yes' if able else 'no'} ({why})" for name, able, why in describe_abilities(hardware)]
-    shared = machine.shared_memory_bytes
-    lines.append(
-        f"  {machine.cpu_cores} cores, {machine.memory_gib:.1f} GiB memory ({machine.free_memory_gib:.1f} free), "
-        f"/dev/shm {'absent' if shared is None else f'{shared / 2**30:.1f} GiB'}"
-    )
-    names = {"output_dir": "output", "cache_dir": "embeddings", "hub_cache": "downloads"}
-    for name, needed in facts.needed_bytes.items():
-        free = machine.free_bytes[name] / GB
-        need = f"{units.storage(needed)} needed at most" if facts.work else "need not known"
-        lines.append(f"  {names[name]}: {getattr(machine, name)}, {free:.1f} GB free, {need}")
-    return "\n".join(lines)
+def _line(what: str, text: str) -> list[str]:
+    return wrap(f"{what + ':':<14}{text}", rest=" " * 16)
 
 
-def _versions(facts: Facts) -> str:
-    if not facts.packages:
-        return "Versions: hf_ext is not installed, so what it wants is not known."
-    rows = [
-        [
-            package.name,
-            package.installed or "-",
-            package.wanted,
-            package.purpose,
-            package.command if package.problem else "ok",
-        ]
-        for package in facts.packages
-    ]
-    return format_table(rows, ["package", "installed", "wanted", "for", "ok, or its command"])
-
-
-def _data(facts: Facts) -> list[str]:
-    """What the run would say of its rows, and of what is best, before it trains, in the run's own words."""
-    sections = []
-    if facts.data:
-        lines = summarize_data(facts.data).splitlines()
-        sections.append("\n".join(folded for line in lines for folded in wrap(line.strip(), _indent(line), "    ")))
-    if facts.labels:
-        title, *lines = format_report(facts.labels, "Training labels")
-        alarms = [line.strip() for line in lines if line.lstrip().startswith("ALARM")]
-        numbers = "; ".join(" ".join(line.split()) for line in lines[: len(lines) - len(alarms)])
-        folded = [part for text in (numbers, *alarms) for part in wrap(text)]
-        sections.append("\n".join([f"{title}:", *folded]))
-    if facts.measure:
-        sections.append("\n".join(wrap(facts.measure, "")))
-    return sections
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
-
-
-def _estimate(facts: Facts) -> str:
+def _time(facts: Facts) -> str:
     total = facts.total_seconds
-    lines = [f"Estimate, no measurement of this run{'' if total else ': none, ' + facts.why_no_time}"]
-    lines += [f"  {what}: {units.seconds_span(span)}" for what, span in facts.seconds]
-    if total:
-        dollars = money(total, facts.args.dollars_per_hour)
-        cost = dollars and f", {dollars[0]:.2f} to {dollars[1]:.2f} dollars"
-        price = cost or " (--dollars_per_hour says what that costs)"
-        lines.append(f"  in all: {units.seconds_span(total)}{price}")
-        lines += wrap(f"rests on {facts.rate_basis}")
-    if facts.encoding_bytes:
-        weights = units.memory(facts.encoding_bytes)
-        lines.append(f"  memory while encoding: weights {weights}, and a batch that halves until it fits")
-    if isinstance(facts.forecast, MemoryReport):
-        for line in format_memory(facts.forecast):
-            lines += wrap(line)
-        table = format_savings(facts.forecast)
-        lines += [f"    {row}" for row in table.splitlines()]
-    elif facts.memory:
-        parts = ", ".join(f"{what} {units.memory(num_bytes)}" for what, num_bytes in facts.memory if num_bytes)
-        beside = f", and {PROCESS_GIB} GiB of Python and libraries" if facts.machine.hardware.kind == "cpu" else ""
-        lines += wrap(f"memory while training: {parts}{beside}")
-    return "\n".join([*lines, *(line for note in facts.notes for line in wrap(f"note: {note}"))])
+    if total is None:
+        reasons = [each.times.basis for each in facts.asked if each.times.total is None]
+        return f"not known: {reasons[0] if reasons else 'data or model could not be read'}"
+    dollars = money(total, facts.args.dollars_per_hour)
+    price = "" if dollars is None else f", {dollars[0]:.2f} to {dollars[1]:.2f} dollars"
+    lines = [f"{what}: {units.seconds_span(span)}" for each in facts.asked for what, span in each.times.lines]
+    detail = f" ({'; '.join(lines)})" if len(facts.asked) == 1 else ""
+    return f"{units.seconds_span(total)}{price}{detail}"
 
 
-def _choices(facts: Facts) -> list[Choice]:
-    """Of tasks that take a pretrained encoder."""
-    if facts.task not in ("affinity", "masked_lm"):
-        return []
-    return choose_encoders(facts.machine.hardware, facts.device_bytes)
-
-
-def _encoders(facts: Facts) -> list[str]:
-    choices = _choices(facts)
-    if not choices:
-        return []
-    title = "Encoders for this device, computed: best published loss of those that fit and are fast enough"
-    lines = [folded for line in describe_choices(choices) for folded in wrap(line)]
-    return ["\n".join([title, *lines])]
-
-
-def _stages(facts: Facts) -> list[str]:
-    """Of a generator: what each stage would take, here and elsewhere."""
-    if not facts.stages:
-        return []
-    table = format_stages(facts.stages, facts.args.dollars_per_hour)
-    said = [line for text in describe_times(facts.stages) for line in wrap(text)]
-    return ["\n".join(["Stages, no measurement of these runs", table, *said])]
-
-
-def _off(findings: list[Finding]) -> str:
-    verdict = "This command would run." if would_run(findings) else "This command would not run to its end."
-    if not findings:
-        return f"Nothing is off. {verdict}"
-    lines = ["What is off, and the remedy:"]
+def _off(findings: list[Finding]) -> Iterator[str]:
+    if findings:
+        yield "What is off, and the remedy:"
     for finding in findings:
         mark = "STOPS" if finding.level == "stops" else "warns"
-        lines += wrap(f"{mark} {finding.name}: {finding.text}")
-        lines += wrap(f"-> {finding.remedy}", "    ", "       ")
-    return "\n".join([*lines, verdict])
+        yield from wrap(f"{mark} {finding.name}: {finding.text}")
+        yield from wrap(f"-> {finding.remedy}", "    ", "       ")
+
+
+def _data(facts: Facts) -> Iterator[str]:
+    """What the run would say of its rows, in its own words: how many there are, and what of them is probably wrong."""
+    sketch = facts.sketch
+    if sketch.report:
+        first, *lines = summarize_data(sketch.report).splitlines()
+        yield from wrap(first, "")
+        yield from (part for line in lines if "WARNING" in line for part in wrap(line.strip()))
+    for alarm in sketch.labels.get("alarms", ()):
+        yield from wrap(f"ALARM: {alarm}")
+    if sketch.measure:
+        yield from wrap(sketch.measure, "")
+
+
+def _stages(facts: Facts) -> Iterator[str]:
+    """A row for each of several stages, also those that the command does not run."""
+    if len(facts.stages) < 2:
+        return
+    rows, price = [], facts.args.dollars_per_hour
+    for each in facts.stages:
+        total, dollars = each.times.total, money(each.times.total, price)
+        rows.append(
+            [
+                each.stage.title,
+                f"{_num_trained(each) / 1e6:.1f} M",
+                each.stage.num_rows["train"],
+                each.schedule.updates if each.schedule else units.MISSING,
+                f"{_flops(each) / 1e15:.3g}",
+                units.seconds_span(total) if total else units.MISSING,
+                *([f"{dollars[0]:.2f} to {dollars[1]:.2f}"] if dollars else []),
+            ]
+        )
+    priced = ["dollars"] if len(rows[0]) > 6 else []
+    yield format_table(rows, ["stage", "trained", "rows", "steps", "PFLOP", "time, at most", *priced])
+    yield from wrap(
+        "At most: stages 2 and 3 end early where the validation loss stops falling. Evaluations are included; writing "
+        "and judging samples is not."
+    )
+
+
+def _basis(facts: Facts) -> Iterator[str]:
+    machine, hardware, main = facts.machine, facts.machine.hardware, facts.main
+    yield "What this rests on; no measurement of this run:"
+    size = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
+    described = ", described; cores, memory and disks are this machine's" if machine.is_described else ""
+    abilities = ", ".join(f"{name} {'yes' if able else 'no'}" for name, able, _ in describe_abilities(hardware))
+    yield from wrap(
+        f"machine: {hardware.name}, {size}{described}; trains in {describe_precision(hardware)} ({abilities}); "
+        f"{machine.cpu_cores} cores, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free"
+    )
+    if main is not None:
+        applied = [decision.name for decision in main.plan.decisions if decision.status == "applied"]
+        preset = f", preset {main.plan.preset}" if main.plan.preset else ""
+        yield from wrap(f"plan{preset}: {', '.join(applied) or 'nothing'} (--json FILE has the others, with reasons)")
+        if main.times.lines:
+            bases = dict.fromkeys(each.times.basis for each in facts.asked)
+            yield from wrap(f"time: {'; '.join(bases)}")
+        if isinstance(main.memory, MemoryReport):
+            for line in format_memory(main.memory):
+                yield from wrap(line)
+        else:
+            yield from wrap(f"memory: {main.memory}")
+        if main.encoding_bytes:
+            weights = units.memory(main.encoding_bytes)
+            yield from wrap(f"memory while encoding: weights {weights}, and a batch that halves until it fits")
+    for note in facts.sketch.notes:
+        yield from wrap(f"note: {note}")
+    if encoders := _encoders(facts):
+        ways = {name: [how for how in TRAININGS if encoders[how] == name] for name in encoders.values()}
+        named = "; ".join(f"{facts.sketch.encoder_flag} {name} ({', '.join(how)})" for name, how in ways.items())
+        yield from wrap(f"best encoder that fits {hardware.name} and is fast enough there: {named}")
+
+
+def _encoders(facts: Facts) -> dict[Training, str]:
+    """Way to train -> the encoder that this device should take; nothing where the task takes none."""
+    if not facts.sketch.encoder_flag:
+        return {}
+    return {training: choose_encoder(facts.machine.hardware, training).name for training in TRAININGS}
+
+
+def _num_trained(each: StageFacts) -> int:
+    return sum(parameter.numel() for parameter in each.stage.model.parameters() if parameter.requires_grad)
+
+
+def _flops(each: StageFacts) -> float:
+    """Of training with its evaluations; 0 where its length is not known."""
+    schedule, parts = each.schedule, each.stage.parts
+    if schedule is None:
+        return 0.0
+    evaluated = schedule.evaluations * schedule.evaluated_share
+    passed = sum(part.train_flops * schedule.epochs + part.eval_flops * evaluated for part in parts)
+    return passed + each.stage.head_flops * schedule.epochs

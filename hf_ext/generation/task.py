@@ -11,6 +11,8 @@ from .arguments import GeneratorArguments
 from .stages import check_auto
 
 if TYPE_CHECKING:
+    from ..hardware import Hardware
+    from ..sketch import Sketch
     from ..reporting.page import Page
     from ..running import Run
 
@@ -141,6 +143,12 @@ class GenerationTask(Task):
         from .describing import describe
 
         return describe(results)
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        from .sketching import sketch_run
+
+        return sketch_run(*arguments, args)
 
 
 TASK = GenerationTask()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
@@ -10,6 +10,8 @@ from ..tasks import Task
 from .arguments import MaskedLMArguments
 
 if TYPE_CHECKING:
+    from ..hardware import Hardware
+    from ..sketch import Sketch
     from ..reporting.page import Page
     from ..running import Run
 
@@ -85,6 +87,12 @@ class MaskedLMTask(Task):
         from .describing import describe
 
         return describe(results)
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        from .sketching import sketch_run
+
+        return sketch_run(*arguments, args)
 
 
 TASK = MaskedLMTask()

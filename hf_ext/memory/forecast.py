@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
 from ..data.varlen_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
@@ -22,8 +27,14 @@ from .stored import HALF_BYTES, WEIGHT_BYTES, Base, gradient_bytes, optimizer_by
 # A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
 MANY_ROWS = 1009
 LABELLED = 0.15  # of the tokens, in masked language modelling
-
-logger = logging.getLogger(__name__)
+# What a model raises that asks for values, or uses an operation that knows no tensors without any. All else is a fault.
+CANNOT_TRACE = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ class MemoryModel:
         """What is held at each moment of a pass. Cost: a pass for each way to compute, if `scales`.
 
         Raises:
-            Exception: whatever the model raises on tensors without values.
+            CANNOT_TRACE: the model does not compute on tensors without values; and whatever else it raises.
         """
         rows = MANY_ROWS if self.scales else config.rows
         # The same operations in 16 bits, in 8 and in 4: stored weights are not in a timeline.
@@ -171,12 +182,16 @@ class MemoryModel:
         step = Forecast(weights, self.all_gradients, states, working, buckets, "optimizer step")
         return max(backward, step, key=lambda found: found.peak)
 
+    def stored_forecast(self, config: TrainConfig) -> Forecast:
+        """What stands between two passes, by formula: nothing of what a pass itself holds."""
+        weights, states, _ = self.stored(config)
+        return Forecast(weights, self.all_gradients, 0 if config.on_host else states, 0)
+
     def try_forecast(self, config: TrainConfig) -> Forecast | None:
-        """As `forecast`; None where the model does not compute so."""
+        """As `forecast`; None where the model does not compute so on tensors without values."""
         try:
             return self.forecast(config)
-        except Exception:  # of a model of any class
-            logger.debug("no forecast of %s", config, exc_info=True)
+        except CANNOT_TRACE:
             return None
 
 

@@ -7,14 +7,12 @@ between blocks. `usable_bytes` leaves room for that; its two constants are rules
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from ..reporting import units
-from ..reporting.tables import format_table
-from .forecast import Forecast, MemoryModel, TrainConfig
+from .forecast import CANNOT_TRACE, Forecast, MemoryModel, TrainConfig
 
 IDLE_SHARE = 0.08  # of a card's memory: blocks that the allocator cannot join (fragmentation)
 CONTEXT_BYTES = round(0.7 * 2**30)  # CUDA's context and kernels, 0.3 to 0.6 GiB, and cuBLAS's workspaces
@@ -125,6 +123,8 @@ class MemoryReport:
         capacity: of the device, bytes; None where not known.
         room: of it, what predictions may fill; see `usable_bytes`.
         length: tokens of each row, of the longest ones.
+        stored: bytes of weights, gradients and optimizer, which no smaller pass makes fewer.
+        note: why `forecast` has no more than these, where a pass could not be traced; else empty.
         savings: each switch alone, and the step with it.
         largest: most rows of one pass that fit; None where no capacity is known, or one pass does not tell of others.
         fix: where the step does not fit: the cheapest switches with which it does, or None if there are none.
@@ -133,6 +133,8 @@ class MemoryReport:
     config: TrainConfig
     forecast: Forecast
     length: int
+    stored: int
+    note: str = ""
     capacity: int | None = None
     room: int | None = None
     savings: list[tuple[Switch, Forecast]] = field(default_factory=list)
@@ -165,6 +167,8 @@ class MemoryReport:
             "moment": self.forecast.moment,
             "rows": self.config.rows,
             "tokens_per_row": self.length,
+            "stored_bytes": self.stored,
+            "note": self.note,
             "capacity_bytes": self.capacity,
             "room_bytes": self.room,
             "fits": self.fits,
@@ -182,9 +186,14 @@ def report_memory(memory: MemoryModel, config: TrainConfig, length: int, capacit
         length: tokens of each row.
         capacity: bytes of the device; None where not known.
     """
-    found = memory.forecast(config)
     room = None if capacity is None else usable_bytes(capacity, memory.kind)
-    report = MemoryReport(config, found, length, capacity, room)
+    stored = memory.stored_forecast(config)
+    report = MemoryReport(config, stored, length, stored.peak, capacity=capacity, room=room)
+    try:
+        report.forecast = found = memory.forecast(config)
+    except CANNOT_TRACE as error:
+        report.note = f"activations are not counted: the model does not compute without values ({type(error).__name__})"
+        return report
     if room is None or found.peak > WORTH_SAVING * room:
         for switch in (switch for group in find_switches(memory, config) for switch in group):
             changed = memory.try_forecast(replace(config, **switch.settings))
@@ -234,21 +243,9 @@ def format_memory(report: MemoryReport) -> list[str]:
         line += f"; at most {report.largest:,} rows fit"
     if report.room is not None and found.peak > WORTH_SAVING * report.room:
         line += f" ({NOT_CALIBRATED})"
+    if report.note:
+        line += f"; {report.note}"
     if report.fits:
         return [line]
     options = report.options()
     return [line, f"it does not fit; it would with {options}" if options else "it does not fit with any switch"]
-
-
-def format_savings(report: MemoryReport) -> str:
-    """A table of what each switch alone would save; "" where there is none."""
-    rows: list[Sequence[str]] = [
-        [
-            switch.option,
-            units.memory(found.peak),
-            units.memory(max(0, report.forecast.peak - found.peak)),
-            switch.note or "nothing",
-        ]
-        for switch, found in report.savings
-    ]
-    return format_table(rows, ["with", "takes", "saves", "changes"]) if rows else ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..tasks import Task
 from .arguments import OperatorArguments
 
 if TYPE_CHECKING:
+    from ..hardware import Hardware
+    from ..sketch import Sketch
     from ..reporting.page import Page
     from ..running import Run
 
@@ -83,6 +85,12 @@ class OperatorTask(Task):
         from .describing import describe
 
         return describe(results)
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        from .sketching import sketch_run
+
+        return sketch_run(*arguments, args)
 
 
 TASK = OperatorTask()

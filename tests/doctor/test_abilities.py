@@ -1,11 +1,6 @@
 """What the doctor says of described cards and of this CPU, against expectations written by hand from data sheets."""
 
-import dataclasses
-
-import pytest
-
 from hf_ext.doctor.machine import describe_abilities, describe_precision
-from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware, detect_hardware
 
 # ability: (T4, compute capability 7.5; A100, 8.0; H100, 9.0)
@@ -23,18 +18,10 @@ def says(hardware) -> dict[str, bool]:
     return {name: able for name, able, _ in describe_abilities(hardware)}
 
 
-@pytest.mark.parametrize(("column", "card"), [*enumerate(CARDS)])
-def test_abilities_of_a_card_are_those_of_its_data_sheet(column, card):
-    assert says(describe_hardware(card)) == {name: row[column] for name, row in EXPECTED.items()}
-    assert describe_precision(describe_hardware(card)) == PRECISIONS[column]
-
-
-@pytest.mark.parametrize("wrong", ["native_bf16", "native_fp16", "tf32", "flash_attention_2"])
-@pytest.mark.parametrize(("column", "card"), [*enumerate(CARDS)])
-def test_one_wrong_entry_of_the_table_is_seen(column, card, wrong):
-    right = describe_hardware(card)
-    broken = dataclasses.replace(right, **{wrong: not getattr(right, wrong)})
-    assert says(broken) != {name: row[column] for name, row in EXPECTED.items()}
+def test_abilities_of_a_card_are_those_of_its_data_sheet():
+    for column, card in enumerate(CARDS):
+        assert says(describe_hardware(card)) == {name: row[column] for name, row in EXPECTED.items()}
+        assert describe_precision(describe_hardware(card)) == PRECISIONS[column]
 
 
 def test_each_no_on_a_t4_names_the_capability_that_it_lacks():
@@ -53,8 +40,3 @@ def test_of_a_cpu_it_says_what_the_instructions_say():
     assert describe_precision(without) == "float32: neither bf16 nor fp16 is native"
     here = detect_hardware("cpu")
     assert describe_abilities(here) == describe_abilities(describe_hardware(here.name))
-
-
-def test_a_card_that_nobody_knows_is_refused_with_the_nearest():
-    with pytest.raises(ArgumentError, match="Did you mean 'T4'"):
-        describe_hardware("t5")

@@ -1,17 +1,28 @@
 """Each remedy fires in the situation that it is for, names the flag or command, and does not fire otherwise."""
 
+from dataclasses import replace
+
 import pytest
-from doctored import FOLDERS, GB, change, healthy, look, names
+from doctored import FOLDERS, GB, change, healthy, look, main, names
 
 from hf_ext.checkpoints.retention import Sizes
+from hf_ext.doctor.estimates import Times
 from hf_ext.doctor.findings import find_problems, would_run
 from hf_ext.doctor.packages import check_package
 from hf_ext.hardware import describe_hardware
+from hf_ext.plan import Plan
 
 CPU = describe_hardware("cpu")
 COLAB = {"in_colab": True, "drive_is_mounted": True, "output_dir": "/content/drive/MyDrive/run"}
 FREE = dict.fromkeys(FOLDERS, 100 * GB)
 MAY = dict.fromkeys(FOLDERS, True)
+LONG = Times((("training", (3600.0, 14 * 3600.0)),), "by hand")
+NO_PLAN = Plan(describe_hardware("a100"), [])
+
+
+def stored(gib: int):
+    """The healthy run's memory, if what it stores were so many GiB."""
+    return replace(main(healthy()).memory, stored=gib * 2**30)
 
 
 def swap_package(facts, name, **changes):
@@ -36,15 +47,15 @@ SITUATIONS = {
     ),
     "processes": ({}, {"is_described": False, "num_gpus": 2}, {}, "warns", "accelerate launch --num_processes 2"),
     "busy": ({}, {"is_described": False, "num_gpus": 1, "load_average": 12.1}, {}, "warns", "look again"),
-    "memory": ({}, {}, {"static_bytes": 37 * 2**30}, "stops", "a smaller encoder"),
+    "memory": ({}, {}, {"memory": stored(37)}, "stops", "a smaller encoder"),
+    "memory  ": ({}, {}, {"memory": replace(stored(1), room=2**20)}, "warns", "a smaller encoder"),
     "memory ": ({}, {}, {"encoding_bytes": 37 * 2**30}, "stops", "a smaller encoder"),
-    "memory  ": ({}, {}, {"step_bytes": 37 * 2**30}, "warns", "--gradient_accumulation_steps 4"),
     "budget": (
         {"save_total_size_gb": 0.001},
         {},
         {"checkpoint": Sizes(GB, 2 * GB, 0)},
         "stops",
-        "--save_total_size_gb 6.00",
+        "--save_total_size_gb 9.00",
     ),
     "disk": ({}, {"free_bytes": {**FREE, "output_dir": 10**6}}, {}, "stops", "--save_total_limit 1"),
     "disk ": ({}, {"free_bytes": {**FREE, "cache_dir": 10**5}}, {}, "stops", "--embedding_cache_dir"),
@@ -54,18 +65,18 @@ SITUATIONS = {
     "drive": ({}, {**COLAB, "drive_is_mounted": False}, {}, "stops", "drive.mount"),
     "drive ": ({}, {**COLAB, "output_dir": "/content/outputs"}, {}, "warns", "/content/drive/MyDrive"),
     "drive  ": ({}, {**COLAB, "free_bytes": {**FREE, "output_dir": 8 * 10**8}}, {}, "warns", "low_disk"),
-    "session": ({}, COLAB, {"seconds": [("training", (3600.0, 14 * 3600.0))]}, "warns", "--max_hours 11.5"),
+    "session": ({}, COLAB, {"times": LONG}, "warns", "--max_hours 11.5"),
     "offline": ({}, {"hub_is_offline": True}, {"download_bytes": 1}, "stops", "unset HF_HUB_OFFLINE"),
     "push": ({"push_to_hub": True}, {"has_token": False}, {}, "stops", "hf auth login"),
     "push ": ({"push_to_hub": True}, {"hub_is_offline": True}, {}, "stops", "unset HF_HUB_OFFLINE"),
     "shared_memory": (
         {"dataloader_num_workers": 2},
         {"shared_memory_bytes": 64 * 2**20},
-        {"plan": None},
+        {"plan": NO_PLAN},
         "warns",
         "--shm-size=8g",
     ),
-    "workers": ({"dataloader_num_workers": 9}, {}, {"plan": None}, "warns", "--dataloader_num_workers 7"),
+    "workers": ({"dataloader_num_workers": 9}, {}, {"plan": NO_PLAN}, "warns", "--dataloader_num_workers 7"),
     "tracker": ({"report_to": ["comet_ml"]}, {}, {}, "stops", "pip install comet_ml"),
     "install": ({}, {}, {"packages": []}, "warns", "pip install -e ."),
 }
@@ -84,23 +95,17 @@ def test_a_situation_gives_one_finding_with_its_remedy(name):
 CALM = {
     "described cards have no driver here": ({}, {"has_nvidia_driver": True, "num_gpus": 0}, {}),
     "one GPU, one process": ({}, {"is_described": False, "num_gpus": 1}, {}),
-    "A100: 36.4 of 40 GiB are there": ({}, {}, {"static_bytes": 36 * 2**30, "encoding_bytes": 36 * 2**30}),
-    "budget that holds": ({"save_total_size_gb": 6.1}, {}, {"checkpoint": Sizes(GB, 2 * GB, 0)}),
+    "A100: 36.4 of 40 GiB are there": ({}, {}, {"memory": stored(36), "encoding_bytes": 36 * 2**30}),
+    "budget that holds": ({"save_total_size_gb": 9.1}, {}, {"checkpoint": Sizes(GB, 2 * GB, 0)}),
     "Drive with room": ({}, COLAB, {}),
-    "long run with a limit": ({"max_hours": 11.5}, COLAB, {"seconds": [("training", (3600.0, 14 * 3600.0))]}),
-    "long run elsewhere": ({}, {}, {"seconds": [("training", (3600.0, 14 * 3600.0))]}),
+    "long run with a limit": ({"max_hours": 11.5}, COLAB, {"times": LONG}),
+    "long run elsewhere": ({}, {}, {"times": LONG}),
     "offline with all weights": ({}, {"hub_is_offline": True}, {}),
     "no token and no push": ({}, {"has_token": False}, {}),
     "read-only downloads, all at hand": ({}, {"is_writable": {**MAY, "hub_cache": False}}, {}),
     "small /dev/shm, no workers": ({}, {"shared_memory_bytes": 64 * 2**20}, {}),
-    "as many workers as cores": ({"dataloader_num_workers": 8}, {}, {"plan": None}),
+    "as many workers as cores": ({"dataloader_num_workers": 8}, {}, {"plan": NO_PLAN}),
 }
-
-
-def test_several_gpus_and_one_process_names_the_launcher():
-    live = {"is_described": False, "num_gpus": 2}
-    (plain,) = find_problems(change(healthy(), {}, live))
-    assert (plain.text, plain.remedy) == ("2 GPUs, and one process", "accelerate launch --num_processes 2 ...")
 
 
 @pytest.mark.parametrize("name", CALM)
@@ -125,22 +130,20 @@ def test_an_old_or_missing_package_stops_with_the_pip_command():
     assert find_problems(fitting) == []
 
 
-@pytest.mark.parametrize(
-    ("package", "args", "level"),
-    [
-        ("torchao", {"optim": "adamw_torch_8bit"}, "stops"),
-        ("deepspeed", {"deepspeed": "zero2.json"}, "stops"),
-        ("flash-attn", {"attention": "flash_attention_2"}, "stops"),
-        ("flash-attn", {"attention": "faesm"}, "stops"),
-    ],
-)
-def test_an_optional_package_is_missed_only_where_it_is_asked_for(package, args, level):
+ASKED = {
+    "torchao": {"optim": "adamw_torch_8bit"},
+    "deepspeed": {"deepspeed": "zero2.json"},
+    "flash-attn": {"attention": "faesm"},
+}
+
+
+@pytest.mark.parametrize("package", ASKED)
+def test_an_optional_package_is_missed_only_where_it_is_asked_for(package):
     missing = {"installed": None, "wanted": ">=1", "purpose": "it", "extra": "it"}
-    asked = swap_package(change(healthy(), args), package, **missing)
-    assert names(asked) == [("package", level)]
+    asked = change(healthy(), ASKED[package])
+    assert names(swap_package(asked, package, **missing)) == [("package", "stops")]
     assert names(swap_package(healthy(), package, **missing)) == []
-    there = {**missing, "installed": "1.5"}
-    assert names(swap_package(change(healthy(), args), package, **there)) == []
+    assert names(swap_package(asked, package, **{**missing, "installed": "1.5"})) == []
 
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -161,34 +164,26 @@ def test_wheels_without_kernels_for_the_card_are_named_with_what_to_install():
     assert finding.remedy.startswith("pip install --upgrade torch")
 
 
-@pytest.mark.parametrize("card", ["P100", "V100-32GB"])
-def test_a_build_without_cuda_is_told_what_the_default_wheels_lack(card):
-    (finding,) = without_kernels(card, ())
-    sm = "".join(map(str, describe_hardware(card).compute_capability))
-    assert finding.text.startswith(f"torch's default wheels have no kernels for {card} ")
-    assert f"(sm_{sm}; they begin with sm_75)" in finding.text
+def test_a_build_without_cuda_is_told_what_the_default_wheels_lack():
+    (finding,) = without_kernels("P100", ())
+    assert finding.text.startswith("torch's default wheels have no kernels for P100 (sm_60; they begin with sm_75)")
     assert "whl/cu126" in finding.remedy
 
 
+# Whether what torch was built for runs on a card: sm_86 on 8.9, "compute" on every later card, 9.0a on 9.0 alone.
 @pytest.mark.parametrize(
-    "card", ["T4", "RTX-2080-Ti", "A100", "A10", "L4", "RTX-4090", "H100", "B200", "RTX-5090", "cpu"]
+    ("card", "built", "runs"),
+    [
+        *((card, CUDA_13, True) for card in ("T4", "A100", "L4", "H100", "B200", "cpu")),
+        *((card, (), True) for card in ("T4", "RTX-5090", "cpu")),
+        *(("H100", (name,), runs) for name, runs in {"sm_90a": True, "sm_100": False}.items()),
+        *(("RTX-5090", (name,), runs) for name, runs in {"compute_90": True, "sm_90a": False}.items()),
+        *(("A100", (name,), False) for name in ("sm_86", "compute_86")),
+        ("L4", ("odd",), False),
+    ],
 )
-def test_wheels_that_run_on_the_card_are_no_finding(card):
-    assert without_kernels(card, CUDA_13) == []  # sm_86 runs on 8.9
-    assert without_kernels(card, ()) == []  # a build without CUDA
-
-
-@pytest.mark.parametrize(
-    ("card", "built"),
-    [("H100", "sm_100"), ("A100", "sm_86"), ("RTX-5090", "sm_90a"), ("A100", "compute_86"), ("L4", "odd")],
-)
-def test_kernels_of_another_card_do_not_count(card, built):
-    assert len(without_kernels(card, (built,))) == 1
-
-
-@pytest.mark.parametrize(("card", "built"), [("H100", "sm_90a"), ("RTX-5090", "compute_90"), ("L4", "sm_86")])
-def test_kernels_that_run_count(card, built):
-    assert without_kernels(card, (built,)) == []
+def test_wheels_that_run_on_the_card_are_no_finding_and_others_are_one(card, built, runs):
+    assert len(without_kernels(card, built)) == (not runs)
 
 
 def test_what_stops_the_run_is_named_first():

@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from doctored import look, main
 from operators import make_operator, make_samples
 
-from hf_ext.doctor.arguments import DoctorArguments
-from hf_ext.doctor.facts import Facts
-from hf_ext.doctor.operator_gathering import gather_operator, sketch_operator
-from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
-from hf_ext.memory.report import MemoryReport
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.pde.building import build_collator, build_model, build_rows
 from hf_ext.plan import make_plan
-from hf_ext.training_args import FastTrainingArguments
 
 SMALL = {"resolution": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_queries": 64}
 PLAIN = {"inverse_loss_every": 0, "physics_every": 0}
 
 
-def look(device: str | None = "a100", measure_seconds: float = 0.0, model=SMALL, **arguments) -> Facts:
-    given = {"output_dir": "never_made", "speedups": ["all"], "remove_unused_columns": False, "report_to": "none"}
-    args = FastTrainingArguments(**{**given, **arguments})
-    return gather_operator(OperatorArguments(**model), args, DoctorArguments(device, measure_seconds))
+def look_at(device="a100", model=SMALL, **arguments):
+    return look(device, model=OperatorArguments(**model), **{"remove_unused_columns": False, **arguments})
+
+
+def sketch(**given):
+    """The only stage, of a run on an A100."""
+    return main(look_at(model=given)).stage
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("card", ["T4", *(pytest.param(c, marks=pytest.mark.nightly) for c in ("H100", "cpu"))])
 def test_the_plan_is_that_of_the_real_model(card):
     few = {**SMALL, "num_train_samples": 4}
-    facts = look(card, model=few, speedups=["all", "muon"])
-    assert facts.problems == []
+    facts = look_at(card, model=few, speedups=["all", "muon"])
+    assert facts.sketch.problems == []
     args = OperatorArguments(**few)
     samples = {"train": make_samples(4)}
     model = build_model(args, samples["train"])
     rows = build_rows(samples)["train"]
     real = make_plan(facts.args, model, rows, build_collator(args, 0), describe_hardware(card))
-    for found, expected in zip(facts.plan.decisions, real.decisions, strict=True):
+    for found, expected in zip(main(facts).plan.decisions, real.decisions, strict=True):
         assert (found.name, found.status, found.reason) == (expected.name, expected.status, expected.reason)
-    assert facts.work.num_trainable == sum(p.numel() for p in model.parameters())
-    assert isinstance(facts.forecast, MemoryReport)
-    assert facts.forecast.length == 2 * 16  # tokens of both tasks
+    assert main(facts).stage.parts[0].num_parameters == sum(p.numel() for p in model.parameters())
+    assert main(facts).memory.length == 2 * 16  # tokens of both tasks
 
 
 def test_flops_are_those_of_the_trunk_and_a_tenth_for_what_stands_around_it():
     shape = {"resolution": 64, "hidden_size": 256, "num_hidden_layers": 6, "num_queries": 4096}
-    (encoder,) = sketch_operator(OperatorArguments(**shape, **PLAIN)).encoders
+    stage = sketch(**shape, **PLAIN)
+    (part,) = stage.parts
     trunk = 6 * 6 * (12 * 256**2 + 2 * 256 * 256)  # 6 L (12 d^2 + 2 T d) per token, of T = 256
-    assert trunk < encoder.flops[0] < 1.25 * trunk
-    assert encoder.forward_flops[0] == pytest.approx(encoder.flops[0] / 3, rel=0.05)
-    assert encoder.train.total == 1600 * 2 * 256
+    assert stage.num_tokens == 1600 * 2 * 256
+    assert trunk < part.train_flops / stage.num_tokens < 1.25 * trunk
+    assert part.eval_flops / 200 == pytest.approx(part.train_flops / 1600 / 3, rel=0.05)
 
 
 @pytest.mark.nightly
 def test_terms_of_the_loss_count_as_often_as_they_are_computed():
     def flops(**every: int) -> float:
-        return sketch_operator(OperatorArguments(**{**SMALL, **PLAIN, **every})).encoders[0].flops[0]
+        return sketch(**{**SMALL, **PLAIN, **every}).parts[0].train_flops
 
     plain, inverse, physics = flops(), flops(inverse_loss_every=1), flops(physics_every=1)
     assert plain < min(inverse, physics)
@@ -67,22 +67,23 @@ def test_terms_of_the_loss_count_as_often_as_they_are_computed():
 @pytest.mark.nightly
 def test_time_is_measured_here_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    facts = look(None, measure_seconds=0.05, use_cpu=True)
+    facts = look_at(None, measure_seconds=0.05, use_cpu=True)
     assert 0 < facts.total_seconds[0] < facts.total_seconds[1]
-    assert "measured here on rows, " in facts.rate_basis
+    assert "rows, forward and backward" in main(facts).times.basis
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_would_stop_the_run_is_a_finding():
     absent = {**SMALL, "model_name_or_path": "nowhere"}
-    problems = look(model=absent, metric_for_best_model="rmse", remove_unused_columns=True).problems
+    problems = look_at(model=absent, metric_for_best_model="rmse", remove_unused_columns=True).sketch.problems
     assert [(one.name, one.level) for one in problems] == [("arguments", "stops")] * 2 + [("model", "stops")]
 
 
 @pytest.mark.nightly
 def test_a_trained_operator_is_looked_at_with_its_own_shape(tmp_path):
     make_operator(num_hidden_layers=3).save_pretrained(tmp_path)
-    (encoder,) = sketch_operator(OperatorArguments(resolution=16, model_name_or_path=str(tmp_path))).encoders
-    assert (encoder.num_layers, encoder.width) == (3, 16)
-    with pytest.raises(ArgumentError, match=r"num_hidden_layers=5 with model_name_or_path=.*, which has 3"):
-        sketch_operator(OperatorArguments(resolution=16, num_hidden_layers=5, model_name_or_path=str(tmp_path)))
+    stage = sketch(resolution=16, model_name_or_path=str(tmp_path))
+    assert (stage.model.config.num_hidden_layers, stage.parts[0].width) == (3, 16)
+    other = {"resolution": 16, "num_hidden_layers": 5, "model_name_or_path": str(tmp_path)}
+    (problem,) = look_at(model=other).sketch.problems
+    assert re.search("num_hidden_layers=5 with model_name_or_path=.*, which has 3", problem.text)

@@ -1,4 +1,4 @@
-"""Facts of the demo run on described machines, for tests of the doctor."""
+"""Facts of runs on described machines, for tests of the doctor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,34 @@ from typing import Any
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
-from hf_ext.doctor.facts import Facts
 from hf_ext.doctor.findings import find_problems
-from hf_ext.doctor.gathering import gather
+from hf_ext.doctor.gather import Facts, StageFacts, gather
+from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.training_args import FastTrainingArguments
 
 GB = 10**9
 FOLDERS = ("output_dir", "cache_dir", "hub_cache")
+TASKS = {
+    AffinityArguments: "affinity",
+    MaskedLMArguments: "masked_lm",
+    GeneratorArguments: "generation",
+    OperatorArguments: "pde_operator",
+}
+CALM = {
+    "in_colab": False,
+    "drive_is_mounted": False,
+    "has_nvidia_driver": False,
+    "num_gpus": 0,
+    "cpu_cores": 8,
+    "load_average": 0.0,
+    "shared_memory_bytes": 8 * GB,
+    "free_bytes": dict.fromkeys(FOLDERS, 100 * GB),
+    "is_writable": dict.fromkeys(FOLDERS, True),
+    "hub_is_offline": False,
+    "has_token": True,
+}
 
 
 def look(
@@ -25,27 +45,17 @@ def look(
     model: Any = None,
     data: DataArguments | None = None,
     measure_seconds: float = 0.0,
+    explicit: tuple[str, ...] = (),
     **arguments: Any,
 ) -> Facts:
-    """What the doctor gathers about a demo run; a machine with room and without Colab, whatever this one is."""
-    task = "masked_lm" if isinstance(model, MaskedLMArguments) else "affinity"
+    """What the doctor gathers about a run, the demo's if nothing is given; a machine with room and without Colab."""
+    model = model or AffinityArguments()
+    task = TASKS[type(model)]
     args = FastTrainingArguments(**{"output_dir": "never_made", "speedups": ["all"], "report_to": "none", **arguments})
-    doctor = DoctorArguments(device=device, measure_seconds=measure_seconds)
-    facts = gather(task, model or AffinityArguments(), data or DataArguments(), args, doctor)
-    calm = {
-        "in_colab": False,
-        "drive_is_mounted": False,
-        "has_nvidia_driver": False,
-        "num_gpus": 0,
-        "cpu_cores": 8,
-        "load_average": 0.0,
-        "shared_memory_bytes": 8 * GB,
-        "free_bytes": dict.fromkeys(FOLDERS, 100 * GB),
-        "is_writable": dict.fromkeys(FOLDERS, True),
-        "hub_is_offline": False,
-        "has_token": True,
-    }
-    return dataclasses.replace(facts, machine=dataclasses.replace(facts.machine, **calm))
+    args.mark_explicit(frozenset({*explicit, *arguments}))
+    given = [model] if task == "pde_operator" else [model, data or DataArguments()]
+    facts = gather(task, given, args, DoctorArguments(device=device, measure_seconds=measure_seconds))
+    return dataclasses.replace(facts, machine=dataclasses.replace(facts.machine, **CALM))
 
 
 @functools.cache
@@ -54,14 +64,23 @@ def healthy() -> Facts:
     return look()
 
 
+def main(facts: Facts) -> StageFacts:
+    """The only stage."""
+    assert facts.main is not None, facts.sketch.problems
+    return facts.main
+
+
 def change(facts: Facts, args: dict[str, Any] | None = None, machine: dict[str, Any] | None = None, **changes) -> Facts:
-    """`facts` with some fields of its arguments, its machine and its own replaced; the original stays as it is."""
+    """`facts` with some fields of its arguments, machine, only stage and its own replaced; the original stays."""
     if args:
         new = FastTrainingArguments(output_dir="never_made", report_to="none")
         vars(new).update({**vars(facts.args), **args})
         changes["args"] = new
     if machine:
         changes["machine"] = dataclasses.replace(facts.machine, **machine)
+    own = {name: changes.pop(name) for name in [*changes] if name in StageFacts.__dataclass_fields__}
+    if own:
+        changes["stages"] = [dataclasses.replace(main(facts), **own)]
     return dataclasses.replace(facts, **changes)
 
 

@@ -4,9 +4,11 @@ import dataclasses
 import json
 
 import pytest
+import torch
 from ledger_subjects import SHAPES, make_model, make_subject
+from torch import nn
 
-from hf_ext.memory.forecast import TrainConfig
+from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.memory.report import (
     CONTEXT_BYTES,
     IDLE_SHARE,
@@ -14,7 +16,6 @@ from hf_ext.memory.report import (
     find_fix,
     find_switches,
     format_memory,
-    format_savings,
     largest_rows,
     report_memory,
 )
@@ -102,7 +103,7 @@ def test_the_switches_that_make_esm_2_fit_are_named(name):
     assert forecaster.forecast(config).peak > 2 * room_gib * GIB
     fix = find_fix(forecaster, config, room_gib * GIB)
     assert fix.forecast.peak <= room_gib * GIB
-    report = MemoryReport(config, forecaster.forecast(config), 1024, fix=fix)
+    report = MemoryReport(config, forecaster.forecast(config), 1024, 0, fix=fix)
     assert (report.options(), fix.config.rows) == (options, rows)
     assert fix.config.rows * fix.config.passes == 8  # the effective batch stays
     assert len(forecaster.timelines) <= 4  # passes that were computed for it
@@ -143,10 +144,50 @@ def test_switches_that_are_on_or_cannot_help_are_not_offered():
 def test_the_report_says_what_each_switch_saves_and_is_json():
     forecaster = forecaster_of()
     report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
-    lines, table = format_memory(report), format_savings(report)
+    lines = format_memory(report)
     assert lines[0].startswith("memory of 8 rows of 64 tokens: weights ")
     assert f"in all, of 30.0 MiB counted on; at most {report.largest} rows fit" in lines[0]
-    assert "--activation_policy full" in table
     assert all(found.peak <= report.forecast.peak for _, found in report.savings)
     values = json.loads(json.dumps(report.to_dict()))
+    assert "--activation_policy full" in values["peak_bytes_with"]
     assert values["predicted_peak_bytes"] == report.forecast.peak == sum(values["lines"].values())
+
+
+@pytest.mark.nightly
+def test_a_report_takes_one_pass_for_each_way_to_compute():
+    forecaster = forecaster_of(training="lora")
+    report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
+    bases, policies = 3, 3  # as it is, half, codes; none, attention, full
+    assert len(forecaster.timelines) <= bases * policies
+
+
+def test_a_step_with_room_to_spare_is_not_asked_what_would_save():
+    forecaster = forecaster_of()
+    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(100 * GIB))
+    assert (report.savings, len(forecaster.timelines)) == ([], 1)
+    assert report.largest > 8
+
+
+class Asking(nn.Module):
+    """What no tensor without values answers."""
+
+    def __init__(self, error: type[Exception] | None = None):
+        super().__init__()
+        self.layer, self.error = nn.Linear(4, 4), error
+
+    def forward(self, x):
+        if self.error:
+            raise self.error("a fault")
+        return self.layer(x).sum() * float(x.sum())
+
+
+def test_a_model_that_asks_for_values_has_a_report_of_what_it_stores_and_a_fault_is_one():
+    def report(model):
+        memory = MemoryModel(model, lambda rows: {"x": torch.zeros(rows, 4, device="meta")})
+        return report_memory(memory, TrainConfig(8), 1, 4 * GIB)
+
+    found = report(Asking())
+    assert (found.forecast.peak, found.stored) == (20 * 16, 20 * 16)  # weights, gradients, two states
+    assert "activations are not counted" in " ".join(format_memory(found))
+    with pytest.raises(ValueError, match="a fault"):
+        report(Asking(ValueError))

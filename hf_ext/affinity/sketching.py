@@ -1,0 +1,146 @@
+"""What a run of this task would read, hold and compute, before it starts."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..data.arguments import DataArguments
+from ..data.demo import make_demo_encoders
+from ..embeddings.store import check_stores
+from ..evaluation.row_metrics import RowMetrics
+from ..hardware import Hardware
+from ..memory.forecast import affinity_batch
+from ..models.affinity import AffinityModel
+from ..models.configuration import build_config
+from ..models.encoders import build_encoder
+from ..plan import Plan
+from ..sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
+from ..speedups.lora import lora_settings
+from .arguments import AffinityArguments
+from .building import build_collator, fill_in_demo, model_settings, read_towers, settle_encoders, settle_training
+from .measure import check_measure, describe_measure, settle_measure
+from .rows import audit_labels, load_rows
+from .scoring import read_requirements
+
+EMBEDDING_BYTES = 4  # of a number on disk
+# The messages themselves say what is allowed; these name the flags.
+REMEDIES = {
+    "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of each encoder",
+    "data": "--dataset_name, --sequence_columns, --label_column, --split_column as the file has them; --bad_rows drop",
+    "measure": "one of the metrics named, for example --metric_for_best_model rmse; left out, the loss decides",
+    "inputs": "--too_long truncate or window, --max_residues N; another encoder where residues are unknown to it",
+}
+
+
+def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
+    """Reads rows and configurations as the recipe would; what fails becomes a problem, and the rest goes on without it.
+
+    Args:
+        given, data_args, args: as parsed; settled as the recipe does. Without `dataset_name` the demo's are filled in.
+
+    Cost: reading the data, near copies between splits included; of Hub encoders their config.json.
+    """
+    sketch = Sketch(REMEDIES, str(data_args.dataset_name), data_args.dataset_name is None, "--encoders")
+    settle_measure(args, given.loss)
+    with tempfile.TemporaryDirectory() as scratch:
+        table = None
+        if data_args.dataset_name is None:
+            sketch.subject = "generated rows and two small untrained encoders"
+            table = fill_in_demo(given, data_args, make_demo_encoders(Path(scratch) / "demo_encoders"))
+        sketch.notes += filter(None, [settle_encoders(given, args, hardware)])
+        model = sketch.attempt("model", lambda: _build(given, data_args, args))
+        splits = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, scratch, table)) or {}
+        sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, splits.get("validation")))
+        if model is None:
+            return sketch
+        inputs = model.config.input_columns
+        collate = partial(build_collator, model, data_args, given.max_length)
+        limits = sketch.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)
+        lengths = read_lengths(splits, inputs, limits)
+        sketch.stages.append(_sketch_stage(model, given, args, splits.get("train"), lengths))
+    sketch.check_stream(lengths, args)
+    for name in ("init_head_from", "distill_from"):
+        if getattr(given, name):
+            sketch.notes.append(f"--{name}: that model is read by the run alone; its time is not in the estimate.")
+    if model.frozen_inputs and (held := check_stores(str(Path(args.embedding_cache_dir).expanduser().absolute()))):
+        sketch.notes.append(held)
+    return sketch
+
+
+def _build(given: AffinityArguments, data_args: DataArguments, args: Any) -> AffinityModel:
+    given.tower_training, args.use_peft = settle_training(given, args.use_peft)
+    specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
+    with torch.device("meta"):
+        return AffinityModel(build_config(specs, towers, **model_settings(given)))
+
+
+def _load(
+    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, scratch: str, table: Any
+) -> Any:
+    if not sketch.is_read(data_args.dataset_name):
+        return None
+    loaded = load_rows(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed, table=table)
+    if not data_args.streaming:
+        sketch.labels = audit_labels(loaded.splits["train"])
+    sketch.report = loaded.report
+    return loaded.splits
+
+
+def _read_measure(
+    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, validation: Any
+) -> None:
+    metrics = RowMetrics(given.binder_threshold, data_args.group_column)
+    check_measure(args, given.loss, metrics, validation)
+    read_requirements(given, data_args)
+    sketch.measure = describe_measure(args, given.loss, metrics)
+
+
+def _sketch_stage(model: AffinityModel, given: AffinityArguments, args: Any, train: Any, lengths: RowLengths) -> Stage:
+    head = sum(parameter.numel() for parameter in model.head.parameters())
+    longest = {name: lengths.longest([name]) for name in model.config.input_columns}
+    return Stage(
+        args,
+        model,
+        [_sketch_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
+        as_trained=partial(_as_trained, model, longest),
+        num_rows=lengths.num_rows,
+        num_tokens=lengths.total(model.config.input_columns),
+        longest=sum(longest.values()),
+        rows=train,
+        inputs=SimpleNamespace(columns=model.config.input_columns),
+        is_stream=lengths.is_stream,
+        head_flops=6.0 * given.num_seeds * head * lengths.num_rows.get("train", 0),
+        times=given.num_seeds,
+    )
+
+
+def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
+    spec = model.config.encoder_specs[index]
+    names = [name for tower in model.config.tower_specs if tower.encoder == index for name in tower.names]
+    with torch.device("meta"):
+        encoder = build_encoder(spec)
+    part = sketch_encoder(encoder, spec.training, spec.name_or_path, lengths.of(names))
+    return replace(part, stored_bytes=part.num_distinct * part.width * EMBEDDING_BYTES)
+
+
+def _as_trained(model: AffinityModel, longest: dict[str, int], plan: Plan) -> tuple[AffinityModel, MakeBatch]:
+    """With the frozen encoders that run while it trains; the others' embeddings are read from the cache."""
+    made, is_cached = copy.deepcopy(model), plan.applied("embedding_cache")
+    for index, spec in enumerate(made.config.encoder_specs):
+        if str(index) not in made.encoders and not is_cached:
+            with torch.device("meta"):
+                encoder: Any = build_encoder(spec)
+            in_half = plan["encoder_precision"].settings.get("mode") == "weights"
+            made.encoders[str(index)] = encoder.to(torch.bfloat16) if in_half else encoder
+    made._list_references()
+    live = {name: num for name, num in longest.items() if not is_cached or name not in made.frozen_inputs}
+    embedded = {name: width for name, width in made.embedding_sizes.items() if name not in live}
+    return made, partial(affinity_batch, live, embedded)

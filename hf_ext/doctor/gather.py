@@ -1,0 +1,147 @@
+"""Finding out: machine, packages, what the task says of its run, plan, estimates. Nothing is trained or written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..checkpoints.retention import Sizes
+from ..memory.report import MemoryReport
+from ..memory.stored import WEIGHT_BYTES
+from ..plan import Plan, make_plan
+from ..sketch import Sketch, Span, Stage
+from ..tasks import find_task
+from .arguments import DoctorArguments
+from .estimates import Schedule, Times, estimate_times, make_schedule
+from .machine import Machine, read_machine
+from .memory import predict_disk, predict_memory
+from .packages import Package, read_packages
+
+NOMINAL_SHARE = 0.91  # of a described card's nominal memory: what drivers report (T4, ECC on), or more
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """A training as it would run.
+
+    Attributes:
+        schedule: None where how long it trains is not known.
+        memory: of a step; or why it is not known. Of the stage that the command runs last, the largest.
+        encoding_bytes: frozen encoders' weights while they encode, in float32: what half precision would round is
+            measured against it.
+        checkpoint, exported_bytes: of one checkpoint, and of the model at the end.
+        output_bytes, embedding_bytes, download_bytes: most on disk, in the three folders of `Machine`.
+    """
+
+    stage: Stage
+    plan: Plan
+    schedule: Schedule | None
+    times: Times
+    memory: MemoryReport | str
+    encoding_bytes: int
+    checkpoint: Sizes
+    exported_bytes: int
+    output_bytes: int
+    embedding_bytes: int
+    download_bytes: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run; `stages` is empty where its model or rows could not be read, which `sketch` says.
+
+    Attributes:
+        task: as in `TASKS`.
+        args: `FastTrainingArguments`, those of the last stage that the command runs.
+    """
+
+    task: str
+    args: Any
+    machine: Machine
+    packages: list[Package]
+    sketch: Sketch
+    stages: list[StageFacts]
+
+    @property
+    def asked(self) -> list[StageFacts]:
+        """The stages that the command runs."""
+        return [each for each in self.stages if each.stage.is_asked]
+
+    @property
+    def main(self) -> StageFacts | None:
+        """The last of them, whose plan, memory and disk are the run's; None where nothing is known."""
+        return self.asked[-1] if self.asked else None
+
+    @property
+    def total_seconds(self) -> Span | None:
+        """Least and most of all stages that the command runs."""
+        spans = [each.times.total for each in self.asked]
+        known = [span for span in spans if span is not None]
+        if not known or len(known) < len(spans):
+            return None
+        return sum(least for least, _ in known), sum(most for _, most in known)
+
+    @property
+    def needed_bytes(self) -> dict[str, int]:
+        """Most that the run puts into each of the machine's folders."""
+        names = {"output_dir": "output_bytes", "cache_dir": "embedding_bytes", "hub_cache": "download_bytes"}
+        return {folder: getattr(self.main, name, 0) for folder, name in names.items()}
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Memory that training may take; see `usable_memory`."""
+        return usable_memory(self.machine)
+
+
+def usable_memory(machine: Machine) -> int | None:
+    """The card's memory, or what the host has free, in bytes; None where not known."""
+    if machine.hardware.kind == "cpu":
+        return round(machine.free_memory_gib * 2**30)
+    if machine.hardware.memory_gib is None:
+        return None
+    return round(machine.hardware.memory_gib * 2**30 * (NOMINAL_SHARE if machine.is_described else 1.0))
+
+
+def gather(task: str, arguments: Sequence[Any], args: Any, doctor: DoctorArguments) -> Facts:
+    """Everything that can be known of a run before it starts.
+
+    Args:
+        task: a name in `TASKS`.
+        arguments, args: of the run, as parsed; they become what the run would make of them.
+        doctor: see `DoctorArguments`.
+
+    Raises:
+        ArgumentError: an unknown `doctor.device`. All else that is wrong is a `Finding`.
+
+    Cost: reading the data as the run would, near copies between splits included; about twice `doctor.measure_seconds`
+    for each stage; of an embedding cache all it holds, about 1 s per GB.
+    """
+    machine = read_machine(args, doctor.device)
+    sketch = find_task(task).sketch(arguments, args, machine.hardware)
+    seconds = 0.0 if machine.is_described else doctor.measure_seconds
+    last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
+    stages = [_look(stage, machine, seconds, stage is last) for stage in sketch.stages]
+    facts = Facts(task, args, machine, read_packages(), sketch, stages)
+    return facts if facts.main is None else Facts(**{**vars(facts), "args": facts.main.stage.args})
+
+
+def _look(stage: Stage, machine: Machine, seconds: float, is_last: bool) -> StageFacts:
+    args, plan = stage.args, make_plan(stage.args, stage.model, stage.rows, stage.inputs, machine.hardware)
+    schedule = make_schedule(plan, stage)
+    rows = max(1, round(schedule.batch_rows / args.world_size)) if schedule else args.per_device_train_batch_size
+    kept = [part for part in stage.parts if part.is_kept(plan)]
+    checkpoint, exported, output = predict_disk(stage, plan, schedule)
+    return StageFacts(
+        stage,
+        plan,
+        schedule,
+        estimate_times(plan, stage, schedule, machine.hardware, seconds),
+        predict_memory(stage, plan, rows, usable_memory(machine)) if is_last else "that of the last stage is given",
+        encoding_bytes=sum(part.num_parameters for part in kept) * WEIGHT_BYTES,
+        checkpoint=checkpoint,
+        exported_bytes=exported,
+        output_bytes=output,
+        embedding_bytes=sum(part.stored_bytes for part in kept),
+        download_bytes=sum(part.download_bytes for part in stage.parts),
+    )

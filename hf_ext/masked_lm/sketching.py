@@ -1,0 +1,123 @@
+"""What a run of this task would read, hold and compute, before it starts."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForMaskedLM, PreTrainedModel
+
+from ..arguments.checks import check_metric_name
+from ..data.arguments import DataArguments
+from ..data.loading import load_data
+from ..evaluation.requirements import parse_requirements
+from ..memory.forecast import masked_lm_batch
+from ..models.configuration import input_name
+from ..plan import Plan
+from ..sketch import STOCK_NOTE, MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
+from .arguments import MaskedLMArguments
+from .building import (
+    build_collator,
+    build_model,
+    build_tokenizer,
+    fill_in_demo,
+    freeze_contact_head,
+    make_demo_sequences,
+    read_config,
+    reading_model,
+)
+from .results import EVALUATION_METRICS, SCORES
+
+# The messages themselves say what is allowed; these name the flags.
+REMEDIES = {
+    "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of the model",
+    "data": "--dataset_name, --sequence_columns, --split_column as the file has them; --bad_rows drop",
+    "measure": "one of the metrics named, for example --metric_for_best_model token_loss",
+    "inputs": "--too_long truncate, --max_residues N; another model where residues are unknown to it",
+}
+
+
+def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any) -> Sketch:
+    """Reads rows and configuration as the recipe would; what fails becomes a problem, and the rest goes on without it.
+
+    Args:
+        given, data_args, args: as parsed. Without `dataset_name` the demo's are filled in.
+
+    Cost: reading the data, near copies between splits included; of a model on the Hub its config.json.
+    """
+    sketch = Sketch(REMEDIES, str(data_args.dataset_name), data_args.dataset_name is None, "--model_name_or_path")
+    table = None
+    if data_args.dataset_name is None:
+        sketch.subject = "generated sequences"
+        table = make_demo_sequences()
+        fill_in_demo(given)
+    model = sketch.attempt("model", lambda: _build(given))
+    with tempfile.TemporaryDirectory() as scratch:
+        splits = sketch.attempt("data", lambda: _load(sketch, data_args, args, scratch, table)) or {}
+    sketch.attempt("measure", lambda: _check_measure(given, args))
+    if model is None:
+        return sketch
+    columns = list(data_args.sequence_columns)
+    inputs, name = {input_name(columns): columns}, given.model_name_or_path
+    limits = sketch.find_limits(
+        [name],
+        inputs,
+        splits,
+        data_args,
+        lambda: build_collator(build_tokenizer(given), model, given, data_args, args.seed),
+    )
+    lengths = read_lengths(splits, inputs, limits)
+    sketch.check_stream(lengths, args)
+    if given.stock_trainer:
+        sketch.notes.append(STOCK_NOTE)
+        args = copy.copy(args)
+        args.speedups = []
+    part = sketch_encoder(model, "full", name, lengths.of([*inputs]))
+    stage = Stage(
+        args,
+        model,
+        [replace(part, name=name or given.model_size or "a new model")],
+        as_trained=partial(_as_trained, model, args, lengths.longest(inputs)),
+        num_rows=lengths.num_rows,
+        num_tokens=lengths.total(inputs),
+        longest=lengths.longest(inputs),
+        rows=splits.get("train"),
+        inputs=SimpleNamespace(columns=inputs),
+        is_stream=lengths.is_stream,
+    )
+    sketch.stages.append(stage)
+    return sketch
+
+
+def _build(given: MaskedLMArguments) -> PreTrainedModel:
+    if given.model_name_or_path is None:
+        with torch.device("meta"):
+            return build_model(given)
+    config = read_config(given)
+    with reading_model(given), torch.device("meta"):
+        model = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
+    freeze_contact_head(model)
+    return model
+
+
+def _load(sketch: Sketch, data_args: DataArguments, args: Any, scratch: str, table: Any) -> Any:
+    if not sketch.is_read(data_args.dataset_name):
+        return None
+    loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
+    sketch.report = loaded.report
+    return loaded.splits
+
+
+def _check_measure(given: MaskedLMArguments, args: Any) -> None:
+    check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
+    parse_requirements(given.require, SCORES)
+
+
+def _as_trained(model: PreTrainedModel, args: Any, longest: int, plan: Plan) -> tuple[Any, MakeBatch]:
+    batch = partial(masked_lm_batch, longest, plan.applied("masked_lm_head"))
+    return with_adapters(model, args, plan), batch
