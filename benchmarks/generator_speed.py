@@ -36,12 +36,14 @@ from transformers import (
 
 from hf_ext.arguments.parser import parse_command
 from hf_ext.data.antibodies import decode_pairs
-from hf_ext.generation.building import Inputs, build_inputs, build_model, build_trainer
+from hf_ext.generation.building import Inputs, build_inputs, build_model
 from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
 from hf_ext.generation.sampling import sample_pairs
 from hf_ext.generation.stages import STAGES, settle_stage
 from hf_ext.generation.task import TASK
 from hf_ext.hardware import detect_hardware
+from hf_ext.masked_lm.results import compute_metrics, sum_rows
+from hf_ext.trainer import FastTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
@@ -129,7 +131,17 @@ class Bench:
         else:
             args = self._parse(number, *(["--max_steps", str(max_steps)] if max_steps > 0 else []))[1][2]
             inputs = self.inputs if side == "hf_ext" else Inputs(self.inputs.antigen_tokenizer)
-            trainer = build_trainer(model, args, inputs, self.train, self.validation, [clock])
+            trainer = FastTrainer(
+                model,
+                args,
+                data_collator=inputs.collator,
+                train_dataset=self.train,
+                eval_dataset=self.validation,
+                processing_class=inputs.tokenizer,
+                compute_metrics=compute_metrics,
+                preprocess_logits_for_metrics=sum_rows,
+                callbacks=[clock],
+            )
             trainer.train()
             if side == "hf_ext":
                 self.decisions = {one.name: one.reason for one in trainer.plan.decisions if one.status == "applied"}

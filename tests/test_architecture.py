@@ -37,7 +37,6 @@ FLOORS = (
     {"affinity", "comparing", "masked_lm", "pde"},
     {"generation"},  # judges what it generates with a trained affinity model
     {"doctor"},
-    {"recipes"},  # the recipes themselves are of no floor: what is launched, and imported by nothing here
     {"__main__"},
 )
 

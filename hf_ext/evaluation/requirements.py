@@ -15,10 +15,6 @@ from ..reporting.requirements import HEADERS, required_rows
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell, is_finite, less_is_better
 
-REQUIRE = {  # of the field `require` of a recipe's arguments
-    "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". Where one is not, exit '
-    "status 3, after everything was written."
-}
 # A requirement beside what there is, as results hold it: `metric`, `expected` and `actual` as text, `value` (None, and
 # not passed, where it is NaN), `passed`.
 Checked = dict[str, Any]

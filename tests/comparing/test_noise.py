@@ -133,7 +133,7 @@ def test_the_exit_status_says_which(monkeypatch, tmp_path, ratios, status) -> No
     monkeypatch.syspath_prepend(ROOT / "recipes")
     monkeypatch.setattr(comparison, "run_side", run_side)
     words = ["--output_dir", str(tmp_path), "--baseline", "stock", "--min_speedup", "2", "--max_rounds", "3"]
-    assert importlib.import_module("compare").main(words) == status
+    assert importlib.import_module("hf_ext.comparing.command").main(words) == status
 
 
 def test_rounds_at_most_that_say_nothing_are_refused() -> None:

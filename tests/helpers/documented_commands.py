@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import runpy
 import shlex
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from evaluate_recipe import EvaluateArguments
 from transformers import HfArgumentParser
 
-from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity import resume
+from hf_ext.affinity.arguments import AffinityArguments, EvaluateArguments, PredictArguments
 from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.predicting_fields import PredictingArguments
 from hf_ext.arguments.presets import PRESETS
 from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.data.arguments import DataArguments
+from hf_ext.data.arguments import DataArguments, LabelledArguments, ReadingArguments
 from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.doctor.command import guess_task
 from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.sample import SampleArguments
@@ -51,7 +49,7 @@ SUBCOMMANDS = {  # of the console command -> the recipe whose `main` it calls
     "report": "report",
     "resume": "resume_check",
 }
-SCRIPT = re.compile(r"recipes/(\w+)\.py\b|(?:^|&& )hf-ext (\w+)")
+SCRIPT = re.compile(r"recipes/(?:examples/)?(\w+)\.py\b|(?:^|&& )hf-ext (\w+)")
 
 
 def read_commands(page: Path) -> list[str]:
@@ -85,7 +83,7 @@ def read_flags(page: Path) -> set[str]:
 def known_flags() -> frozenset[str]:
     """Of the recipes, whichever it is."""
     types = [(*types, DoctorArguments) for types in TASKS.values()]
-    types += [(EvaluateArguments,), (SampleArguments,), (load_recipe("predict").PredictArguments,)]
+    types += [(EvaluateArguments,), (SampleArguments,), (PredictArguments,)]
     parsers: list[Any] = [FastArgumentParser(each, presets=PRESETS) for each in types]
     parsers.append(HfArgumentParser(CompareArguments))
     return frozenset(action.dest for parser in parsers for action in parser._actions)
@@ -105,40 +103,22 @@ def parse(command: str) -> Any:
     return PARSERS[found[1] or SUBCOMMANDS[found[2]]](words)
 
 
-@cache
-def load_recipe(name: str) -> ModuleType:
-    """A recipe as a module; under another name, since some are called as libraries are."""
-    spec = importlib.util.spec_from_file_location(f"documented_{name}", ROOT / "recipes" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look their types up
-    sys.path.insert(0, str(ROOT / "recipes"))  # as for a script: the doctor imports other recipes
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
-
-
 def _dataclasses(*types: type) -> Callable[[list[str]], Any]:
-    return lambda words: FastArgumentParser(types, presets=PRESETS).parse_args_into_dataclasses(words)
+    presets = PRESETS if FastTrainingArguments in types else None
+    return lambda words: FastArgumentParser(types, presets=presets).parse_args_into_dataclasses(words)
 
 
 def _compare(words: list[str]) -> Any:
     cut = words.index("--") if "--" in words else len(words)
     own = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(words[:cut], look_for_args_file=False)[0]
-    return own, _dataclasses(*TASKS[Path(own.recipe).stem])(words[cut + 1 :])
+    recipe = SUBCOMMANDS.get(own.recipe, Path(own.recipe).stem)
+    return own, _dataclasses(*TASKS[recipe])(words[cut + 1 :])
 
 
 def _doctor(words: list[str]) -> Any:
     tasks = {"affinity": "max_speed", "masked_lm": "mlm", "generation": "generate_antibody"}
-    task = load_recipe("doctor").find_task(words)
+    task = guess_task(words)
     return _dataclasses(DoctorArguments, *TASKS[tasks.get(task, task)])(words)
-
-
-def _predict(words: list[str]) -> Any:
-    return _dataclasses(load_recipe("predict").PredictArguments, DataArguments, FastTrainingArguments)(words)
 
 
 def _report(words: list[str]) -> list[str]:
@@ -147,17 +127,13 @@ def _report(words: list[str]) -> list[str]:
     return words[1:]
 
 
-def _own(recipe: str, name: str) -> Callable[[list[str]], Any]:
-    return lambda words: runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))[name](words)
-
-
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
     **{name: _dataclasses(*types) for name, types in TASKS.items()},
     "doctor": _doctor,
     "compare": _compare,
-    "resume_check": _own("resume_check", "parse_arguments"),
-    "evaluate": _dataclasses(EvaluateArguments, DataArguments, FastTrainingArguments),
-    "predict": _predict,
+    "resume_check": resume.parse_arguments,
+    "evaluate": _dataclasses(EvaluateArguments, LabelledArguments, PredictingArguments),
+    "predict": _dataclasses(PredictArguments, ReadingArguments, PredictingArguments),
     "report": _report,
-    "sample": _dataclasses(SampleArguments, DataArguments),
+    "sample": _dataclasses(SampleArguments, ReadingArguments),
 }
