@@ -266,7 +266,7 @@ def test_the_recipe_lists_dropped_rows_under_the_name_of_its_output(
     (tmp_path / "rejected_rows.csv").write_text("mine")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "recipes")
-    words = "--without embedding_cache --dataset_name new.csv --bad_rows drop --output out.csv --disable_tqdm true --use_cpu true"
+    words = "--without embedding_cache --dataset_name new.csv --bad_rows drop --output out.csv --use_cpu true"
     for _ in range(2):  # over its own files too
         importlib.import_module("hf_ext.affinity.predict").main(["--model", str(frozen[0]), *words.split()])
     assert sorted(os.listdir(tmp_path)) == ["new.csv", "out.csv", "out.rejected_rows.csv", "rejected_rows.csv"]
