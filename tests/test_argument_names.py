@@ -1,14 +1,13 @@
 """Names of other programs: what their scripts call an argument stays theirs, or leads to ours."""
 
 import dataclasses
-import importlib
 from dataclasses import dataclass, field
 
 import pytest
 from transformers import HfArgumentParser
 
 from hf_ext import FastArgumentParser, FastTrainingArguments
-from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.arguments import AffinityArguments, EvaluateArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError
@@ -68,10 +67,9 @@ def test_names_of_other_programs_are_answered_with_the_right_flag(tmp_path):
 
 def test_a_flag_of_another_command_names_that_command():
     parser = make(AffinityArguments)
-    evaluate = importlib.import_module("hf_ext.recipes.evaluate")
     owners = {
         "doctor": (DoctorArguments, ["device", "json"]),
-        "evaluate": (evaluate.EvaluateArguments, ["test_of"]),
+        "evaluate": (EvaluateArguments, ["test_of"]),
         "sample": (SampleArguments, ["antigen", "num_samples"]),
         "mlm": (MaskedLMArguments, ["model_size"]),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
+import inspect
 import json
 import logging
 import re
@@ -15,7 +15,7 @@ import pytest
 from locations import ROOT
 
 from hf_ext import __version__
-from hf_ext.cli import COMMANDS, help_page, main, program_words, quick_imports, recipe_command
+from hf_ext.cli import COMMANDS, help_page, main, program_words, quick_imports
 
 ASKED = ["train", "mlm", "generate", "sample", "predict", "evaluate", "doctor", "compare", "report", "resume"]
 
@@ -39,7 +39,7 @@ def test_help_is_quick_and_imports_no_library(tmp_path):
     code = (
         "import json, sys, time\nstart = time.perf_counter()\nfrom hf_ext.cli import main\nmain(['--help'])\n"
         "spent = time.perf_counter() - start\n"
-        "heavy = sorted({'torch', 'transformers', 'numpy', 'yaml', 'hf_ext.recipes'} & {*sys.modules})\n"
+        "heavy = sorted({'torch', 'transformers', 'numpy', 'yaml', 'hf_ext.tasks'} & {*sys.modules})\n"
         "print(json.dumps([spent, heavy]))"
     )
     runs = [json.loads(run("-c", code, cwd=tmp_path).stdout.splitlines()[-1]) for _ in range(3)]
@@ -47,19 +47,17 @@ def test_help_is_quick_and_imports_no_library(tmp_path):
     assert [heavy for _, heavy in runs] == [[], [], []]
 
 
-def test_every_command_has_a_recipe_whose_main_takes_words():
+def test_every_command_has_a_main_that_takes_words():
     for module, line in COMMANDS.values():
-        tree = ast.parse((ROOT / "recipes" / f"{module.removeprefix('hf_ext.recipes.')}.py").read_text())
-        (found,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
-        assert len(found.args.args) == 1
+        assert len(inspect.signature(importlib.import_module(module).main).parameters) == 1
         assert line
 
 
-def test_a_command_imports_its_own_recipe_alone_and_reads_its_words(tmp_path):
+def test_a_command_imports_its_own_module_alone_and_reads_its_words(tmp_path):
     code = "import sys; from hf_ext.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sorted(sys.modules))"
     done = run("-c", code, "report", "--run", "nowhere", cwd=tmp_path)
-    assert "hf_ext.recipes.report" in done.stdout.split()
-    assert [name for name in done.stdout.split() if name.startswith("hf_ext.recipes.")] == ["hf_ext.recipes.report"]
+    of_commands = {module for module, _ in COMMANDS.values()}
+    assert of_commands & {*done.stdout.split()} == {"hf_ext.reporting.command"}
     assert "nowhere" in done.stderr
     assert len(done.stderr.splitlines()) == 1  # nothing that an import left
 
@@ -73,12 +71,30 @@ def test_kernels_that_a_library_looks_for_are_not_spoken_of_at_the_start(caplog)
     assert caplog.messages == ["said later"]
 
 
-@pytest.mark.nightly
-def test_a_command_ends_as_the_script_does(tmp_path):
-    script = run(str(ROOT / "recipes" / "resume_check.py"), "nowhere", cwd=tmp_path)
-    command = run("-m", "hf_ext", "resume", "nowhere", cwd=tmp_path)
-    assert (command.returncode, command.stderr) == (script.returncode, script.stderr)
-    assert (script.returncode, "Traceback" in script.stderr) == (1, False)
+def test_a_command_that_reads_a_model_refuses_flags_of_training_on_line_and_in_yaml(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["hf-ext"])
+    (tmp_path / "a.yaml").write_text("num_train_epochs: 7\n")
+    for words, said in (
+        ("predict --model m --learning_rate 3", "--learning_rate is a flag of training; predict only reads the model"),
+        (
+            f"evaluate --models m --config {tmp_path}/a.yaml",
+            "num_train_epochs is a flag of training; evaluate",
+        ),
+        ("sample --model m --push_to_hub", "--push_to_hub is a flag of training; sample only reads the model"),
+        ("predict --model m --outpt x", "unknown argument '--outpt', did you mean '--output'?"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words.split())
+        assert ended.value.code == 1
+        assert said in capsys.readouterr().err
+
+
+def test_help_of_a_command_that_reads_a_model_waits_for_no_model_code(tmp_path):
+    code = "import sys; from hf_ext.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sorted(sys.modules))"
+    for command in ("predict", "evaluate"):
+        loaded = {*run("-c", code, command, "--help", cwd=tmp_path).stdout.split("\n")[-2].split()}
+        assert {"hf_ext.arguments.parser", f"hf_ext.affinity.{command}"} <= loaded
+        assert not {"torch", "datasets", "pandas", "scipy", "hf_ext.running"} & loaded
 
 
 @pytest.fixture
@@ -157,8 +173,5 @@ def test_the_version_is_printed_and_no_words_are_a_request_for_help(capsys):
 def test_what_users_are_told_to_type_is_what_they_typed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/home/ann/my clone/recipes/predict.py", "--model", "m"])
     assert program_words() == ["/home/ann/my clone/recipes/predict.py"]
-    assert recipe_command("resume_check") == "python recipes/resume_check.py"
     monkeypatch.setattr(sys, "argv", ["hf-ext predict", "--model", "m"])
     assert program_words() == ["hf-ext", "predict"]
-    assert recipe_command("resume_check") == "hf-ext resume"
-    assert recipe_command("pde_operator") == "python -m hf_ext.recipes.pde_operator"

@@ -21,7 +21,6 @@ from hf_ext.errors import ArgumentError
 from hf_ext.files import (
     CONFIGS,
     LAUNCHERS,
-    RECIPES,
     describe_failure,
     find_shipped,
     free_bytes,
@@ -163,7 +162,7 @@ def test_text_that_a_spreadsheet_would_run_is_written_as_text_and_read_back_as_i
 
 def test_a_name_is_found_alone_and_as_in_a_clone_and_anything_else_is_left(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for text, folder in (("recipes/configs/gb1.yaml", CONFIGS), ("mlm.py", RECIPES), ("cpu.yaml", LAUNCHERS)):
+    for text, folder in (("recipes/configs/gb1.yaml", CONFIGS), ("cpu.yaml", LAUNCHERS)):
         assert find_shipped(text, folder) == ROOT / folder / Path(text).name
         assert find_shipped(text, folder).is_file()
     for text in ("gb2.yaml", "other/gb1.yaml", "/recipes/configs/gb1.yaml", "../gb1.yaml", "mlm.py"):
@@ -177,10 +176,10 @@ def test_a_name_is_found_alone_and_as_in_a_clone_and_anything_else_is_left(tmp_p
 
 def test_a_comparison_finds_recipe_sides_and_launchers_outside_of_a_clone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args = CompareArguments(baseline=["mlm_stock_best.yaml"], recipe="recipes/mlm.py", config="mlm_esm2_8M.yaml")
+    args = CompareArguments(baseline=["mlm_stock_best.yaml"], recipe="mlm", config="mlm_esm2_8M.yaml")
     side, other = make_sides(args)
     command = make_command(args, [], side, tmp_path / "run", 0)
-    assert command[1] == str(ROOT / RECIPES / "mlm.py")
+    assert command[1:4] == ["-m", "hf_ext", "mlm"]
     merged = Path(command[command.index("--config") + 1]).read_text()
     assert "stock_trainer" in merged
     assert "max_residues" in merged

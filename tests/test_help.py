@@ -9,33 +9,36 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from locations import ROOT
 
 from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
 from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.cli import COMMANDS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 
 STOCK = "training arguments of transformers"
 SHARED = ["data", "model", "speed-ups", "training", "checkpoints", "evaluation", "logs and reports", STOCK]
-# Recipes that have a first page.
-FIRST = [
-    *("max_speed", "mlm", "generate_antibody", "pde_operator", "sample", "predict", "evaluate_recipe", "doctor"),
-    *("compare", "text_classifier"),
-]
-MOST_FLAGS = 26  # of a first page
+MODULES = {name: module for name, (module, _) in COMMANDS.items()} | {"pde_operator": "hf_ext.pde.task"}
+# Command -> flags on its first page.
+FIRST = {
+    "train": 23,
+    "mlm": 22,
+    "generate": 22,
+    "pde_operator": 20,
+    "sample": 20,
+    "doctor": 26,
+    "compare": 13,
+}
 
 
 @pytest.fixture
 def print_help(monkeypatch, capsys) -> Callable[..., str]:
-    """What `recipes/NAME.py --help` prints, with more words after that."""
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    monkeypatch.syspath_prepend(str(ROOT / "recipes" / "examples"))
+    """What a command prints for `--help`, with more words after that."""
     monkeypatch.setenv("COLUMNS", "120")
 
     def call(name: str, *words: str) -> str:
         with pytest.raises(SystemExit) as ended:
-            importlib.import_module(name).main(["--help", *words])
+            importlib.import_module(MODULES[name]).main(["--help", *words])
         assert ended.value.code == 0
         return capsys.readouterr().out
 
@@ -61,14 +64,14 @@ def default_of(lines: str, flag: str) -> str:
 @pytest.mark.parametrize(
     ("recipe", "groups"),
     [
-        ("max_speed", ["options", *SHARED]),
+        ("train", ["options", *SHARED]),
         ("mlm", ["options", *SHARED]),
-        ("generate_antibody", ["options", *SHARED]),
-        ("predict", ["options", "prediction", *SHARED]),
-        ("evaluate_recipe", ["options", "scoring", *SHARED]),
+        ("generate", ["options", *SHARED]),
+        ("predict", ["options", "prediction", "computing", "data"]),
+        ("evaluate", ["options", "scoring", "computing", "data"]),
         ("doctor", ["options", "doctor", *SHARED]),
         ("compare", ["options", "sides", "measurement", "criteria"]),
-        ("resume_check", ["positional arguments", "options", "converting"]),
+        ("resume", ["positional arguments", "options", "converting"]),
     ],
 )
 def test_help_has_groups_in_the_order_in_which_people_look(print_help, recipe, groups):
@@ -83,17 +86,13 @@ def test_help_has_groups_in_the_order_in_which_people_look(print_help, recipe, g
 
 def values_of_a_run(recipe: str) -> dict[str, Any]:
     """Flag -> the value that parsing nothing but what is required gives."""
-    module = importlib.import_module(recipe)
-    if recipe == "predict":
-        types, defaults = (module.PredictArguments, DataArguments, FastTrainingArguments), module.DEFAULTS
-    else:
-        types, defaults = module.TASK.all_arguments, module.TASK.defaults
-    parser = FastArgumentParser(types, presets=PRESETS, defaults=defaults)
-    parsed = parser.parse_args_into_dataclasses(["--model", "m"] if recipe == "predict" else [])
+    task = importlib.import_module(MODULES[recipe]).TASK
+    parser = FastArgumentParser(task.all_arguments, presets=PRESETS, defaults=task.defaults)
+    parsed = parser.parse_args_into_dataclasses([])
     return {field.name: getattr(one, field.name) for one in parsed for field in dataclasses.fields(one)}
 
 
-@pytest.mark.parametrize("recipe", ["max_speed", "mlm", "generate_antibody", "pde_operator", "predict"])
+@pytest.mark.parametrize("recipe", ["train", "mlm", "generate", "pde_operator"])
 def test_what_help_shows_is_what_a_run_gets(print_help, recipe):
     """Every default that is a number, against the arguments that parsing nothing gives."""
     groups = groups_of(print_help(recipe, "all"))
@@ -123,7 +122,7 @@ def test_the_first_page_has_the_flags_of_its_table_as_all_has_them_and_says_how_
     assert page.count("\n") < min(110, 0.85 * whole.count("\n"))
     assert page.split("\n\n")[1] == whole.split("\n\n")[1]  # what it is
     # A name in the table that no parser has would be left out without a word.
-    module = importlib.import_module(recipe)
+    module = importlib.import_module(MODULES[recipe])
     tables = [{*one._first_flags} for one in vars(module).values() if hasattr(one, "_first_flags")]
     assert sum(table <= {*flags_of(every)} for table in tables) == 1
 

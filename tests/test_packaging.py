@@ -57,14 +57,13 @@ def run_from(path: Path, *words: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_package_recipes_and_yaml_files_and_nothing_beside_them(installed: Path) -> None:
+def test_the_wheel_holds_the_package_and_files_to_launch_with_and_no_recipe(installed: Path) -> None:
     assert sorted(path.name for path in installed.iterdir()) == ["hf_ext", f"{NAME}.dist-info"]
     inside = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
-    code = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext").rglob("*.py")} - {"hf_ext/recipes/__init__.py"}
-    launched = {f"hf_ext/{path.relative_to(ROOT)}" for name in SOURCES[1:] for path in (ROOT / name).rglob("*.py")}
-    launched.add("hf_ext/launch/slurm.sbatch")
+    code = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext").rglob("*.py")}
+    launched = {f"hf_ext/launch/{path.name}" for path in (ROOT / "launch").glob("*.*") if path.suffix != ".md"}
     settings = {f"hf_ext/{path.relative_to(ROOT)}" for name in SOURCES[1:] for path in (ROOT / name).rglob("*.yaml")}
-    assert (len(launched), len(settings)) > (12, 38)
+    assert len(launched) > 1 < 25 < len(settings)
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/templates").iterdir()}
     held = {name for name in inside if name.startswith("hf_ext/")}
     assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed", "hf_ext/hardware.csv"}
@@ -85,18 +84,18 @@ def test_the_metadata_name_version_license_command_and_extras(installed: Path) -
     assert "hf_ext = hf_ext.cli:main" in commands[commands.index("[pipx.run]") :]
 
 
-def test_an_editable_install_has_the_recipes_of_the_clone(clone: Path, tmp_path: Path) -> None:
+def test_an_editable_install_has_the_files_of_the_clone(clone: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(build(clone, "build_editable")) as wheel:
         wheel.extractall(tmp_path / "site")
     code = (
         "import importlib.util as u, site, sys\nsite.addsitedir(sys.argv[1])\n"
-        "for name in ('hf_ext', 'hf_ext.cli', 'hf_ext.recipes.mlm', 'hf_ext.recipes.examples.causal_lm'):\n"
+        "for name in ('hf_ext', 'hf_ext.cli'):\n"
         "    print(u.find_spec(name).origin)\n"
         "from hf_ext.files import find_shipped\nprint(find_shipped('gb1.yaml', 'recipes/configs'))"
     )
     # -S: not the site-packages of this environment, where another clone may be installed
     found = run_from(tmp_path, "-S", "-c", code, str(tmp_path / "site"), cwd=tmp_path).split()
-    names = ["hf_ext/__init__.py", "hf_ext/cli.py", "recipes/mlm.py", "recipes/examples/causal_lm.py"]
+    names = ["hf_ext/__init__.py", "hf_ext/cli.py"]
     assert found == [str(clone / name) for name in [*names, "recipes/configs/gb1.yaml"]]
 
 

@@ -94,7 +94,7 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
 
 def test_a_wrong_argument_is_named_with_the_nearest(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(RECIPES)
-    compare_main = importlib.import_module("compare").main
+    compare_main = importlib.import_module("hf_ext.comparing.command").main
     for words, message in (
         ("--round 3", r"unknown argument '--round', did you mean '--rounds'\?"),
         ("--rounds x", "--rounds: invalid int value: 'x'"),

@@ -21,7 +21,7 @@ def doctor(tmp_path, monkeypatch, capsys):
     """Calls the recipe in an empty folder; returns exit status and page."""
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     monkeypatch.chdir(tmp_path)
-    recipe = importlib.import_module("doctor")
+    recipe = importlib.import_module("hf_ext.doctor.command")
 
     def call(*words: str) -> tuple[int, str]:
         status = recipe.main(["--measure_seconds", "0", *words])

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import evaluate_recipe
 import numpy as np
 import pandas as pd
 import pytest
 from datasets import Dataset
-from evaluate_recipe import RECIPES
+from locations import ROOT
 
+from hf_ext.affinity.evaluate import main
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.results import write_predictions
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
@@ -32,7 +32,7 @@ OLD, NEW = LABELS + 0.8 * NOISE, LABELS + 0.4 * NOISE
 
 
 def evaluate(*words: Any) -> dict:
-    return evaluate_recipe.main([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
+    return main([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -102,6 +102,7 @@ def test_what_cannot_be_scored_is_refused(labelled):
         ("--require spearmann>=0.6", "unknown metric 'spearmann'"),
         ("--require recall>=0.4", "recall needs --binder_threshold"),
         ("--metric accuracy", "--metric accuracy: allowed here are spearman, "),
+        ("--learning_rate 3", "--learning_rate is a flag of training; evaluate only reads the model"),
     ):
         with pytest.raises((ArgumentError, DataError), match=message):
             labelled(given("old.csv", OLD), words=words)
@@ -136,7 +137,7 @@ def test_predictions_of_other_rows_are_refused(labelled):
 
 def test_what_is_no_model_is_refused_with_the_way_out(labelled):
     Path("best.pth").write_bytes(b"")
-    with pytest.raises(ArgumentError, match=r"resume_check\.py --convert best\.pth"):
+    with pytest.raises(ArgumentError, match=r"hf-ext resume --convert best\.pth"):
         labelled(Path("best.pth"))
     with pytest.raises(ArgumentError, match="there is no such file"):
         labelled(Path("absent.csv"))
@@ -172,7 +173,7 @@ def run(tmp_path_factory, demo_encoders):
     words += ["--embedding_cache_dir", root / "cache", "--disable_tqdm", "true", "--use_cpu", "true"]
     words += ["--require", "spearman>=-1", "rmse<=0.001", *QUICK.split()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(RECIPES))
+        patch.syspath_prepend(str(ROOT / "recipes"))
         with pytest.raises(RequirementsFailed) as ended:
             importlib.import_module("max_speed").main([str(word) for word in words])
     return root / "run", str(ended.value)
@@ -207,8 +208,8 @@ def test_the_scores_of_a_run_come_back_from_its_list_of_test_rows_to_the_bit(run
     assert again["value"] == pytest.approx(report["scores"]["model"]["spearman"]["value"], abs=0.01)
     assert found["verdicts"]["run"]["outcome"] != "worse"
     assert not any("of run" in note for note in found["notes"])  # all of them are its own test rows
-    with pytest.raises(ArgumentError, match=r"rows and columns of its own: leave out --dataset_name, --split\."):
-        evaluate("--models", folder, "--test_of", folder, "--dataset_name", "other.csv", "--split", "random")
+    with pytest.raises(ArgumentError, match=r"rows and columns of its own: leave out --dataset_name, --filter\."):
+        evaluate("--models", folder, "--test_of", folder, "--dataset_name", "other.csv", "--filter", "pKd > 7")
     with pytest.raises(DataError, match="nowhere: holds no all_results"):
         evaluate("--models", folder, "--test_of", "nowhere")
 
@@ -223,14 +224,16 @@ def test_bounds_come_back_from_the_list_of_test_rows(run, tmp_path):
     assert [(one["name"], one["num_rows"]) for one in found["slices"]] == [("rows whose label is no bound", 40)]
 
 
-def test_a_model_scores_any_labelled_rows(run, tmp_path, monkeypatch):
+def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_path, monkeypatch, capsys):
     folder, _ = run
     monkeypatch.chdir(tmp_path)
     lines = (folder.parent / "pairs.csv").read_text().splitlines()
     Path("test.csv").write_text("\n".join([lines[0], *(line for line in lines if ",test," in line)]) + "\n")
     cache = ("--embedding_cache_dir", folder.parent / "cache")
-    own = ("--dataset_name", "test.csv", "--label_column", "pKd", "--binder_threshold", 7, *cache)
+    own = ("--dataset_name", "test.csv", *cache)
     found = evaluate("--models", folder, *own)
+    said = "As the model was trained: --label_column pKd, --group_column family, --binder_threshold 7.0.\n"
+    assert said in capsys.readouterr().out
     expected = results_of(folder)["test"]["scores"]["model"]["rmse"]["value"]
     assert found["scores"]["run"]["rmse"]["value"] == pytest.approx(expected, rel=1e-2)
     assert found["num_rows"] == 80
@@ -251,5 +254,5 @@ def test_as_a_command_it_ends_with_status_3(tmp_path):
     write(tmp_path / "old.csv", prediction=OLD)
     words = ["--models", "old.csv", "--dataset_name", "rows.csv", "--require"]
     for bound, status in (("rmse<=9", 0), ("rmse<=0.1", 3), ("rmse>=9", 1)):
-        command = [sys.executable, str(RECIPES / "evaluate.py"), *words, bound]
+        command = [sys.executable, str(ROOT / "recipes" / "score.py"), *words, bound]
         assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300).returncode == status

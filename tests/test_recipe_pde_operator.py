@@ -11,7 +11,7 @@ from recipe_runs import RECIPES, Finished, kill_at, run
 from hf_ext.errors import ArgumentError, NotFiniteError
 from hf_ext.pde.results import score_names
 
-RECIPE = str(RECIPES / "pde_operator.py")
+RECIPE = str(RECIPES / "examples" / "pde_operator.py")
 SMALL = ["--resolution", "16", "--num_train_samples", "24", "--num_eval_samples", "8", "--hidden_size", "16"]
 SMALL += ["--num_hidden_layers", "1", "--num_attention_heads", "2", "--per_device_train_batch_size", "4"]
 SMALL += ["--num_queries", "64", "--inverse_loss_every", "3", "--physics_every", "2"]
@@ -20,7 +20,7 @@ EPOCHS = [*SMALL, "--num_train_epochs", "3", "--disable_tqdm", "true"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return run("pde_operator", tmp_path_factory.mktemp("whole"), *EPOCHS, "--require", "nrmse<=100")
+    return run("examples/pde_operator", tmp_path_factory.mktemp("whole"), *EPOCHS, "--require", "nrmse<=100")
 
 
 @pytest.mark.nightly
@@ -41,8 +41,8 @@ def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
 @pytest.mark.nightly
 def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
     words = [*EPOCHS, "--save_steps", "1", "--dataloader_num_workers", "2"]
-    kill_at("checkpoint-7*", "pde_operator", tmp_path, *words, output="run")
-    resumed = run("pde_operator", tmp_path, *words, output="run")
+    kill_at("checkpoint-7*", "examples/pde_operator", tmp_path, *words, output="run")
+    resumed = run("examples/pde_operator", tmp_path, *words, output="run")
     assert "checkpoint" in resumed.stdout
     assert whole.difference(resumed) == 0.0
 
@@ -64,8 +64,8 @@ def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path)
 @pytest.mark.nightly
 def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
     words = [*SMALL, "--preset", "baseline", "--logging_steps", "1", "--max_steps", "6", "--eval_strategy", "no"]
-    ours = run("pde_operator", tmp_path, *words, "--without", "muon", output="ours")
-    stock = run("pde_operator", tmp_path, *words, "--stock_trainer", "true", output="stock")
+    ours = run("examples/pde_operator", tmp_path, *words, "--without", "muon", output="ours")
+    stock = run("examples/pde_operator", tmp_path, *words, "--stock_trainer", "true", output="stock")
     assert stock.results["trainer"] == "transformers.trainer.Trainer"
     assert len(ours.losses) == 6
     assert ours.losses == pytest.approx(stock.losses, rel=1e-4)

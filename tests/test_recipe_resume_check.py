@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
 from collections import OrderedDict
 from pathlib import Path
@@ -15,10 +14,8 @@ from small_runs import SAVED, contents, make_trainer, small_esm
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
 from weight_models import different
 
+from hf_ext.affinity.resume import main
 from hf_ext.errors import ArgumentError, CheckpointError
-
-main = runpy.run_path(str(Path(__file__).resolve().parent.parent / "recipes" / "resume_check.py"))["main"]
-
 
 # --- looking ---------------------------------------------------------------------------------------------------------
 

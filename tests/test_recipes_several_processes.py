@@ -1,32 +1,32 @@
 """Recipes started in several processes: what one process does alone is refused, the rest is done once."""
 
 import json
-import runpy
 import subprocess
+from importlib import import_module
 
 import pandas as pd
 import pytest
 import torch
 from launches import ONE_CPU, RECIPES, TWO_CPUS, clean_environment, run_recipe
 
+from hf_ext.cli import COMMANDS
 from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError
 
 ALONE = {
-    "report.py": ["--run", "outputs/affinity"],
-    "resume_check.py": ["outputs/affinity"],
-    "compare.py": ["--baseline", "baseline", "--optimized", "max_speed", "--", "--max_steps", "2"],
+    "report": ["--run", "outputs/affinity"],
+    "resume": ["outputs/affinity"],
+    "compare": ["--baseline", "baseline", "--optimized", "max_speed", "--", "--max_steps", "2"],
 }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("recipe", ALONE)
-def test_what_one_process_does_alone_is_refused_in_several(recipe, monkeypatch, tmp_path):
+def test_what_one_process_does_alone_is_refused_in_several(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    main = runpy.run_path(str(RECIPES / recipe))["main"]
-    with pytest.raises(ArgumentError, match=f"2 processes were launched .* Start it as python recipes/{recipe}"):
-        main(ALONE[recipe])
+    for command, words in ALONE.items():
+        main = import_module(COMMANDS[command][0]).main
+        with pytest.raises(ArgumentError, match=f"2 processes were launched .* Start it as hf-ext {command}"):
+            main(words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,7 +51,7 @@ def test_two_processes_predict_each_row_once_as_one_does_and_the_doctor_prints_o
     assert two.pop("prediction") == pytest.approx(one.pop("prediction"), abs=1e-4)
     assert two == one
     assert len(two["antigen"]) == 31
-    (command,) = TWO_CPUS.commands([str(RECIPES / "doctor.py"), "--json", "page.json"])
+    (command,) = TWO_CPUS.commands(["-m", "hf_ext", "doctor", "--json", "page.json"])
     assert run(command, tmp_path).count("This command would run on ") == 1
     assert "hardware" in json.loads((tmp_path / "page.json").read_text())["machine"]
 

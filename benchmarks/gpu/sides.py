@@ -14,10 +14,13 @@ from typing import Any
 import torch
 
 from hf_ext.hardware import detect_hardware
-from hf_ext.masked_lm.building import build_trainer, prepare_splits
+from hf_ext.masked_lm.building import prepare_splits
+from hf_ext.masked_lm.steps import MaskedLMData, build
 from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.optional import import_problem
 from hf_ext.reporting.throughput import ThroughputCallback
+from hf_ext.running import build_stock_trainer
+from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 from .shapes import Shape, make_collator, make_rows
@@ -125,7 +128,8 @@ class Bench:
         args = FastTrainingArguments(output_dir=folder, **given)
         rows = {"train": make_rows(steps * self.rows, self.is_toy, seed)}
         splits = prepare_splits(rows, args, collator.columns, is_stock)
-        return build_trainer(model, args, collator, splits, frozenset(given) if is_stock else None)
+        parts = build(None, MaskedLMData(model, collator, None, splits))
+        return build_stock_trainer(args, frozenset(given), **parts) if is_stock else FastTrainer(args=args, **parts)
 
 
 def stock_sides(bench: Bench) -> list[str]:

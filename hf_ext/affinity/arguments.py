@@ -1,4 +1,4 @@
-"""What the model is made of, as command-line arguments."""
+"""What an affinity model is made of, and what is asked of a trained one, as command-line arguments."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 from ..arguments.checks import (
     COUNT,
     FINITE,
+    SEED,
     SHARE_BELOW_ONE,
     WIDTH,
     check_choices,
     check_ranges,
     ranges_in_types,
 )
-from ..arguments.training_fields import option
+from ..arguments.training_fields import REQUIRE, option
 from ..errors import ArgumentError
-from ..evaluation.requirements import REQUIRE
 
 Head = Literal["auto", "mlp", "product", "gated"]
 DISTILLABLE = ("mse", "huber")
@@ -144,3 +144,53 @@ class AffinityArguments:
                 f"--{name} has {len(values)} values for {len(self.encoders)} encoders: give 1 or as many."
             )
         return values * len(self.encoders) if len(values) == 1 else values
+
+
+@dataclass
+class PredictArguments:
+    """Which model, and where predictions go."""
+
+    _argument_group_name = "prediction"  # in --help
+    _only_reads = "predict"
+
+    model: str = field(metadata={"help": "Folder that hf-ext train wrote, or Hub id."})
+    output: str = option(
+        "predictions.csv",
+        "CSV to write. Rows that --bad_rows drop leaves out are listed beside, in NAME.rejected_rows.csv.",
+    )
+    revision: str | None = option(None, "Commit, tag or branch of a Hub model.")
+    keep_columns: bool = option(
+        True, "Write all columns of the input too, in its order and as read (not those of a stream)."
+    )
+    interval: float | None = option(
+        None,
+        "Also write prediction_low and prediction_high, between which this share of measured values is expected: 0.9, "
+        "say. From the validation rows of the training run; no labels are read.",
+    )
+    calibrated: bool = option(True, "false: write what the network says, without the calibration on validation.")
+
+
+@dataclass
+class EvaluateArguments:
+    """Which models, on which rows, and what they must reach."""
+
+    _argument_group_name = "scoring"  # in --help
+    _only_reads = "evaluate"
+
+    models: list[str] = field(
+        metadata={"help": "Model folders, Hub ids, or files with predictions; later ones are compared with the first."}
+    )
+    test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
+    require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    metric: str | None = option(None, "Of the verdict. Left out: rmse; spearman where a model only ranks.")
+    binder_threshold: Annotated[float, FINITE] | None = option(
+        None,
+        "Labels at or above this count as hits for recall and the other metrics of binders. Left out: that of the "
+        "first model's training, if it had one.",
+    )
+    prediction_column: str = option("prediction", "Column with predictions in such a file.")
+    output: str | None = option(None, "JSON file to write, with all numbers.")
+    seed: Annotated[int, SEED] = option(42, "Of the bootstrap behind intervals.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ranges_in_types(EvaluateArguments))

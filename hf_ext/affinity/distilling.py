@@ -29,7 +29,7 @@ from ..models.encoders import fingerprint_weights
 from ..running import check_inputs
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
-from .predictor import check_predictions, columns_of, find_model, load_model, predicting
+from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments
 from .scored_models import check_reads, describe_seen
 from .scoring import SplitScores
 
@@ -162,7 +162,7 @@ def _predict(folder: Path, collator: SequenceCollator, args: FastTrainingArgumen
     check_inputs(collator, {"rows": table})
     names = ("use_cpu", "per_device_eval_batch_size", "embedding_cache_dir", "disable_tqdm")
     computing = PredictingArguments(**{name: getattr(args, name) for name in names})
-    own = computing.as_training_arguments(seed=args.seed)
+    own = training_arguments(computing, seed=args.seed)
     with predicting(load_model(folder), collator, own) as trainer:
         return check_predictions(np.asarray(trainer.predict(table).predictions, np.float32).reshape(-1))
 

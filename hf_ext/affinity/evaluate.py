@@ -17,43 +17,13 @@ a single one. Exit status: 0; 3 if a requirement fails; 1 for what cannot be sco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from ..arguments.checks import FINITE, SEED, check_ranges, ranges_in_types
 from ..arguments.parser import parse_command
 from ..arguments.predicting_fields import PredictingArguments
-from ..arguments.training_fields import option
 from ..cli import quick_imports
 from ..data.arguments import LabelledArguments
-from ..evaluation.requirements import REQUIRE
-from ..processes import refuse_several
-
-
-@dataclass
-class EvaluateArguments:
-    """Which models, on which rows, and what they must reach."""
-
-    _argument_group_name = "scoring"  # in --help
-    _only_reads = "evaluate"
-
-    models: list[str] = field(
-        metadata={"help": "Model folders, Hub ids, or files with predictions; later ones are compared with the first."}
-    )
-    test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
-    require: list[str] = field(default_factory=list, metadata=REQUIRE)
-    metric: str | None = option(None, "Of the verdict. Left out: rmse; spearman where a model only ranks.")
-    binder_threshold: Annotated[float, FINITE] | None = option(
-        None,
-        "Labels at or above this count as hits for recall and the other metrics of binders. Left out: that of the "
-        "first model's training, if it had one.",
-    )
-    prediction_column: str = option("prediction", "Column with predictions in such a file.")
-    output: str | None = option(None, "JSON file to write, with all numbers.")
-    seed: Annotated[int, SEED] = option(42, "Of the bootstrap behind intervals.")
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ranges_in_types(EvaluateArguments))
+from .arguments import EvaluateArguments
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -62,10 +32,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     Raises:
         RequirementsFailed: a score is not as required; everything was said and written before.
     """
-    refuse_several("evaluate")
     types = (EvaluateArguments, LabelledArguments, PredictingArguments)
     parser, parsed = parse_command(types, {}, __doc__, argv)
     with quick_imports():
+        from ..processes import refuse_several
         from .evaluating import evaluate_models
 
+    refuse_several("evaluate")
     return evaluate_models(*parsed, parser.explicit)

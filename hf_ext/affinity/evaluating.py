@@ -19,8 +19,9 @@ from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.scores import PAIRED_METRICS
 from ..reporting.run_log import LOGGER, start_run_log
 from ..reporting.run_record import write_json
+from .arguments import EvaluateArguments
 from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
-from .evaluate import EvaluateArguments
+from .predictor import training_arguments
 from .scored_models import ScoredModel, check_reads, find_models, read_all_columns
 
 
@@ -52,7 +53,7 @@ def evaluate_models(
     known = score_names(rows.threshold, rows.groups is not None)
     requirements = parse_requirements(own.require, known)
     metric = settle_metric(own.metric, models, known)
-    args = computing.as_training_arguments(explicit, seed=own.seed)
+    args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
         {one.name: one.predict(rows.table, rows.source, data_args, args, own.prediction_column) for one in models},
         rows,

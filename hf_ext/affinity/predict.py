@@ -17,38 +17,13 @@ the network says, without what was fitted on those rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..arguments.parser import parse_command
 from ..arguments.predicting_fields import PredictingArguments
-from ..arguments.training_fields import option
 from ..cli import quick_imports
 from ..data.arguments import ReadingArguments
-
-
-@dataclass
-class PredictArguments:
-    """Which model, and where predictions go."""
-
-    _argument_group_name = "prediction"  # in --help
-    _only_reads = "predict"
-
-    model: str = field(metadata={"help": "Folder that hf-ext train wrote, or Hub id."})
-    output: str = option(
-        "predictions.csv",
-        "CSV to write. Rows that --bad_rows drop leaves out are listed beside, in NAME.rejected_rows.csv.",
-    )
-    revision: str | None = option(None, "Commit, tag or branch of a Hub model.")
-    keep_columns: bool = option(
-        True, "Write all columns of the input too, in its order and as read (not those of a stream)."
-    )
-    interval: float | None = option(
-        None,
-        "Also write prediction_low and prediction_high, between which this share of measured values is expected: 0.9, "
-        "say. From the validation rows of the training run; no labels are read.",
-    )
-    calibrated: bool = option(True, "false: write what the network says, without the calibration on validation.")
+from .arguments import PredictArguments
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -19,10 +19,18 @@ from ..models.postprocess import describe_basis
 from ..reporting.run_log import LOGGER, start_run_log
 from ..running import check_inputs
 from ..trainer import FastTrainer
+from .arguments import PredictArguments
 from .ensemble import predict_members
-from .predict import PredictArguments
 from .prediction_file import find_output, find_rejected, refuse_added
-from .predictor import check_interval, check_predictions, columns_of, find_model, load_model, predicting
+from .predictor import (
+    check_interval,
+    check_predictions,
+    columns_of,
+    find_model,
+    load_model,
+    predicting,
+    training_arguments,
+)
 from .results import write_predictions
 
 
@@ -39,7 +47,7 @@ def predict_table(
         ArgumentError: a model or arguments that do not fit; a file that cannot be written.
         DataError: rows that the model cannot read; predictions that are not finite.
     """
-    args = computing.as_training_arguments(explicit)
+    args = training_arguments(computing, explicit)
     log = start_run_log(None, args.process_index == 0)
     if reading.streaming and (reading.filter or reading.bad_rows == "drop"):
         raise ArgumentError(

@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from ..arguments.predicting_fields import PredictingArguments
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
 from ..data.collators import INPUTS_NAME, SequenceCollator
@@ -190,6 +191,15 @@ def load_model(folder: str | Path) -> AffinityModel:
     Cost: as `open_model`.
     """
     return open_model(AffinityModel, folder, use_safetensors=True)
+
+
+def training_arguments(
+    computing: PredictingArguments, explicit: Collection[str] = (), **more: Any
+) -> FastTrainingArguments:
+    """Those of a trainer that only predicts; `explicit` are the names of arguments that the user set."""
+    args = FastTrainingArguments(**vars(computing), **more, report_to="none")
+    args.mark_explicit(frozenset(explicit) & vars(computing).keys())
+    return args
 
 
 @contextmanager

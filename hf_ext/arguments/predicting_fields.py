@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from .checks import COUNT, check_ranges, ranges_in_types
 from .training_fields import CACHE_DIR, option
@@ -30,12 +29,3 @@ class PredictingArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self, ranges_in_types(PredictingArguments))
-
-    def as_training_arguments(self, explicit: Collection[str] = (), **more: Any) -> Any:
-        """`FastTrainingArguments` of these and `more`, for the trainer that predicts; `explicit`: what the user set."""
-        from ..training_args import FastTrainingArguments
-
-        own = {one.name: getattr(self, one.name) for one in fields(PredictingArguments)}
-        args = FastTrainingArguments(**own, **more, report_to="none")
-        args.mark_explicit(frozenset(explicit) & own.keys())
-        return args

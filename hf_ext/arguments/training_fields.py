@@ -12,6 +12,11 @@ CACHE_DIR = "~/.cache/hf_ext/embeddings"
 Count = Annotated[int, COUNT]
 Positive = Annotated[float, ABOVE_ZERO]
 
+REQUIRE = {  # of the field `require` of a recipe's arguments
+    "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". Where one is not, exit '
+    "status 3, after everything was written."
+}
+
 
 def option(default: Any, help: str) -> Any:
     """A field of a dataclass with what `--help` says of it."""

@@ -16,10 +16,6 @@ from ..reporting.tables import format_table
 from ..reporting.units import format_cell, is_finite, less_is_better
 from .metrics import THRESHOLD_METRICS
 
-REQUIRE = {  # of the field `require` of a recipe's arguments
-    "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". If a score misses '
-    "its bound, the exit status is 3, after everything is written."
-}
 # A requirement beside what there is, as results hold it: `metric`, `expected` and `actual` as text, `value` (None, and
 # not passed, where it is NaN), `passed`.
 Checked = dict[str, Any]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..arguments.checks import Range, check_ranges, ranges_in_types
-from ..arguments.training_fields import Count, option
+from ..arguments.training_fields import REQUIRE, Count, option
 from ..errors import ArgumentError
-from ..evaluation.requirements import REQUIRE
 
 # Shapes of published models: layers, width, attention heads.
 SIZES = {

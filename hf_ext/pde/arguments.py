@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..arguments.checks import NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
-from ..arguments.training_fields import Count, option
+from ..arguments.training_fields import REQUIRE, Count, option
 from ..errors import ArgumentError
-from ..evaluation.requirements import REQUIRE
 from ..models.lora import require_base
 from .configuration import OperatorConfig
 from .tasks import TASKS

@@ -20,7 +20,7 @@ from .tasks import TASKS
 from .terms import AuxiliaryTerms
 
 Samples = dict[str, dict[str, dict[str, np.ndarray]]]
-REMEDY = "Give the --output_dir of a run of recipes/pde_operator.py, or the Hub id of its model."
+REMEDY = "Give the --output_dir of a run of recipes/examples/pde_operator.py, or the Hub id of its model."
 
 
 def load_samples(args: OperatorArguments, training: Any) -> Samples:

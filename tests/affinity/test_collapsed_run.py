@@ -16,15 +16,15 @@ from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.affinity.results import save_results
+from hf_ext.affinity.results import collect_results
 from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import parse_command
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.evaluation.verdict import judge
 from hf_ext.models.affinity import AffinityModel
-from hf_ext.reporting.card import write_card
-from hf_ext.reporting.report import write_report
+from hf_ext.running import Run
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -67,7 +67,8 @@ def run(demo_encoders, tmp_path_factory):
         "--metric_for_best_model spearman --report_to none"
     )
     types = (AffinityArguments, DataArguments, FastTrainingArguments)
-    parser, (model_args, data_args, args) = parse_command(types, {}, None, words.split())
+    run = Run(TASK, *parse_command(types, {}, None, words.split()))
+    model_args, data_args, args = run.model_args, run.data_args, run.args
     data = load_data(data_args, output_dir=folder, seed=args.seed, table=make_table())
     torch.manual_seed(0)
     model = build_model(model_args, data_args.sequence_columns)
@@ -84,11 +85,7 @@ def run(demo_encoders, tmp_path_factory):
     trainer.save_model()
     trainer.save_state()
     test = score_split(trainer, data.splits, "test", 9.0, None, leaks=data.report["leaks"])
-    settings = {**vars(model_args), **vars(data_args)}
-    save_results(trainer, trained, test, data.splits, data.report, settings, parser)
-    trainer.end()
-    write_report(folder)
-    write_card(folder)
+    run.finish(trainer, trained, collect_results(run, trainer, test, data, {}))
     return folder, trainer, test
 
 

@@ -33,9 +33,8 @@ def here(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture
-def recipe(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    return importlib.import_module("max_speed")
+def recipe():
+    return importlib.import_module("hf_ext.affinity.task")
 
 
 @pytest.fixture

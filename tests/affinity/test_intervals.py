@@ -14,6 +14,7 @@ from datasets import Dataset
 
 from hf_ext.affinity.calibrating import calibrate_model
 from hf_ext.affinity.intervals import fit_intervals, score_intervals
+from hf_ext.affinity.predict import main as predict_table
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError
@@ -180,7 +181,7 @@ def predict_file(run, tmp_path, monkeypatch):
 
     def call(*words: str, model: str = str(folder / "out")) -> dict[str, np.ndarray]:
         given = ["--model", model, "--dataset_name", "new.csv", "--use_cpu", "true", "--disable_tqdm", "true"]
-        path = importlib.import_module("predict").main([*given, "--embedding_cache_dir", "cache", *words])
+        path = predict_table([*given, "--embedding_cache_dir", "cache", *words])
         with path.open(newline="") as file:
             header, *found = csv.reader(file)
         return {name: np.array([float(row[i]) for row in found]) for i, name in enumerate(header[3:], 3)}

@@ -122,11 +122,9 @@ def test_predict_and_the_predictor_need_no_flag_and_say_what_the_run_said(traine
     words = ["--model", str(out), "--use_cpu", "true", "--embedding_cache_dir", str(tmp_path / "cache")]
     chosen, output = [{**row, "light": ""} for row in given], tmp_path / "out.csv"
     data = ["--dataset_name", str(write(tmp_path / "none.csv", chosen))]
-    recipe("predict", [*words, *data, "--output", str(output)])
+    recipe("hf_ext.affinity.predict", [*words, *data, "--output", str(output)])
     found = [float(row["prediction"]) for row in read(output)]
     np.testing.assert_allclose(found, predictor.predict(chosen), atol=2e-5)
-    with pytest.raises(ArgumentError, match=r"this model learned to do without \['light'\]; leave it out"):
-        recipe("predict", [*words, *data, "--sequence_columns", *COLUMNS, "--missing_chains", "heavy"])
 
 
 @pytest.mark.nightly

@@ -65,7 +65,7 @@ def write_yaml(folder: Path, encoders: list[str], **changes) -> Path:
 @pytest.fixture
 def resume_check(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    return importlib.import_module("resume_check").main
+    return importlib.import_module("hf_ext.affinity.resume").main
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """What predict.py refuses about its output before it looks for a model, and what it leaves as it was."""
 
 import os
-import runpy
-from pathlib import Path
 
 import pytest
 
+from hf_ext.affinity.predict import main
 from hf_ext.errors import ArgumentError, FolderError, HfExtError
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "predict.py"
 ROWS = "sequence,pKd\nMKTVL,1\nMKTAA,2\n"
 NO_MODEL = "no/such/model': no folder here"  # what comes after the output was found fit
 
@@ -23,7 +21,7 @@ def folder(tmp_path, monkeypatch):
 
 def predict(output: str, *given: str) -> None:
     words = ["--model", "no/such/model", "--dataset_name", "in.csv", "--output", output, *given]
-    runpy.run_path(str(RECIPE))["main"](words)
+    main(words)
 
 
 def test_the_rows_that_are_read_are_not_replaced_under_any_name(folder):

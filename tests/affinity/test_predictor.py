@@ -266,11 +266,9 @@ def test_the_recipe_lists_dropped_rows_under_the_name_of_its_output(
     (tmp_path / "rejected_rows.csv").write_text("mine")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "recipes")
-    words = (
-        "--preset baseline --dataset_name new.csv --bad_rows drop --output out.csv --disable_tqdm true --use_cpu true"
-    )
+    words = "--without embedding_cache --dataset_name new.csv --bad_rows drop --output out.csv --use_cpu true"
     for _ in range(2):  # over its own files too
-        importlib.import_module("predict").main(["--model", str(frozen[0]), *words.split()])
+        importlib.import_module("hf_ext.affinity.predict").main(["--model", str(frozen[0]), *words.split()])
     assert sorted(os.listdir(tmp_path)) == ["new.csv", "out.csv", "out.rejected_rows.csv", "rejected_rows.csv"]
     assert (tmp_path / "rejected_rows.csv").read_text() == "mine"
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 2
@@ -291,8 +289,10 @@ def test_the_recipe_predicts_by_hub_id_and_afterwards_without_network(
         patch.chdir(tmp_path)
         patch.syspath_prepend(ROOT / "recipes")
         push_all(hub, folder, demo_encoders, tmp_path)
-        words = "--model me/affinity --preset baseline --dataset_name new.csv --disable_tqdm true --use_cpu true"
-        importlib.import_module("predict").main(words.split())
+        words = (
+            "--model me/affinity --without embedding_cache --dataset_name new.csv --disable_tqdm true --use_cpu true"
+        )
+        importlib.import_module("hf_ext.affinity.predict").main(words.split())
     with (tmp_path / "predictions.csv").open() as file:
         predicted = [float(row["prediction"]) for row in csv.DictReader(file)]
     expected = AffinityPredictor.from_pretrained(folder, device="cpu").predict(rows)

@@ -128,7 +128,7 @@ def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root
     output = tmp_path / "out.csv"
     words = ["--embedding_cache_dir", str(root / "cache"), "--disable_tqdm", "true", "--use_cpu", "true"]
     files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(output)]
-    importlib.import_module("predict").main(["--model", str(folder), *files, *words])
+    importlib.import_module("hf_ext.affinity.predict").main(["--model", str(folder), *files, *words])
     np.testing.assert_allclose(read_predictions(output), expected, atol=2e-4)
 
 

@@ -217,7 +217,7 @@ def test_rounds_are_added_until_they_decide_and_sides_take_turns(scripted, tmp_p
 
 def test_the_exit_status_says_which_and_one_round_is_strict_json(scripted, monkeypatch, tmp_path) -> None:
     monkeypatch.syspath_prepend(ROOT / "recipes")
-    main = importlib.import_module("compare").main
+    main = importlib.import_module("hf_ext.comparing.command").main
     words = ["--output_dir", str(tmp_path), "--baseline", "stock", "--min_speedup", "2"]
     for ratios, status in (([3.0] * 3, 0), ([1.0] * 3, 3), ([1.0, 4.0, 1.0], 4)):
         scripted(ratios)

@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from hub_server import serve_hub
 from huggingface_hub import snapshot_download
+from masked_lm_trainer import build_trainer
 from protein_families import FAMILIES, MASKED_LMS, write_family
 from run_outcomes import losses
 from tiny_masked_lm import largest_weight_difference
@@ -133,7 +134,7 @@ def make_masked_lm(folder: str, output: Path, **given) -> FastTrainer:
     data_args = DataArguments(sequence_columns=["heavy"])
     collator = building.build_collator(tokenizer, model, model_args, data_args, seed=0)
     splits = {"train": make_rows().remove_columns(["antigen", "label"])}
-    return building.build_trainer(model, args, collator, splits, None)
+    return build_trainer(model, args, collator, splits, None)
 
 
 @pytest.mark.sampled(12)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import runpy
 import shutil
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from tiny_generators import make_generator
 from hf_ext.data.antibodies import EOS_ID, SEP_ID
 from hf_ext.errors import ArgumentError, HfExtError, MissingDependencyError
 from hf_ext.generation.generator import load_generator
+from hf_ext.generation.sample import main
 from hf_ext.hub import push_folder
 from hf_ext.optional import import_problem
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "sample.py"
 FIXED = ["rank", "generated_heavy", "generated_light", "copies", "log_probability", "valid", "problem", "checked_by"]
 TOKEN = "hf_" + "canary" * 5 + "bird"
 
@@ -55,7 +54,7 @@ def sample(model, *given, data="antigens.fasta"):
     source = ["--dataset_name", data] if data else []
     numbering = [] if "--numbering" in given else ["--numbering", "off"]
     words = ["--model", str(model), *source, "--max_new_tokens", "260", *numbering, *map(str, given)]
-    output, _ = runpy.run_path(str(RECIPE))["main"](words)
+    output, _ = main(words)
     with open(output, newline="") as file:
         return list(csv.DictReader(file))
 
@@ -241,7 +240,7 @@ def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(
     (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
     before = contents(folder)
     with pytest.raises(HfExtError, match=words):
-        runpy.run_path(str(RECIPE))["main"](["--numbering", "off", "--model", str(without_affinities), *given])
+        main(["--numbering", "off", "--model", str(without_affinities), *given])
     assert contents(folder) == before
 
 

@@ -7,7 +7,7 @@ import pytest
 from antibody_examples import heavy, light
 
 from hf_ext.data.antibodies import AntibodyPair
-from hf_ext.generation.sample import Examiners, name_antigens, tabulate
+from hf_ext.generation.sample_table import Examiners, name_antigens, tabulate
 from hf_ext.generation.sampling import SampledPair
 
 GOOD = AntibodyPair(heavy("ARDY"), light())

@@ -50,7 +50,7 @@ def test_splits_are_the_first_and_the_last_samples_at_the_grid_of_the_task(tmp_p
 def test_a_run_trains_and_scores_on_both_files(tmp_path):
     files = [write_darcy(tmp_path / "d.hdf5"), write_advection(tmp_path / "a.hdf5")]
     words = [*SMALL, "--dataset_name", *files, "--output_dir", str(tmp_path / "run")]
-    results = runpy.run_path(str(RECIPES / "pde_operator.py"))["main"](words)
+    results = runpy.run_path(str(RECIPES / "examples" / "pde_operator.py"))["main"](words)
     assert results["data"]["source"] == ", ".join(files)
     assert results["data"]["sizes"] == {"train": 6, "validation": 2, "test": 2}
     assert results["test"]["scores"]["model"].keys() == {"advection1d_nrmse", "darcy2d_nrmse", "nrmse"}
@@ -73,7 +73,7 @@ def test_other_files_are_refused_by_name(tmp_path):
 
 
 def test_files_of_other_tasks_or_of_another_equation_are_refused(tmp_path):
-    main = runpy.run_path(str(RECIPES / "pde_operator.py"))["main"]
+    main = runpy.run_path(str(RECIPES / "examples" / "pde_operator.py"))["main"]
     fast = write_advection(tmp_path / "fast.hdf5", speed=1.0)
     strong = write_darcy(tmp_path / "strong.hdf5", source=10.0)
     for words, message in (
