@@ -19,9 +19,9 @@ from .training_args import FastTrainingArguments
 
 if TYPE_CHECKING:
     from .hardware import Hardware
-    from .sketch import Sketch
     from .reporting.page import Page
     from .running import Run
+    from .sketch import Sketch
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
 TASKS = {

@@ -12,9 +12,9 @@ from .stages import check_auto
 
 if TYPE_CHECKING:
     from ..hardware import Hardware
-    from ..sketch import Sketch
     from ..reporting.page import Page
     from ..running import Run
+    from ..sketch import Sketch
 
 
 class GenerationTask(Task):

@@ -11,9 +11,9 @@ from .arguments import MaskedLMArguments
 
 if TYPE_CHECKING:
     from ..hardware import Hardware
-    from ..sketch import Sketch
     from ..reporting.page import Page
     from ..running import Run
+    from ..sketch import Sketch
 
 
 class MaskedLMTask(Task):

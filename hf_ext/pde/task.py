@@ -10,9 +10,9 @@ from .arguments import OperatorArguments
 
 if TYPE_CHECKING:
     from ..hardware import Hardware
-    from ..sketch import Sketch
     from ..reporting.page import Page
     from ..running import Run
+    from ..sketch import Sketch
 
 
 class OperatorTask(Task):
