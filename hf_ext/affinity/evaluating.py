@@ -124,7 +124,7 @@ def load_rows(
     if "sequence_columns" not in explicit:
         read_all_columns(models, data_args)
     with tempfile.TemporaryDirectory() as scratch:
-        return load_labelled(data_args, own, explicit, Path(scratch))
+        return load_labelled(data_args, own, Path(scratch))
 
 
 def settle_metric(asked: str | None, models: Sequence[ScoredModel], known: Sequence[str]) -> str:

@@ -87,7 +87,7 @@ def _load(
 ) -> Any:
     if not sketch.is_read(data_args.dataset_name):
         return None
-    loaded = load_rows(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed, table=table)
+    loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
     if not data_args.streaming:
         sketch.labels = audit_labels(loaded.splits["train"])
     sketch.report = loaded.report
