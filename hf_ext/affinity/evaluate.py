@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         RequirementsFailed: a score is not as required; everything was said and written before.
     """
     types = (EvaluateArguments, LabelledArguments, PredictingArguments)
-    parser, parsed = parse_command(types, {}, __doc__, argv)
+    parser, (own, data_args, computing) = parse_command(types, {}, __doc__, argv)
     with quick_imports():
         from ..processes import refuse_several
         from .evaluating import evaluate_models
 
     refuse_several("evaluate")
-    return evaluate_models(*parsed, parser.explicit)
+    return evaluate_models(own, data_args, computing, parser.explicit)

@@ -29,8 +29,8 @@ from .arguments import PredictArguments
 def main(argv: Sequence[str] | None = None) -> Path:
     """Runs the command; returns the path of the CSV."""
     types = (PredictArguments, ReadingArguments, PredictingArguments)
-    parser, parsed = parse_command(types, {}, __doc__, argv)
+    parser, (own, reading, computing) = parse_command(types, {}, __doc__, argv)
     with quick_imports():
         from .predicting import predict_table
 
-    return predict_table(*parsed, parser.explicit)
+    return predict_table(own, reading, computing, parser.explicit)

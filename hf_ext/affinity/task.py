@@ -98,7 +98,8 @@ class AffinityTask(Task):
         """See `Task.sketch`."""
         from .sketching import sketch_run
 
-        return sketch_run(*arguments, args, hardware)
+        model_args, data_args = arguments
+        return sketch_run(model_args, data_args, args, hardware)
 
 
 TASK = AffinityTask()

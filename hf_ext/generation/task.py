@@ -148,7 +148,8 @@ class GenerationTask(Task):
         """See `Task.sketch`."""
         from .sketching import sketch_run
 
-        return sketch_run(*arguments, args)
+        model_args, data_args = arguments
+        return sketch_run(model_args, data_args, args)
 
 
 TASK = GenerationTask()

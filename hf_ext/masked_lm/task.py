@@ -92,7 +92,8 @@ class MaskedLMTask(Task):
         """See `Task.sketch`."""
         from .sketching import sketch_run
 
-        return sketch_run(*arguments, args)
+        model_args, data_args = arguments
+        return sketch_run(model_args, data_args, args)
 
 
 TASK = MaskedLMTask()

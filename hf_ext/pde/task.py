@@ -90,7 +90,8 @@ class OperatorTask(Task):
         """See `Task.sketch`."""
         from .sketching import sketch_run
 
-        return sketch_run(*arguments, args)
+        (model_args,) = arguments
+        return sketch_run(model_args, args)
 
 
 TASK = OperatorTask()
