@@ -31,7 +31,7 @@ _HOMES = {
     "PairEncoder": "data.antibodies",
     "Plan": "plan",
     "ResidueTokenizer": "data.tokenization",
-    "Run": "running",
+    "Run": "tasks.running",
     "SequenceCollator": "data.collators",
     "Task": "tasks",
     "ThroughputCallback": "reporting.throughput",

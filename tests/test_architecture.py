@@ -22,6 +22,7 @@ FLOORS = (
     {"checkpoints"},
     {"speedups", "hub"},
     {"training"},
+    {"tasks"},
     {"affinity", "comparing", "masked_lm", "pde"},
     {"generation"},  # judges what it generates with a trained affinity model
     {"doctor"},

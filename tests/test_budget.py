@@ -11,8 +11,8 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1868, 14),
-    "affinity": (3656, 36),
+    ".": (1415, 11),
+    "affinity": (3633, 36),
     "arguments": (609, 9),
     "checkpoints": (1880, 13),
     "comparing": (822, 7),
@@ -20,15 +20,16 @@ BUDGET = {
     "doctor": (917, 10),
     "embeddings": (425, 5),
     "evaluation": (1694, 13),
-    "generation": (2710, 26),
+    "generation": (2689, 26),
     "hub": (368, 6),
-    "masked_lm": (581, 8),
+    "masked_lm": (556, 8),
     "memory": (667, 7),
     "models": (2895, 32),
-    "pde": (1192, 16),
+    "pde": (1167, 16),
     "processes": (186, 3),
     "reporting": (2205, 21),
     "speedups": (1871, 20),
+    "tasks": (469, 3),
     "training": (2240, 21),
 }
 SEAMS, PRIVATE = 22, 10

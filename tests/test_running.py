@@ -11,7 +11,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import DataError
 from hf_ext.models.families import limit_of_positions
-from hf_ext.running import plots_if_possible
+from hf_ext.tasks.running import plots_if_possible
 from hf_ext.training_args import FastTrainingArguments
 
 
@@ -29,7 +29,7 @@ def test_learned_positions_limit_the_tokens_and_rotary_or_relative_ones_do_not(c
 
 
 def test_a_plot_that_cannot_be_drawn_is_said_in_the_log_and_the_run_goes_on(caplog):
-    with caplog.at_level(logging.WARNING, "hf_ext.running"), plots_if_possible():
+    with caplog.at_level(logging.WARNING, "hf_ext.tasks.running"), plots_if_possible():
         raise DataError("one logged step")
     assert [record.getMessage() for record in caplog.records] == ["Not plotted: one logged step"]
 

@@ -19,7 +19,7 @@ from hf_ext.masked_lm.steps import MaskedLMData, build
 from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.optional import import_problem
 from hf_ext.reporting.throughput import ThroughputCallback
-from hf_ext.running import build_stock_trainer
+from hf_ext.tasks.running import build_stock_trainer
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -26,7 +26,7 @@ from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
 from ..files import replacing
 from ..models.encoders import fingerprint_weights
-from ..running import check_inputs
+from ..tasks.running import check_inputs
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments

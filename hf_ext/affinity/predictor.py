@@ -27,7 +27,7 @@ from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
 from ..models.postprocess import half_width
-from ..running import check_inputs
+from ..tasks.running import check_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .calibrating import uncalibrated

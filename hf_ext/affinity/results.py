@@ -16,7 +16,7 @@ from ..evaluation.verdict import CONSTANT
 from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import plot_scatter
-from ..running import Run, plots_if_possible, with_absolute_path
+from ..tasks.running import Run, plots_if_possible, with_absolute_path
 from .ensemble import SeedScores
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .rows import audit_labels

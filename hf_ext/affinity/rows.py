@@ -19,7 +19,7 @@ from ..errors import ArgumentError
 from ..evaluation import label_audit
 from ..evaluation.resampling import ResamplingUnits
 from ..reporting.units import format_cell
-from ..running import summarize_data
+from ..tasks.running import summarize_data
 from .arguments import AffinityArguments
 
 FloatArray = NDArray[np.float64]

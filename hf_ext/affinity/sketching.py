@@ -22,8 +22,8 @@ from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
 from ..models.encoders import build_encoder
 from ..plan import Plan
-from ..sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from ..speedups.lora import lora_settings
+from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from .arguments import AffinityArguments
 from .building import build_collator, fill_in_demo, model_settings, read_towers, settle_encoders, settle_training
 from .measure import check_measure, describe_measure, settle_measure

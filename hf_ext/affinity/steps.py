@@ -15,8 +15,8 @@ from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.verdict import MODEL
 from ..hardware import detect_hardware
-from ..running import Run, check_inputs
 from ..speedups.lora import lora_settings
+from ..tasks.running import Run, check_inputs
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
 from .calibrating import calibrate_model, describe_calibration
 from .distilling import Distillation, compare_with_teacher, distill, format_distillation

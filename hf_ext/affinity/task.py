@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
-from ..tasks import Task
+from ..tasks import ShippedTask
 from .arguments import AffinityArguments
 
 if TYPE_CHECKING:
-    from ..hardware import Hardware
-    from ..reporting.page import Page
-    from ..running import Run
-    from ..sketch import Sketch
+    from ..tasks.running import Run
 
 
-class AffinityTask(Task):
+class AffinityTask(ShippedTask):
     """Train an affinity or property model: encoders, a head, scores with intervals, a folder to share.
 
         hf-ext train --config gb1.yaml
@@ -52,24 +48,6 @@ class AffinityTask(Task):
         "hub_strategy": "end",
     }
 
-    def check(self, run: Run) -> None:
-        """See `Task.check`."""
-        from .steps import check
-
-        check(run)
-
-    def load(self, run: Run) -> Any:
-        """Rows, cleaned and split, and how far they repeat each other; without a `dataset_name` generated ones."""
-        from .steps import load
-
-        return load(run)
-
-    def build(self, run: Run, data: Any) -> dict[str, Any]:
-        """Encoders, a head, the collator of their inputs, and what evaluations compute."""
-        from .steps import build
-
-        return build(run, data)
-
     def train(self, run: Run, trainer: Any, data: Any) -> Any:
         """Trains a head or several, chosen by a search, and fits what is fitted on validation rows."""
         from .steps import train
@@ -81,25 +59,6 @@ class AffinityTask(Task):
         super().save(run, trainer)
         if run.model_args.merge_lora:
             trainer.save_merged(run.folder / "merged")
-
-    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
-        """Test scores beside baselines, with intervals and a verdict; writes `predictions.csv`."""
-        from .steps import score
-
-        return score(run, trainer, trained, data)
-
-    def describe(self, results: Mapping[str, Any]) -> Page:
-        """See `Task.describe`."""
-        from .describing import describe
-
-        return describe(results)
-
-    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
-        """See `Task.sketch`."""
-        from .sketching import sketch_run
-
-        model_args, data_args = arguments
-        return sketch_run(model_args, data_args, args, hardware)
 
 
 TASK = AffinityTask()

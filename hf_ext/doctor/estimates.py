@@ -14,7 +14,7 @@ import torch
 from ..hardware import Hardware
 from ..plan import Plan
 from ..reporting.progress import NARROW_WIDTH, UTILISATION
-from ..sketch import Part, Span, Stage, Step
+from ..tasks.sketch import Part, Span, Stage, Step
 
 # Of a rate measured here: backward, optimizer and data cost some; the plan's kernels and packing gain some.
 MEASURED_SHARES = (0.5, 1.5)

@@ -9,9 +9,9 @@ from pathlib import Path
 from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
-from ..sketch import Finding
 from ..speedups.cpu_offload import BITSANDBYTES
 from ..speedups.stored_base import asked_bits
+from ..tasks.sketch import Finding
 from .gather import Facts
 from .machine import COLAB_DRIVE, DEFAULT_WHEELS_FROM, advise, lacks_kernels
 

@@ -10,8 +10,8 @@ from ..checkpoints.retention import Sizes
 from ..memory.report import MemoryReport
 from ..memory.stored import WEIGHT_BYTES
 from ..plan import Plan, make_plan
-from ..sketch import Sketch, Span, Stage
 from ..tasks import find_task
+from ..tasks.sketch import Sketch, Span, Stage
 from .arguments import DoctorArguments
 from .estimates import Schedule, Times, estimate_times, make_schedule
 from .machine import Machine, read_machine

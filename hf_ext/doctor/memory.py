@@ -15,11 +15,11 @@ from ..memory.stored import Base
 from ..models.attention import KERNELS
 from ..models.packing import pack_encoders
 from ..plan import Plan
-from ..sketch import Stage
 from ..speedups.attention import set_attention
 from ..speedups.base import optimizer_name
 from ..speedups.fused_layers import fuse_gelu, label_only
 from ..speedups.precision import best_precision
+from ..tasks.sketch import Stage
 from .estimates import Schedule
 
 SPLIT = "not counted: weights are split over processes"

@@ -13,8 +13,8 @@ from ..models.configuration import Training
 from ..models.encoder_choice import choose_encoder
 from ..reporting import units
 from ..reporting.tables import format_table
-from ..running import summarize_data
-from ..sketch import Finding
+from ..tasks.running import summarize_data
+from ..tasks.sketch import Finding
 from .estimates import money
 from .findings import would_run
 from .gather import Facts, StageFacts

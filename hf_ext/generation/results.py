@@ -10,7 +10,7 @@ from ..errors import RunEnded
 from ..processes.team import do_on_main
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell
-from ..running import with_absolute_path
+from ..tasks.running import with_absolute_path
 from .arguments import GeneratorArguments
 from .building import Inputs
 from .judging.gates import GATES_NAME, REQUIREMENTS, Gate, check_gates, have_passed, write_gates

@@ -34,7 +34,7 @@ from ..errors import ArgumentError, DataError
 from ..models.families import limit_of_positions
 from ..processes import refuse_several
 from ..reporting.run_log import start_run_log
-from ..running import check_inputs
+from ..tasks.running import check_inputs
 from .arguments import WritingArguments, flag
 from .generator import LoadedGenerator, load_generator
 from .judging.discriminator import ANTIGENS_UNKNOWN, Discriminator, find_doubts

@@ -19,13 +19,14 @@ from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.splits import draw_rows
 from ..errors import DataError
+from ..hardware import Hardware
 from ..masked_lm.results import EVALUATION_METRICS
 from ..models.configuration import EncoderSpec
 from ..models.encoders import build_encoder
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
 from ..plan import Plan
-from ..sketch import SPECIAL_TOKENS, MakeBatch, Part, Sketch, Span, Stage, Step, sketch_encoder
+from ..tasks.sketch import SPECIAL_TOKENS, MakeBatch, Part, Sketch, Span, Stage, Step, sketch_encoder
 from .arguments import GeneratorArguments
 from .building import build_config
 from .preparing import load_pairs, settle_columns
@@ -154,7 +155,7 @@ def _num_weights(module: nn.Module, names: str = "") -> int:
     return sum(p.numel() for name, p in module.named_parameters() if p.dim() == 2 and re.search(names, name))
 
 
-def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any) -> Sketch:
+def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
     """All three stages, whichever `--stage` names; what fails becomes a problem.
 
     Args:

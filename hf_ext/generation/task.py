@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
-from ..tasks import Task
+from ..tasks import ShippedTask
 from .arguments import GeneratorArguments
 from .stages import check_auto
 
 if TYPE_CHECKING:
-    from ..hardware import Hardware
-    from ..reporting.page import Page
-    from ..running import Run
-    from ..sketch import Sketch
+    from ..tasks.running import Run
 
 
-class GenerationTask(Task):
+class GenerationTask(ShippedTask):
     """Train a generator of antibodies for antigens, in stages with gates, and say whether it reads the antigen at all.
 
         hf-ext generate --dataset_name pairs.csv --antigen_column antigen --stage auto
@@ -59,36 +56,12 @@ class GenerationTask(Task):
         "hub_strategy": "end",
     }
 
-    def check(self, run: Run) -> None:
-        """See `Task.check`."""
-        from .steps import check
-
-        check(run)
-
-    def load(self, run: Run) -> Any:
-        """The rows of the stage, the model, and how antigens become its inputs; generated ones without data."""
-        from .steps import load
-
-        return load(run)
-
-    def build(self, run: Run, data: Any) -> dict[str, Any]:
-        """The model, its tokens, and what is written and computed at each evaluation."""
-        from .steps import build
-
-        return build(run, data)
-
     def train(self, run: Run, trainer: Any, data: Any) -> Any:
         """Trains the model, which each process must hold whole."""
         from .steps import check_whole
 
         check_whole(trainer)
         return super().train(run, trainer, data)
-
-    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
-        """Antibodies for test antigens, judged; and whether the stage passed its gates (`gates.json`)."""
-        from .steps import score
-
-        return score(run, trainer, trained, data)
 
     def parse_stages(self, argv: Sequence[str] | None = None) -> list[Run]:
         """A run for each stage that a command line asks for: one; of `--stage auto` all, each in a folder of its own.
@@ -137,19 +110,6 @@ class GenerationTask(Task):
                 done.append(self.take_steps(run))
             self.check_gates(run, done)
         return done[-1]
-
-    def describe(self, results: Mapping[str, Any]) -> Page:
-        """See `Task.describe`."""
-        from .describing import describe
-
-        return describe(results)
-
-    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
-        """See `Task.sketch`."""
-        from .sketching import sketch_run
-
-        model_args, data_args = arguments
-        return sketch_run(model_args, data_args, args)
 
 
 TASK = GenerationTask()

@@ -15,7 +15,7 @@ from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..evaluation.verdict import MODEL, judge
 from ..reporting.tables import format_table
-from ..running import check_scored
+from ..tasks.running import check_scored
 
 SCORES = ("token_loss", "perplexity", "accuracy", "num_tokens")  # that a run ends with
 EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes

@@ -16,10 +16,11 @@ from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.loading import load_data
 from ..evaluation.requirements import parse_requirements
+from ..hardware import Hardware
 from ..memory.forecast import masked_lm_batch
 from ..models.configuration import input_name
 from ..plan import Plan
-from ..sketch import STOCK_NOTE, MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
+from ..tasks.sketch import STOCK_NOTE, MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
 from .arguments import MaskedLMArguments
 from .building import (
     build_collator,
@@ -42,7 +43,7 @@ REMEDIES = {
 }
 
 
-def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any) -> Sketch:
+def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
     """Reads rows and configuration as the recipe would; what fails becomes a problem, and the rest goes on without it.
 
     Args:

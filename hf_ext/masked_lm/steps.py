@@ -11,7 +11,7 @@ from ..data.masking import MaskedLMCollator
 from ..errors import ArgumentError
 from ..evaluation.requirements import check_requirements, parse_requirements
 from ..models.lora import require_base
-from ..running import Run, check_inputs, summarize_data, with_absolute_path
+from ..tasks.running import Run, check_inputs, summarize_data, with_absolute_path
 from .building import build_collator, build_model, build_tokenizer, fill_in_demo, make_demo_sequences, prepare_splits
 from .results import (
     EVALUATION_METRICS,

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
 from ..data.arguments import DataArguments
-from ..tasks import Task
+from ..tasks import ShippedTask
 from .arguments import MaskedLMArguments
 
-if TYPE_CHECKING:
-    from ..hardware import Hardware
-    from ..reporting.page import Page
-    from ..running import Run
-    from ..sketch import Sketch
 
-
-class MaskedLMTask(Task):
+class MaskedLMTask(ShippedTask):
     """Train a masked protein language model: ESM-2 or ESM C from scratch, or a published one further.
 
         hf-ext mlm --config mlm_esm2_8M.yaml
@@ -57,43 +48,6 @@ class MaskedLMTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
-
-    def check(self, run: Run) -> None:
-        """See `Task.check`."""
-        from .steps import check
-
-        check(run)
-
-    def load(self, run: Run) -> Any:
-        """The model and its collator, and the rows that they read; without a `dataset_name` generated ones."""
-        from .steps import load
-
-        return load(run)
-
-    def build(self, run: Run, data: Any) -> dict[str, Any]:
-        """The model, its collator, the splits, and what evaluations compute."""
-        from .steps import build
-
-        return build(run, data)
-
-    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
-        """Scores over masked residues of validation and test, beside those of residue frequencies."""
-        from .steps import score
-
-        return score(run, trainer, trained, data)
-
-    def describe(self, results: Mapping[str, Any]) -> Page:
-        """See `Task.describe`."""
-        from .describing import describe
-
-        return describe(results)
-
-    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
-        """See `Task.sketch`."""
-        from .sketching import sketch_run
-
-        model_args, data_args = arguments
-        return sketch_run(model_args, data_args, args)
 
 
 TASK = MaskedLMTask()

@@ -11,7 +11,7 @@ import torch
 from ..evaluation.scores import Score, score_mean
 from ..evaluation.verdict import MODEL, judge
 from ..reporting.tables import format_table
-from ..running import check_scored
+from ..tasks.running import check_scored
 from .data import baseline_errors
 from .model import relative_l2
 

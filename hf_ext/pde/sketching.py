@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ..arguments.checks import check_metric_name
+from ..hardware import Hardware
 from ..models.cpu_attention import flop_counter
-from ..sketch import STOCK_NOTE, Part, Sketch, Stage, Step, with_adapters
+from ..tasks.sketch import STOCK_NOTE, Part, Sketch, Stage, Step, with_adapters
 from .arguments import OperatorArguments, check_training
 from .building import build_collator, build_config, build_terms
 from .configuration import OperatorConfig
@@ -28,7 +29,7 @@ REMEDIES = {
 COUNTED_ROWS = 2
 
 
-def sketch_run(given: OperatorArguments, args: Any) -> Sketch:
+def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
     """The operator without weights, with the terms of its loss; what is wrong with the arguments becomes a problem."""
     sketch = Sketch(REMEDIES, f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
     sketch.attempt("arguments", lambda: check_training(given, args))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arguments.checks import check_metric_name
 from ..evaluation.requirements import check_requirements, parse_requirements
-from ..running import Run
+from ..tasks.running import Run
 from .arguments import check_training
 from .building import Samples, build_collator, build_model, build_rows, build_terms, describe_samples, load_samples
 from .data import OperatorRows

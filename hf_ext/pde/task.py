@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from ..tasks import Task
+from ..tasks import ShippedTask
 from .arguments import OperatorArguments
 
-if TYPE_CHECKING:
-    from ..hardware import Hardware
-    from ..reporting.page import Page
-    from ..running import Run
-    from ..sketch import Sketch
 
-
-class OperatorTask(Task):
+class OperatorTask(ShippedTask):
     """Train one operator Transformer on two equations at once: 1-D advection and 2-D Darcy flow, on generated data.
 
         accelerate launch recipes/examples/pde_operator.py --resolution 64 --hidden_size 256
@@ -55,43 +46,6 @@ class OperatorTask(Task):
         "report_to": "none",
         "hub_strategy": "end",
     }
-
-    def check(self, run: Run) -> None:
-        """See `Task.check`."""
-        from .steps import check
-
-        check(run)
-
-    def load(self, run: Run) -> Any:
-        """Samples of each equation: generated, or of PDEBench's files."""
-        from .steps import load
-
-        return load(run)
-
-    def build(self, run: Run, data: Any) -> dict[str, Any]:
-        """The operator with the terms of its loss, its collator, the splits, and what evaluations compute."""
-        from .steps import build
-
-        return build(run, data)
-
-    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
-        """Errors on validation and test samples, beside predictions that learn nothing of the input."""
-        from .steps import score
-
-        return score(run, trainer, trained, data)
-
-    def describe(self, results: Mapping[str, Any]) -> Page:
-        """See `Task.describe`."""
-        from .describing import describe
-
-        return describe(results)
-
-    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
-        """See `Task.sketch`."""
-        from .sketching import sketch_run
-
-        (model_args,) = arguments
-        return sketch_run(model_args, args)
 
 
 TASK = OperatorTask()

@@ -24,7 +24,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.evaluation.verdict import judge
 from hf_ext.models.affinity import AffinityModel
-from hf_ext.running import Run
+from hf_ext.tasks.running import Run
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

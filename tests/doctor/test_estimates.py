@@ -9,8 +9,8 @@ from hf_ext.doctor import estimates
 from hf_ext.hardware import describe_hardware, detect_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import Plan
-from hf_ext.sketch import Part, Stage, Step
 from hf_ext.speedups.base import Decision
+from hf_ext.tasks.sketch import Part, Stage, Step
 from hf_ext.training_args import FastTrainingArguments
 
 TERA = 1e12

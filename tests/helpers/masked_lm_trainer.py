@@ -5,7 +5,7 @@ from typing import Any
 from transformers import Trainer
 
 from hf_ext.masked_lm.steps import MaskedLMData, build
-from hf_ext.running import build_stock_trainer
+from hf_ext.tasks.running import build_stock_trainer
 from hf_ext.trainer import FastTrainer
 
 

@@ -18,7 +18,7 @@ from hf_ext.affinity.rows import describe_rows, load_rows
 from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import HfExtError
-from hf_ext.running import check_inputs
+from hf_ext.tasks.running import check_inputs
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NUM_ROWS = 60

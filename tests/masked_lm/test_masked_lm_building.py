@@ -15,7 +15,7 @@ from hf_ext.masked_lm.building import (
     make_demo_sequences,
     prepare_splits,
 )
-from hf_ext.running import stock_arguments
+from hf_ext.tasks.running import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}

@@ -12,7 +12,7 @@ from hf_ext.affinity.rows import check_splits
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.lora import LoraSettings
-from hf_ext.running import STREAM_CHECK_ROWS, check_inputs
+from hf_ext.tasks.running import STREAM_CHECK_ROWS, check_inputs
 
 THREE = ["heavy", "light", "antigen"]
 

@@ -19,19 +19,19 @@ from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedModel
 
-from .data.arguments import DataArguments
-from .data.columns import read_columns
-from .data.reading import is_on_hub
-from .errors import HfExtError
-from .memory.stored import WEIGHT_BYTES
-from .models.configuration import EncoderSpec
-from .models.encoders import build_encoder
-from .models.lora import wrap_with_lora
-from .plan import Plan
-from .reporting.flops import flops_coefficients
+from ..data.arguments import DataArguments
+from ..data.columns import read_columns
+from ..data.reading import is_on_hub
+from ..errors import HfExtError
+from ..memory.stored import WEIGHT_BYTES
+from ..models.configuration import EncoderSpec
+from ..models.encoders import build_encoder
+from ..models.lora import wrap_with_lora
+from ..plan import Plan
+from ..reporting.flops import flops_coefficients
+from ..speedups.lora import lora_settings
+from ..speedups.trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
 from .running import check_inputs
-from .speedups.lora import lora_settings
-from .speedups.trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
 
 Level = Literal["stops", "warns"]
 Span = tuple[float, float]  # from the least to the most

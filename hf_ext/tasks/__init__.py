@@ -8,18 +8,18 @@ is a class there (`recipes/examples/causal_lm.py`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .arguments.parser import parse_command
-from .cli import quick_imports
-from .errors import ArgumentError
-from .training_args import FastTrainingArguments
+from ..arguments.parser import parse_command
+from ..cli import quick_imports
+from ..errors import ArgumentError
+from ..training_args import FastTrainingArguments
 
 if TYPE_CHECKING:
-    from .hardware import Hardware
-    from .reporting.page import Page
+    from ..hardware import Hardware
+    from ..reporting.page import Page
     from .running import Run
     from .sketch import Sketch
 
@@ -149,6 +149,41 @@ class Task:
         trained = self.train(run, trainer, data)
         self.save(run, trainer)
         return run.finish(trainer, trained, self.score(run, trainer, trained, data))
+
+
+class ShippedTask(Task):
+    """A task of hf_ext: what it does stands beside its `task.py`, in `steps`, `sketching` and `describing`.
+
+    These are imported when they are called, so that `--help` waits for no model code.
+    """
+
+    def check(self, run: Run) -> None:
+        """See `Task.check`."""
+        self._find("steps", "check")(run)
+
+    def load(self, run: Run) -> Any:
+        """See `Task.load`; without a `dataset_name` what it generates."""
+        return self._find("steps", "load")(run)
+
+    def build(self, run: Run, data: Any) -> dict[str, Any]:
+        """See `Task.build`."""
+        return self._find("steps", "build")(run, data)
+
+    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
+        """See `Task.score`."""
+        return self._find("steps", "score")(run, trainer, trained, data)
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `Task.describe`."""
+        return self._find("describing", "describe")(results)
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        return self._find("sketching", "sketch_run")(*arguments, args, hardware)
+
+    def _find(self, module: str, function: str) -> Callable[..., Any]:
+        folder = TASKS[self.name].rpartition(".")[0]
+        return getattr(import_module(f"{folder}.{module}"), function)
 
 
 def find_task(name: str) -> Task:

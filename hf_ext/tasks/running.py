@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 from transformers import Trainer, TrainingArguments, set_seed
 
-from .arguments.parser import FastArgumentParser
-from .checkpoints.run_lock import run_folder
-from .data.columns import read_columns, reads_text
-from .data.masking import MaskingEpochCallback
-from .errors import ArgumentError, DataError, NotFiniteError
-from .evaluation.requirements import describe_failed, format_checked, raise_failed
-from .reporting.card import write_card
-from .reporting.charts import plot_loss
-from .reporting.near_copies import describe_near_copies
-from .reporting.page import page_record
-from .reporting.report import write_report
-from .reporting.run_log import start_run_log
-from .reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
-from .reporting.throughput import ThroughputCallback
-from .trainer import FastTrainer
-from .training_args import OWN_FIELDS
+from ..arguments.parser import FastArgumentParser
+from ..checkpoints.run_lock import run_folder
+from ..data.columns import read_columns, reads_text
+from ..data.masking import MaskingEpochCallback
+from ..errors import ArgumentError, DataError, NotFiniteError
+from ..evaluation.requirements import describe_failed, format_checked, raise_failed
+from ..reporting.card import write_card
+from ..reporting.charts import plot_loss
+from ..reporting.near_copies import describe_near_copies
+from ..reporting.page import page_record
+from ..reporting.report import write_report
+from ..reporting.run_log import start_run_log
+from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
+from ..reporting.throughput import ThroughputCallback
+from ..trainer import FastTrainer
+from ..training_args import OWN_FIELDS
 
 STREAM_CHECK_ROWS = 1000
 MAX_LISTED = 10  # rows in a message
