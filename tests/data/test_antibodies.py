@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, EsmTokenizer
+from transformers import AutoTokenizer
 
 from hf_ext.data.antibodies import (
     VOCABULARY,
@@ -84,15 +84,6 @@ def test_what_was_encoded_is_decoded_and_what_is_malformed_is_said(encoder):
 def test_bad_input_is_refused_with_its_row(encoder, given, words):
     with pytest.raises(DataError, match=words):
         encoder.encode_rows(*given)
-
-
-def test_antigens_go_through_the_tokenizer_of_an_encoder_that_has_one(demo_encoders):
-    esm = EsmTokenizer.from_pretrained(demo_encoders[1])
-    columns = PairEncoder(esm).encode_rows(["ACA"], ["AC"], ["D"])
-    assert columns["input_ids"][0].tolist() == esm("ACA")["input_ids"]
-    assert columns["labels"][0].tolist() == [A, C, 3, D, 2]
-    with pytest.raises(DataError, match="Row 0, antigen: 1023 residues; its encoder takes 1022"):
-        PairEncoder(esm).encode_antigens(["A" * 1023])
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -15,7 +14,6 @@ from hf_ext.data.proteins import STANDARD
 from hf_ext.data.split_report import find_missing, leak_report
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.baselines import SequenceFeatures, predict_nearest
 
 HEAVY, LIGHT = "EVQLVESGGG", "DIQMTQ"
 PRESENT, ABSENT = (HEAVY, LIGHT), (HEAVY, "")
@@ -48,15 +46,6 @@ def test_cells_of_the_named_column_may_be_empty_blank_or_a_marker_and_are_counte
     counts = find_missing(loaded.splits, ["light"])["light"]
     assert sum(counts.values()) == 5
     assert counts == {name: sum(not row["light"] for row in split) for name, split in loaded.splits.items()}
-
-
-def test_without_the_option_an_empty_cell_is_an_error_that_names_it(tmp_path):
-    path = write(tmp_path, ["DIQMTQ"] * 9 + [""])
-    said = r"row 11, column 'light', value '': the sequence is empty\. Fill it in, .*in --missing_chains if rows may"
-    with pytest.raises(DataError, match=said):
-        load(path)
-    with pytest.raises(DataError, match="row 11, column 'light'"):
-        load(path, "heavy")  # another column
 
 
 def test_a_single_sequence_column_is_not_told_of_the_option_and_cannot_have_it(tmp_path):
@@ -94,19 +83,6 @@ def test_streams_may_lack_it_too(tmp_path):
     streamed = load(path, "light", streaming=True, split_sizes=[0.5, 0.25, 0.25])
     found = {row["heavy"]: row["light"] for split in streamed.splits.values() for row in split}
     assert [found[f"EVQL{letter}"] for letter in "ACDE"] == ["", "DIQ", "", "DIV"]
-
-
-def test_what_training_cannot_teach_is_refused():
-    def find(train, test):
-        lights = {"train": train, "test": test}
-        return find_missing({name: Dataset.from_dict({"light": cells}) for name, cells in lights.items()}, ["light"])
-
-    assert find(["", "D"], ["", "D"]) == {"light": {"train": 1, "test": 1}}
-    assert find(["D", "D"], ["D"]) == {}
-    with pytest.raises(DataError, match="'light': all 2 training rows lack it"):
-        find(["", ""], ["D"])
-    with pytest.raises(DataError, match="1 of 2 test rows lack it, but none of 1 training rows"):
-        find(["D"], ["", "D"])
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
@@ -170,11 +146,6 @@ def test_a_pair_is_lacked_only_where_both_parts_may_be(bert):
     assert optional == [[], ["heavy+light"]]
 
 
-def test_the_option_is_stored_with_the_inputs(bert, tmp_path):
-    collate(bert, ["D"])[0].save_pretrained(tmp_path)
-    assert SequenceCollator.from_pretrained(tmp_path).missing_chains == ["light"]
-
-
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
@@ -190,25 +161,3 @@ def test_two_missing_chains_are_identical_and_a_missing_one_is_like_no_other(tra
     row = leak_report(splits([train], [test]), ["heavy", "light"])["row"]
     assert row["num_test_rows_in_train"] == near
     assert [found["num_rows"] for found in row["near"]] == [near, near]
-
-
-def test_one_hot_features_of_a_missing_chain_are_zero_and_the_others_stay_aligned():
-    lights = ["DIQ", "", "DIV", ""]
-    features = SequenceFeatures([["EV", "EQ", "EV", "EV"], lights])
-    assert features.name == "one-hot"  # lengths of the chains that are there are equal
-    # V and Q at 2 of heavy; D, I at 1, 2 and Q, V at 3 of light, which vary since some rows lack them
-    assert features.transform([["EV", "EQ"], ["DIQ", ""]]).sum(1).tolist() == [1 + 3, 1]
-    assert np.all(features.transform([["EV"], [""]])[0, -4:] == 0)
-    assert SequenceFeatures([["EV", "EQ"], ["DIQ", "DIVV"]]).name == "one-hot and 3-mer"
-
-
-def test_nearest_neighbours_take_two_missing_chains_for_equal():
-    heavies, lights = ["EV", "EQ", "EV", "EQ"], ["DIQ", "DIV", "", ""]
-    features = SequenceFeatures([heavies, lights])
-    found = features.directions([heavies, lights])
-    similarity = found @ found.T
-    np.testing.assert_allclose(np.diag(similarity), 1, rtol=1e-6)
-    assert similarity[2, 3] == pytest.approx(0.5)  # the same light chain, none; another heavy one
-    assert similarity[0, 2] == pytest.approx(0.5)  # the same heavy chain; one of them has no light one
-    labels, asked = [1.0, 2.0, 3.0, 4.0], features.directions([["EV"], [""]])
-    np.testing.assert_allclose(predict_nearest(found, labels, found, labels, asked)[0], [3.0])

@@ -97,16 +97,6 @@ def test_cluster_split_keeps_near_duplicates_together_and_a_random_split_does_no
     assert crossing(split_rows(data, sizes=SIZES)[0], "family") > 0
 
 
-def test_one_giant_cluster_is_an_error_that_says_so():
-    base = random_sequences(1)[0]
-    variants = [base[:at] + "W" + base[at + 1 :] for at in range(20)] + random_sequences(2, seed=5)
-    with pytest.raises(
-        DataError,
-        match=r"one cluster of near copies at identity 0\.8 holds 20 of 22 rows, more than the train share",
-    ):
-        split_rows(Dataset.from_dict({"sequence": variants}), rule="cluster")
-
-
 @pytest.mark.parametrize(("length", "num"), [(9, 1), (46, 9), (250, 50)])
 def test_no_pair_at_the_cluster_identity_is_divided_and_a_random_split_divides_many(length, num):
     rng = random.Random(length + num)
@@ -186,21 +176,6 @@ def test_split_column_accepts_every_spelling_and_is_dropped():
     assert report["notes"] == []
 
 
-def test_missing_validation_is_carved_out_of_train_and_reported():
-    splits, report = split_by_column(table(20, part=["train"] * 18 + ["test"] * 2), "part", seed=3)
-    assert report["sizes"] == {"train": 16, "validation": 2, "test": 2}  # 18 * 0.1 / 0.9
-    assert report["notes"] == ["no row says validation: 2 of 18 train rows (seed 3) became it"]
-    assert rows_of(splits)["test"] == [20, 21]
-
-
-def test_missing_test_is_noted_and_missing_train_is_an_error():
-    splits, report = split_by_column(table(4, part=["train", "train", "val", "val"]), "part")
-    assert list(splits) == ["train", "validation"]
-    assert report["notes"] == ["no row says test: there is no test split"]
-    with pytest.raises(DataError, match="no row says train; found test, val"):
-        split_by_column(table(2, part=["val", "test"]), "part")
-
-
 def stream(num=400, **columns):
     return table(num, **columns).to_iterable_dataset()
 
@@ -220,12 +195,3 @@ def test_stream_split_keeps_groups_together():
     splits, _ = split_stream(stream(group=[f"g{i % 40}" for i in range(400)]), rule="group:group", sizes=SIZES)
     seen = [{row["group"] for row in split} for split in splits.values()]
     assert sum(map(len, seen)) == len(set.union(*seen)) == 40
-
-
-def test_stream_split_column_places_rows():
-    splits, _ = split_stream(stream(3, part=["train", "dev", "test"]), split_column="part")
-    assert {name: [row["source_row"] for row in split] for name, split in splits.items()} == {
-        "train": [2],
-        "validation": [3],
-        "test": [4],
-    }

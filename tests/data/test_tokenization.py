@@ -168,15 +168,3 @@ def test_length_limit_counts_special_tokens(tokenizers):
     assert ResidueTokenizer(tokenizers["t5"]).max_residues is None
     with pytest.raises(DataError, match="num_parts=3"):
         ResidueTokenizer(tokenizers["esm"], 3)
-
-
-def test_fingerprint_changes_with_vocabulary_and_pairing_only(tokenizers, tmp_path):
-    fast = ResidueTokenizer(tokenizers["esm"])
-    assert fast.fingerprint() == ResidueTokenizer(esm(tmp_path)).fingerprint()
-    swapped = [*ESM_VOCAB[:4], ESM_VOCAB[5], ESM_VOCAB[4], *ESM_VOCAB[6:]]
-    others = [
-        ResidueTokenizer(esm(tmp_path, swapped)).fingerprint(),
-        ResidueTokenizer(tokenizers["esm"], 2).fingerprint(),
-        ResidueTokenizer(tokenizers["bert"]).fingerprint(),
-    ]
-    assert len({fast.fingerprint(), *others}) == 4

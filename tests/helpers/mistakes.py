@@ -93,7 +93,6 @@ class Mistake:
         says: words that must appear, all of them; {file} is the path.
         twin: what looks alike and is no mistake: it must pass without a warning, an alarm or a note.
         kind: "error" ends the run before anything is computed; "warning" and "note" stand in its log.
-        before: what an earlier version did: "silent", "misleading" (it said something that leads astray), "named".
     """
 
     name: str
@@ -101,13 +100,11 @@ class Mistake:
     says: Sequence[str]
     twin: Case = field(default_factory=Case)
     kind: Literal["error", "warning", "note"] = "error"
-    before: Literal["silent", "misleading", "named"] = "named"
 
 
 def parametrized(mistakes: Sequence[Mistake]) -> pytest.MarkDecorator:
-    """`mistake`, each under its name; names say what was silent or misleading before."""
-    names = [one.name if one.before == "named" else f"{one.name} (was {one.before})" for one in mistakes]
-    return pytest.mark.parametrize("mistake", mistakes, ids=names)
+    """`mistake`, each under its name."""
+    return pytest.mark.parametrize("mistake", mistakes, ids=[one.name for one in mistakes])
 
 
 def look_at(case: Case, folder: Path, encoder: str) -> str:
