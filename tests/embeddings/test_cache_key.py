@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.arguments.presets import PRESETS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.models.encoders import identify_encoder, load_encoder, read_encoder
+from hf_ext.models.encoders import load_encoder, read_encoder
 from hf_ext.models.lora import LoraSettings
 from hf_ext.models.pooling import POOLINGS
 from hf_ext.trainer import FastTrainer
@@ -96,25 +95,3 @@ def test_weights_are_those_of_the_commit_the_model_was_made_with(repository):
     spec.fingerprint = "commit:" + "c" * 40
     with pytest.raises(ArgumentError, match="cannot be loaded"):
         load_encoder(spec)
-
-
-def test_without_a_commit_an_encoder_is_known_by_what_the_user_calls_it():
-    spec = type("Spec", (), {"name_or_path": NAME, "revision": "v2", "fingerprint": "commit:None"})()
-    assert identify_encoder(spec) == f"{NAME}@v2"
-
-
-def test_tf32_embeddings_are_not_those_of_float32_nor_those_of_another_library(
-    repository, demo_rows, tmp_path, torch_settings, monkeypatch
-):
-    reproducible = {name: PRESETS["reproducible"][name] for name in ("tf32", "without")}
-    trainer = make_trainer(tmp_path, demo_rows, **{**reproducible, "tf32": None})
-    exact = trainer.embedding_key("heavy")
-    assert exact["products"] == "float32"
-    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
-    rounded = trainer.embedding_key("heavy")
-    assert rounded["products"] == "tf32"
-    assert {name for name in exact if exact[name] != rounded[name]} == {"products"}
-    monkeypatch.setattr("transformers.__version__", "5.99.1")
-    assert trainer.embedding_key("heavy")["transformers"] == "5.99" != exact["transformers"]
-    trainer.model.config.encoder_dtype = "bfloat16"  # no product of float32 is left
-    assert trainer.embedding_key("heavy")["products"] == "half"
