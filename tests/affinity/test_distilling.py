@@ -95,22 +95,6 @@ def test_the_mixture_has_the_gradient_of_both_squared_losses_together():
     assert not torch.allclose(swapped, both, atol=1e-2)
 
 
-def test_a_resumed_run_reads_the_teachers_predictions_and_of_other_rows_it_predicts_again(
-    arguments, splits, teacher, tmp_path, caplog
-):
-    first = run(tmp_path, arguments, splits, teacher)
-    torch.manual_seed(9)
-    with caplog.at_level("INFO"):
-        again = run(tmp_path, arguments, splits, teacher)
-    assert caplog.text.count("predictions are read from") == 1
-    assert again.train["label"][:] == first.train["label"][:]
-    drawn = torch.rand(3)
-    with caplog.at_level("INFO"):
-        run(tmp_path, arguments, {**splits, "test": splits["test"].select(range(5))}, teacher)
-    assert caplog.text.count("predictions are read from") == 1
-    assert torch.equal(torch.rand(3), drawn)  # whether the teacher ran decides nothing about the student
-
-
 def test_further_rows_are_labelled_by_the_teacher_alone_and_rows_of_the_splits_are_left_out(
     arguments, splits, teacher, tmp_path
 ):
