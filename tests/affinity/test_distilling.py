@@ -8,7 +8,6 @@ import torch
 from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.distilling import compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.scoring import SplitScores
 from hf_ext.data.arguments import DataArguments
@@ -43,15 +42,10 @@ def arguments(cache):
 
 
 @pytest.fixture(scope="module")
-def teacher(demo_encoders, arguments, splits, tmp_path_factory):
+def teacher(make_affinity, arguments, splits, tmp_path_factory):
     """Folder of a trained model with the test rows it held out, and its predictions for the training rows."""
     folder = tmp_path_factory.mktemp("teacher")
-    torch.manual_seed(1)
-    model = build_model(
-        AffinityArguments(encoders=list(demo_encoders), tower_inputs=["heavy,light", "antigen"], head_sizes=[8]),
-        COLUMNS,
-    )
-    collator = build_collator(model, DataArguments(sequence_columns=COLUMNS))
+    model, collator = make_affinity(seed=1)
     args = arguments(folder, max_steps=8, learning_rate=1e-2, save_strategy="no")
     trainer = FastTrainer(model, args, collator, splits["train"])
     trainer.train()

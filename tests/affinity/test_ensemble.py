@@ -12,10 +12,8 @@ from run_outcomes import same_tensors
 from safetensors.torch import load_file
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.ensemble import predict_members, score_seeds, train_seeds
 from hf_ext.affinity.scoring import SplitScores, compute_metrics
-from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped
 from hf_ext.evaluation import score_predictions
@@ -23,9 +21,6 @@ from hf_ext.evaluation.verdict import judge
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-COLUMNS = ["heavy", "light", "antigen"]
-MODEL = {"tower_inputs": ["heavy,light", "antigen"], "head_sizes": [8], "head_dropout": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +35,7 @@ def splits(demo_rows):
 
 
 @pytest.fixture(scope="module")
-def make_trainer(demo_encoders, cache, splits):
+def make_trainer(make_affinity, cache, splits):
     """A trainer as the recipe makes it, and the arguments it was made from."""
 
     def make(folder, num_seeds=1, trainer_class=FastTrainer, **given):
@@ -63,10 +58,7 @@ def make_trainer(demo_encoders, cache, splits):
                 **given,
             },
         )
-        torch.manual_seed(args.seed)
-        model_args = AffinityArguments(encoders=list(demo_encoders), num_seeds=num_seeds, **MODEL)
-        model = build_model(model_args, COLUMNS)
-        collator = build_collator(model, DataArguments(sequence_columns=COLUMNS))
+        model, collator = make_affinity(seed=args.seed, num_seeds=num_seeds, head_dropout=0.1)
         data = splits["train"], splits["validation"]
         return trainer_class(model, args, collator, *data, compute_metrics=compute_metrics), args
 
@@ -165,11 +157,11 @@ def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_aga
     assert not same_tensors(before, head_of(tmp_path / "seed-42"))
 
 
-def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_trainer, demo_encoders, tmp_path):
+def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_trainer, make_affinity, tmp_path):
     with pytest.raises(ArgumentError, match=r"Run 3 commands, each with another --seed and --output_dir"):
-        build_model(AffinityArguments(encoders=list(demo_encoders), num_seeds=3, tower_training=["lora"]), COLUMNS[:2])
+        make_affinity(num_seeds=3, tower_training=["lora"])
     with pytest.raises(ArgumentError, match="Leave one of them out"):
-        build_model(AffinityArguments(encoders=list(demo_encoders), num_seeds=3, init_head_from="x"), COLUMNS[:2])
+        make_affinity(num_seeds=3, init_head_from="x")
     trainer, args = make_trainer(tmp_path, 2, speedups=[])
     with pytest.raises(ArgumentError, match="embedding cache, which is off"):
         train_seeds(trainer, args)

@@ -3,7 +3,6 @@ import pytest
 import torch
 from tiny_t5 import T5_LETTERS, write_t5_vocabulary
 from tokenizers import Tokenizer, models
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
 
 from hf_ext.data.proteins import RARE, STANDARD
@@ -132,28 +131,12 @@ def tokenizer_that_merges(folder):
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), pad_token="<pad>", unk_token="<unk>")
 
 
-def tokenizer_that_ends_pairs_otherwise(folder):
-    tokenizer = bert(folder)
-    ends = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]", "[MASK]")]
-    processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [MASK]", special_tokens=ends)
-    tokenizer.backend_tokenizer.post_processor = processor
-    return tokenizer
-
-
-def tokenizer_without_padding(folder):
-    tokenizer = tokenizer_that_merges(folder)
-    tokenizer.pad_token = None
-    return tokenizer
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (word_tokenizer, "does not map the 20 standard residues to 20 different tokens"),
         (tokenizer_with_inner_pieces, "does not give a residue the same one token wherever it stands"),
         (tokenizer_that_merges, "does not give a residue the same one token wherever it stands"),
-        (tokenizer_that_ends_pairs_otherwise, "frames a pair otherwise than a single sequence"),
-        (tokenizer_without_padding, "has no padding or no unknown token"),
     ],
 )
 def test_tokenizers_that_do_not_give_one_token_per_residue_are_refused(tmp_path, make, message):
