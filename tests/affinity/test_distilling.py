@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -14,7 +13,6 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.verdict import judge
-from hf_ext.models.losses import regression_loss
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -70,23 +68,6 @@ def test_training_labels_are_the_mixture_and_all_others_stay(arguments, splits, 
     np.testing.assert_allclose(result.test_predictions, teacher[2], rtol=0, atol=1e-5)
     assert result.train.column_names.count("label") == 1
     assert result.train["heavy"][:] == splits["train"]["heavy"][:]
-
-
-def test_the_mixture_has_the_gradient_of_both_squared_losses_together():
-    torch.manual_seed(0)
-    predictions = torch.randn(6, requires_grad=True)
-    label, taught = torch.randn(6), torch.randn(6)
-
-    def gradient(loss):
-        return torch.autograd.grad(loss, predictions)[0]
-
-    both = gradient(
-        0.3 * regression_loss("mse", predictions, taught) + 0.7 * regression_loss("mse", predictions, label)
-    )
-    mixed = gradient(regression_loss("mse", predictions, 0.3 * taught + 0.7 * label))
-    swapped = gradient(regression_loss("mse", predictions, 0.7 * taught + 0.3 * label))
-    assert torch.allclose(mixed, both, atol=1e-6)
-    assert not torch.allclose(swapped, both, atol=1e-2)
 
 
 def test_further_rows_are_labelled_by_the_teacher_alone_and_rows_of_the_splits_are_left_out(

@@ -64,7 +64,7 @@ def train(tmp_path_factory, demo_rows, demo_encoders):
     parts = ["train"] * 120 + ["valid"] * 40 + ["test"] * 40
     rows = demo_rows.select(range(200)).select_columns([*COLUMNS, "label"])
     rows.add_column("part", parts).to_csv(root / "rows.csv")
-    quiet = "--label_column label --split_column part --disable_tqdm true --use_cpu true"
+    quiet = "--label_column label --split_column part --num_train_epochs 8 --disable_tqdm true --use_cpu true"
     exact = "--without encoder_precision cpu_matmul"  # float32, whatever is faster today
     files = ["--dataset_name", str(root / "rows.csv"), "--embedding_cache_dir", str(root / "cache")]
     model = ["--encoders", *demo_encoders, "--tower_inputs", "heavy,light", "antigen", "--sequence_columns", *COLUMNS]

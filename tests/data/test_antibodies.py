@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from hf_ext.data.antibodies import (
@@ -13,7 +12,6 @@ from hf_ext.data.antibodies import (
     AntibodyPair,
     PairEncoder,
     decode_pair,
-    decode_pairs,
 )
 from hf_ext.data.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
@@ -51,7 +49,7 @@ def test_what_was_encoded_is_decoded_and_what_is_malformed_is_said(encoder):
     for heavy, light in (("EVQLX", "DIQ"), ("EVQL", None), ("A", "C")):
         (ids,) = encoder.encode_pairs([heavy], [light])
         assert decode_pair(ids) == decode_pair(ids[1:]) == AntibodyPair(heavy, light)
-        assert decode_pairs(torch.tensor([[*ids, 0, 0]])) == [AntibodyPair(heavy, light)]  # as `generate` pads
+        assert decode_pair([*ids, 0, 0]) == AntibodyPair(heavy, light)  # as `generate` pads
     for ids, pair in (
         ([A, C], ("AC", None, ("no <eos>: cut off",))),
         ([A, 3, C], ("A", "C", ("no <eos>: cut off",))),
@@ -122,17 +120,3 @@ def test_a_layout_says_where_distinct_antigens_stand_and_batches_that_make_no_se
     ):
         with pytest.raises(DataError, match=words):
             collator([rows[0], {**rows[1], **change}, rows[2]])
-
-
-def test_given_states_take_the_place_of_ids(rows):
-    asked = []
-
-    def states_of(antigens):
-        asked.append([len(ids) for ids in antigens])
-        return [torch.full((len(ids), 2), float(len(ids))) for ids in antigens]
-
-    batch = AntibodyCollator(states_of=states_of)(rows)
-    assert asked == [[4, 3]]
-    assert "input_ids" not in batch
-    assert batch["encoder_outputs"][0][:, :, 0].tolist() == [[4.0] * 4, [3.0, 3.0, 3.0, 0.0]]
-    assert batch["attention_mask"].sum(1).tolist() == [4, 3]

@@ -1,14 +1,11 @@
 """Loading: typed columns, a report, splits, filters, streams, and what cannot be loaded or asked for."""
 
 import csv
-import gzip
 import json
 import pickle
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from datasets import IterableDatasetDict, Value
+from datasets import Value
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data, load_sequences
@@ -194,36 +191,6 @@ def test_a_row_that_names_no_split_is_refused_and_never_dropped(tmp_path, stream
     with pytest.raises(DataError, match=r"row 2, column 'part', value 'holdout': names no split\. Use train, valid"):
         all_rows(load(path, **options).splits)
     assert len(all_rows(load(path, filter="part != 'holdout'", **options).splits)) == 19
-
-
-def make_file(folder, name, rows):
-    path = folder / name
-    if name.endswith(".parquet"):
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return str(path)
-    if "jsonl" in name:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-    elif "fa" in name:
-        text = "".join(f">{row['name']} label={row['label']}\n{row['sequence']}\n" for row in rows)
-    else:
-        sign = "\t" if "tsv" in name else ","
-        text = "".join(sign.join(map(str, cells)) + "\n" for cells in [rows[0], *(row.values() for row in rows)])
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl.gz", "a.parquet", "a.fa"])
-def test_every_format_and_its_stream_give_the_same_rows(tmp_path, name):
-    path = make_file(tmp_path, name, [{"name": f"p{i}", "sequence": sequence(i), "label": i / 4} for i in range(20)])
-    column = "id" if "fa" in name else "name"
-    loaded = load(path, id_column=column)
-    streamed = load(path, id_column=column, streaming=True)
-    assert isinstance(streamed.splits, IterableDatasetDict)
-    rows = all_rows(loaded.splits)
-    assert [(row[column], row["sequence"], row["label"]) for row in rows] == [
-        (f"p{i}", sequence(i), i / 4) for i in range(20)
-    ]
-    assert [row | {"bound": 0} for row in rows] == all_rows(streamed.splits)
 
 
 def test_stream_filters_labels_and_drops_like_a_table(tmp_path):

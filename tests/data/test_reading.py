@@ -65,11 +65,6 @@ def test_every_form_of_a_delimited_file_gives_the_same_text(tmp_path, name, cont
     assert list(data) == [dict(zip(ROWS, cells)) for cells in zip(*ROWS.values())]
 
 
-def test_record_over_two_lines_counts_by_its_first_line(tmp_path):
-    path = write(tmp_path / "a.csv", 'sequence,note\nMKTVL,"two\nlines"\nMKTVA,x\n')
-    assert read_table(path, ["sequence"])[:] == {"sequence": ["MKTVL", "MKTVA"], "source_row": [2, 4]}
-
-
 @pytest.mark.parametrize(("suffix", "streaming"), [("fasta", False), ("faa.gz", True)])
 def test_fasta_headers_become_columns(tmp_path, suffix, streaming):
     text = "\n>s1 some words pKd=7.3 group=a\nMKT\nVL\n\n>s2 group=b pKd=<=6\nACDEF\n>s3\n\n"
@@ -103,14 +98,6 @@ def test_json_column_of_mixed_types_becomes_text_and_absent_keys_null(tmp_path):
     data = read_table(write(tmp_path / "c.jsonl", "\n".join(map(json.dumps, many))))
     assert data["label"][:] == ["7"] * 1000 + ["7.5", "<=7"]
     assert data["source_row"][-1] == 1002
-
-
-def test_parquet_faults_are_data_errors(tmp_path):
-    assert "not a readable Parquet file" in fault(write(tmp_path / "a.parquet", "sequence\nMKTVL\n"))
-    pq.write_table(pa.table({"sequence": pa.array([], pa.string())}), tmp_path / "b.parquet")
-    assert "no records" in fault(str(tmp_path / "b.parquet"))
-    pq.write_table(pa.Table.from_arrays([pa.array(["A"]), pa.array(["B"])], ["s", "s"]), tmp_path / "c.parquet")
-    assert "column 's' occurs more than once" in fault(str(tmp_path / "c.parquet"))
 
 
 def test_a_json_list_gives_the_rows_that_json_lines_give(tmp_path):
@@ -175,20 +162,10 @@ def test_file_not_found_names_the_nearest_files(tmp_path):
     assert "other.txt: unknown format. Use .csv" in fault(str(tmp_path / "other.txt"))
 
 
-def test_folder_gives_its_train_validation_and_test_files(tmp_path):
-    write(tmp_path / "test.csv", "sequence\nAAAAA\n")
-    write(tmp_path / "valid.csv.gz", "sequence\nCCCCC\n")
-    write(tmp_path / "train.csv", "sequence\nDDDDD\n")
-    write(tmp_path / "README.md", "text")
-    parts = read_parts(str(tmp_path))
-    assert [(part.split, part.data["sequence"][:]) for part in parts] == [
-        ("train", ["DDDDD"]),
-        ("validation", ["CCCCC"]),
-        ("test", ["AAAAA"]),
-    ]
-    assert read_table(str(tmp_path))["sequence"][:] == ["DDDDD", "CCCCC", "AAAAA"]
-    write(tmp_path / "val.tsv", "sequence\nCCCCC\n")
-    assert "val.tsv and valid.csv.gz are the same split; keep one" in fault(str(tmp_path))
+def test_two_files_of_one_split_are_refused(tmp_path):
+    for name in ("train.csv", "valid.csv.gz", "val.tsv"):
+        write(tmp_path / name, "sequence\nCCCCC\n")
+    assert "val.tsv and valid.csv.gz are the same split; keep one" in fault(tmp_path)
 
 
 SHARDS = {"train": [["DDDDD", "DDDDE"], ["DDDDF"]], "validation": [["CCCCC"]], "test": [["NA"]]}
@@ -253,18 +230,6 @@ def test_a_header_in_the_second_line_is_found_by_the_columns_asked_for(tmp_path,
             ("NA", "2", 4),
         ]
     assert ("the header is in row 2; what stands before it is passed over" in caplog.text) == warns
-
-
-def test_stream_resumes_where_its_state_was_saved(tmp_path):
-    path = write(tmp_path / "a.csv", "sequence\n" + "".join(f"M{'K' * i}\n" for i in range(6)))
-    data = read_table(path, streaming=True)
-    iterator = iter(data)
-    for _ in range(3):
-        next(iterator)
-    state = data.state_dict()
-    again = read_table(path, streaming=True)
-    again.load_state_dict(state)
-    assert [row["source_row"] for row in again] == [5, 6, 7]
 
 
 # --- files that are not what they are called -------------------------------------------------------------------------
@@ -371,8 +336,8 @@ def read(path) -> list[dict]:
     return [{name: row[name] for name in COLUMNS} for row in read_table(str(path), COLUMNS)]
 
 
-def judge(folder, seed: int) -> tuple[str, str, dict]:
-    """What became of one damaged file, the kind of damage, and how the file was written."""
+def judge(folder, seed: int) -> str:
+    """What became of one damaged file."""
     rng = random.Random(seed)
     form, kind, table = FORMS[seed % len(FORMS)], rng.choice(DAMAGES), make_table(rng)
     path = folder / f"{seed}.parquet"
@@ -385,18 +350,18 @@ def judge(folder, seed: int) -> tuple[str, str, dict]:
     if message:
         assert message.startswith(str(path)), message
         assert message.isprintable(), ascii(message)
-        return NAMED, kind, form
+        return NAMED
     if repr(rows) == repr(table.to_pylist()):
-        return RIGHT, kind, form
+        return RIGHT
     # Without page checksums, a changed number is a number: then pyarrow must see what we see, and no row may be lost.
     assert not form["write_page_checksum"], (seed, kind)
     assert repr(rows) == repr(pq.read_table(path, columns=COLUMNS).to_pylist()), (seed, kind)
     assert len(rows) == NUM_ROWS
-    return UNSEEN, kind, form
+    return UNSEEN
 
 
 def test_damaged_parquet_is_named_or_read_right(tmp_path):
-    found = Counter(judge(tmp_path, seed)[0] for seed in range(24))
+    found = Counter(judge(tmp_path, seed) for seed in range(24))
     assert found[NAMED] >= 8
     assert sum(found.values()) == 24
 
@@ -406,7 +371,7 @@ def test_two_hundred_damaged_parquet_files(tmp_path, request):
     names = {NAMED: 0, RIGHT: 0, UNSEEN: 0, "raw exceptions": 0, "rows lost": 0}
     with tally(request, "damaged Parquet files", files=0, **names) as counts:
         for seed in range(100, 300):
-            outcome = judge(tmp_path, seed)[0]
+            outcome = judge(tmp_path, seed)
             counts["files"] += 1
             counts[outcome] += 1
     assert counts["files"] == 200

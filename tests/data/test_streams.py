@@ -109,16 +109,6 @@ def test_rows_carry_the_number_of_their_pass_and_a_shuffled_stream_has_another_o
     assert sorted(row["id"] for row in first) == sorted(row["id"] for row in second) == [*range(7), *range(10, 17)]
 
 
-def test_each_iteration_begins_anew_with_the_first_pass_also_after_a_resume():
-    for stream in (of_generator(2).shuffle(seed=0, buffer_size=14), of_arrow()):
-        sampler = StreamBatchSampler(stream, 4)
-        first = take(sampler, 5)
-        assert take(sampler, 5) == first
-        sampler.load_state_dict(sampler.state_dict(3))
-        assert take(sampler, 5) != first
-        assert take(sampler, 5) == first
-
-
 def test_a_stream_without_rows_is_an_error_and_one_that_is_used_up_ends():
     with pytest.raises(DataError, match="no rows in pass 0"):
         take(StreamBatchSampler(of_arrow().filter(lambda row: False), 2), 1)

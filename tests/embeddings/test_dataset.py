@@ -12,7 +12,6 @@ from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.embeddings.dataset import EmbeddedDataset, StateTable, make_table
 from hf_ext.embeddings.encode import fill_store
 from hf_ext.embeddings.store import EmbeddingStore
-from hf_ext.errors import DataError
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.esm import state_encoder, state_key
 from hf_ext.models.generation.model import AntibodyGenerator
@@ -84,13 +83,3 @@ def test_a_generator_reads_cached_states_as_it_reads_live_ones(generator, demo_e
     others = {**batch, "antigen_index": batch["antigen_index"].roll(1)}
     assert (generator(**others).logits - live.logits).abs().max() > 0.01
     assert generator.generate(**batch, max_new_tokens=4).shape[0] == 4
-
-
-def test_an_antigen_that_was_not_encoded_is_named(tmp_path):
-    store = EmbeddingStore(tmp_path, {"encoder": "toy"})
-    store.add(["AC"], [torch.ones(2, 3)])
-    table = StateTable(store, ["AC"], [np.array([4, 5])])
-    with pytest.raises(DataError, match="No states of 1 antigens of a batch, the first of 3 tokens"):
-        table([np.array([4, 5]), np.array([4, 5, 6])])
-    with pytest.raises(DataError, match="2 states of an antigen that has 4 tokens"):
-        StateTable(store, ["AC"], [np.array([1, 4, 5, 2])])

@@ -17,7 +17,6 @@ from datasets import Dataset
 from hf_ext.errors import DataError
 from hf_ext.evaluation import METRIC_NAMES, load_metric, score_predictions
 from hf_ext.evaluation.metrics import (
-    THRESHOLD_METRICS,
     Regression,
     mean_of_groups,
     per_group_spearman,
@@ -191,12 +190,6 @@ def test_all_metrics_load_combine_and_take_batches_without_network() -> None:
     assert list(by_call["per_group_spearman_by_group"]) == ["7", "8"]
 
 
-def test_threshold_is_taken_from_the_constructor_or_from_compute() -> None:
-    metric = load_metric("recall", threshold=6.5)
-    assert metric.compute(predictions=PREDICTIONS, references=REFERENCES)["recall"] == 0.5
-    assert metric.compute(predictions=PREDICTIONS, references=REFERENCES, threshold=8.0)["recall"] == 1.0
-
-
 def test_a_loaded_metric_without_a_value_is_nan_with_a_reason() -> None:
     result = load_metric("spearman").compute(predictions=[6.0, 6.0], references=[1.0, 2.0])
     assert math.isnan(result["spearman"])
@@ -255,25 +248,3 @@ def test_of_a_subset_the_groups_are_those_of_its_rows_and_other_rows_are_refused
     for wrong in (rows[::-1], np.arange(40), slice(None)):
         with pytest.raises(DataError, match="group_column='antigen': the labels of this evaluation are not those"):
             call(metrics, wrong)
-
-
-def test_what_has_no_value_is_nan() -> None:
-    found = call(RowMetrics(99.0, groups=np.array([f"{i}" for i in range(60)])))
-    assert all(math.isnan(found[name]) for name in (*THRESHOLD_METRICS, "per_group_spearman"))
-    assert found["num_defined_groups"] == 0.0
-
-
-def test_that_a_metric_will_have_no_value_is_known_from_labels_and_groups() -> None:
-    for metric, threshold, rows, reason in (
-        ("recall", 9.0, None, None),
-        ("recall", 99.0, None, "no label of the evaluation rows is at or above the threshold 99"),
-        ("enrichment_1pct", 9.0, LABELS[ORDER] < 9, "no label of the evaluation rows is at or above the threshold 9"),
-        ("spearman", 99.0, None, None),
-        ("per_group_spearman", None, None, None),
-        ("per_group_spearman", None, GROUPS[ORDER] == "c", "no antigen has 10 of the evaluation rows"),
-    ):
-        chosen = None if rows is None else np.flatnonzero(rows)
-        assert RowMetrics(threshold, "antigen").why_undefined(metric, table(), chosen) == reason
-    metrics, stream = RowMetrics(None, "antigen"), table().to_iterable_dataset()
-    assert metrics.of_rows(stream, None) is metrics
-    assert metrics.why_undefined("per_group_spearman", stream, None) == "a stream has no groups"

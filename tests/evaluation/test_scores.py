@@ -148,13 +148,6 @@ def test_within_groups_the_mean_difference_is_compared_and_groups_are_drawn() ->
     assert json.loads(json.dumps(compared.as_dict(), allow_nan=False)) == compared.as_dict()
 
 
-def test_fewer_than_ten_groups_show_an_interval_and_claim_nothing() -> None:
-    labels, groups = in_groups(*range(10), num_groups=9), np.repeat(np.arange(9), 10)
-    compared = compare_paired(labels, -labels, labels, "per_group_spearman", groups=groups)
-    assert (compared.improvement, compared.low) == (pytest.approx(2.0), pytest.approx(2.0))
-    assert not compared.is_better
-
-
 def test_a_difference_is_seen_where_the_intervals_of_both_scores_overlap() -> None:
     generator = np.random.default_rng(0)
     labels = generator.normal(size=300)

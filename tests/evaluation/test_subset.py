@@ -99,17 +99,6 @@ def test_the_chosen_rows_of_a_stream_are_kept_in_order():
     assert choose_rows(TABLE, size=60).are_all
 
 
-def test_without_one_label_per_row_rows_are_drawn_at_random_and_a_list_of_one_is_a_label():
-    for rows in (
-        [{"sequence": "A"}] * 50,
-        [{"labels": torch.arange(3)} for _ in range(50)],
-        [(i, i) for i in range(50)],
-    ):
-        assert choose_rows(rows, size=5).rows.tolist() == choose_subset(np.zeros(50), size=5).tolist()
-    rows = [{"label": [value]} for value in LABELS]
-    assert choose_rows(rows, size=6).rows.tolist() == choose_subset(LABELS, size=6).tolist()
-
-
 def test_a_stream_that_can_be_read_only_once_is_refused():
     class Once(torch.utils.data.IterableDataset):
         def __init__(self):

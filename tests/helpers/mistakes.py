@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,6 @@ from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import HfExtError
 from hf_ext.running import check_inputs
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NUM_ROWS = 60
 
 
@@ -130,7 +127,7 @@ def check_mistake(mistake: Mistake, folder: Path, encoder: str) -> None:
     wanted = [words.format(file=folder / "a.csv", folder=folder) for words in mistake.says]
     if mistake.kind == "error":
         with pytest.raises(HfExtError) as error:
-            importlib.import_module("max_speed").main(mistake.given.command(folder, encoder))
+            TASK.main(mistake.given.command(folder, encoder))
         said = [str(error.value)]
     else:
         starts = {"warning": ("WARNING", "ALARM"), "note": ("note",)}[mistake.kind]
@@ -141,6 +138,3 @@ def check_mistake(mistake: Mistake, folder: Path, encoder: str) -> None:
 def check_twin(mistake: Mistake, folder: Path, encoder: str) -> None:
     """Asserts that the innocent twin passes, and without a word."""
     assert remarks(look_at(mistake.twin, folder, encoder)) == []
-
-
-sys.path.append(str(RECIPES))
