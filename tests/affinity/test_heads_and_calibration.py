@@ -95,6 +95,7 @@ def test_what_was_chosen_is_trained_stored_and_shown(searched):
         assert results["settings"][name] == chosen[name]
     assert results["train"]["epoch"] == results["settings"]["num_train_epochs"] == chosen["epochs"]
     assert {one["form"] for one in found["tried"]} == {"mlp", "product", "gated"}
+    assert {one["epochs"] for one in found["tried"]} == {8}  # what the user set is never changed
     assert "All candidates" in (folder / "report.html").read_text()
 
 

@@ -199,3 +199,10 @@ def test_a_folder_that_cannot_be_made_is_named_and_what_stands_there_kept(store,
             EmbeddingStore(tmp_path / name, KEY)
     assert (tmp_path / "taken").read_text() == "a,b\n"
     assert (tmp_path / "other" / store.folder.name).read_text() == "mine"
+
+
+def test_another_key_is_another_folder_and_a_pair_another_sequence_than_its_parts_joined(store, tmp_path):
+    other = EmbeddingStore(tmp_path, {**KEY, "dtype": "torch.bfloat16"})
+    assert (len(other), len(store)) == (0, 3)
+    assert EmbeddingStore(tmp_path, dict(reversed(KEY.items()))).folder == store.folder  # order says nothing
+    assert store.missing(["GW", "|GW", "G|W"]) == ["|GW", "GW"]

@@ -106,3 +106,13 @@ def test_simulated_clusters_are_held_by_cluster_and_not_by_row(monkeypatch) -> N
     assert min(held["by_cluster"].values()) >= 0.85
     assert max(held["by_row"].values()) <= 0.80
     assert row["by_cluster"]["rmse"]["mean_width"] > 1.5 * row["by_row"]["rmse"]["mean_width"]
+
+
+def test_units_of_uneven_size_count_as_fewer() -> None:
+    # 9 units of 10 rows and one of 90: 180^2 / (9 * 100 + 8100) = 3.6
+    uneven = ResamplingUnits.of("antibody", np.repeat(np.arange(10), [10] * 9 + [90]))
+    assert uneven.num_effective == pytest.approx(3.6)
+    assert not uneven.are_enough
+    assert uneven.describe() == "10 values of antibody (as uneven as 4)"
+    even = ResamplingUnits.of("antibody", np.repeat(np.arange(10), 10))
+    assert (even.num_effective, even.are_enough, even.describe()) == (10.0, True, "10 values of antibody")
