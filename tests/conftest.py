@@ -132,15 +132,14 @@ def make_affinity(demo_encoders):
 
         columns = ["heavy", "light", "antigen"]
         torch.manual_seed(seed)
-        model = build_model(
-            AffinityArguments(
-                encoders=list(demo_encoders),
-                tower_inputs=["heavy,light", "antigen"],
-                tower_training=[antibody, antigen],
-                **{"head_sizes": [8], "head_dropout": 0.0, **settings},
-            ),
-            columns,
-        )
+        defaults = {
+            "encoders": list(demo_encoders),
+            "tower_inputs": ["heavy,light", "antigen"],
+            "tower_training": [antibody, antigen],
+            "head_sizes": [8],
+            "head_dropout": 0.0,
+        }
+        model = build_model(AffinityArguments(**{**defaults, **settings}), columns)
         return model, build_collator(model, DataArguments(sequence_columns=columns))
 
     return make

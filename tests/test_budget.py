@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (609, 9),
     "checkpoints": (1880, 13),
     "comparing": (822, 7),
-    "data": (3278, 27),
+    "data": (3276, 27),
     "doctor": (917, 10),
     "embeddings": (425, 5),
     "evaluation": (1694, 13),

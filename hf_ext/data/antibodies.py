@@ -176,11 +176,6 @@ def decode_pair(ids: Iterable[int]) -> AntibodyPair:
     return AntibodyPair(heavy, (others[0] or None) if others else None, tuple(malformed))
 
 
-def decode_pairs(ids: Any) -> list[AntibodyPair]:
-    """`decode_pair` of each row of what `generate` returns, (n, tokens)."""
-    return [decode_pair(row) for row in (ids.tolist() if hasattr(ids, "tolist") else ids)]
-
-
 class AntibodyCollator:
     """Makes a generator's batches from rows of `PairEncoder.encode_rows`.
 

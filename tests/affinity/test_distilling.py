@@ -4,18 +4,15 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.distilling import compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.scoring import SplitScores
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.verdict import judge
-from hf_ext.models.losses import regression_loss
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -43,15 +40,10 @@ def arguments(cache):
 
 
 @pytest.fixture(scope="module")
-def teacher(demo_encoders, arguments, splits, tmp_path_factory):
+def teacher(make_affinity, arguments, splits, tmp_path_factory):
     """Folder of a trained model with the test rows it held out, and its predictions for the training rows."""
     folder = tmp_path_factory.mktemp("teacher")
-    torch.manual_seed(1)
-    model = build_model(
-        AffinityArguments(encoders=list(demo_encoders), tower_inputs=["heavy,light", "antigen"], head_sizes=[8]),
-        COLUMNS,
-    )
-    collator = build_collator(model, DataArguments(sequence_columns=COLUMNS))
+    model, collator = make_affinity(seed=1)
     args = arguments(folder, max_steps=8, learning_rate=1e-2, save_strategy="no")
     trainer = FastTrainer(model, args, collator, splits["train"])
     trainer.train()
@@ -76,39 +68,6 @@ def test_training_labels_are_the_mixture_and_all_others_stay(arguments, splits, 
     np.testing.assert_allclose(result.test_predictions, teacher[2], rtol=0, atol=1e-5)
     assert result.train.column_names.count("label") == 1
     assert result.train["heavy"][:] == splits["train"]["heavy"][:]
-
-
-def test_the_mixture_has_the_gradient_of_both_squared_losses_together():
-    torch.manual_seed(0)
-    predictions = torch.randn(6, requires_grad=True)
-    label, taught = torch.randn(6), torch.randn(6)
-
-    def gradient(loss):
-        return torch.autograd.grad(loss, predictions)[0]
-
-    both = gradient(
-        0.3 * regression_loss("mse", predictions, taught) + 0.7 * regression_loss("mse", predictions, label)
-    )
-    mixed = gradient(regression_loss("mse", predictions, 0.3 * taught + 0.7 * label))
-    swapped = gradient(regression_loss("mse", predictions, 0.7 * taught + 0.3 * label))
-    assert torch.allclose(mixed, both, atol=1e-6)
-    assert not torch.allclose(swapped, both, atol=1e-2)
-
-
-def test_a_resumed_run_reads_the_teachers_predictions_and_of_other_rows_it_predicts_again(
-    arguments, splits, teacher, tmp_path, caplog
-):
-    first = run(tmp_path, arguments, splits, teacher)
-    torch.manual_seed(9)
-    with caplog.at_level("INFO"):
-        again = run(tmp_path, arguments, splits, teacher)
-    assert caplog.text.count("predictions are read from") == 1
-    assert again.train["label"][:] == first.train["label"][:]
-    drawn = torch.rand(3)
-    with caplog.at_level("INFO"):
-        run(tmp_path, arguments, {**splits, "test": splits["test"].select(range(5))}, teacher)
-    assert caplog.text.count("predictions are read from") == 1
-    assert torch.equal(torch.rand(3), drawn)  # whether the teacher ran decides nothing about the student
 
 
 def test_further_rows_are_labelled_by_the_teacher_alone_and_rows_of_the_splits_are_left_out(

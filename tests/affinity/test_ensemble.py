@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 from run_outcomes import same_tensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.ensemble import predict_members, score_seeds, train_seeds
 from hf_ext.affinity.scoring import SplitScores, compute_metrics
-from hf_ext.checkpoints.finished_model import write_model_manifest
-from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped
 from hf_ext.evaluation import score_predictions
@@ -24,9 +21,6 @@ from hf_ext.evaluation.verdict import judge
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-COLUMNS = ["heavy", "light", "antigen"]
-MODEL = {"tower_inputs": ["heavy,light", "antigen"], "head_sizes": [8], "head_dropout": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +35,7 @@ def splits(demo_rows):
 
 
 @pytest.fixture(scope="module")
-def make_trainer(demo_encoders, cache, splits):
+def make_trainer(make_affinity, cache, splits):
     """A trainer as the recipe makes it, and the arguments it was made from."""
 
     def make(folder, num_seeds=1, trainer_class=FastTrainer, **given):
@@ -64,10 +58,7 @@ def make_trainer(demo_encoders, cache, splits):
                 **given,
             },
         )
-        torch.manual_seed(args.seed)
-        model_args = AffinityArguments(encoders=list(demo_encoders), num_seeds=num_seeds, **MODEL)
-        model = build_model(model_args, COLUMNS)
-        collator = build_collator(model, DataArguments(sequence_columns=COLUMNS))
+        model, collator = make_affinity(seed=args.seed, num_seeds=num_seeds, head_dropout=0.1)
         data = splits["train"], splits["validation"]
         return trainer_class(model, args, collator, *data, compute_metrics=compute_metrics), args
 
@@ -123,14 +114,6 @@ def test_the_saved_folder_is_one_model_of_the_mean_that_holds_encoders_by_refere
     assert alone.member_logits is None
 
 
-def test_encoders_run_once_for_all_seeds(ensemble, cache):
-    _, _, folder = ensemble
-    for name in ("seed-43", "seed-44"):
-        decisions = {one["name"]: one for one in json.loads((folder / name / "plan.json").read_text())["decisions"]}
-        assert decisions["embedding_cache"]["evidence"]["num_encoded"] == 0
-    assert list(cache.rglob("rows-*"))
-
-
 class StoppedTrainer(FastTrainer):
     """Is stopped in the second epoch of seed 43."""
 
@@ -163,20 +146,6 @@ def test_a_stopped_command_continues_where_it_was_and_trains_no_finished_seed_ag
     )
 
 
-def test_finished_seeds_are_read_from_where_the_folder_is_now(ensemble, make_trainer, tmp_path):
-    shutil.copytree(ensemble[2], tmp_path / "moved")
-    trainer, args = make_trainer(tmp_path / "moved", 3)
-    name, zeros = "model.safetensors", torch.zeros(1)
-    weights = load_file(tmp_path / "moved" / "seed-43" / name)
-    save_file({**weights, "head.layers.3.bias": zeros}, tmp_path / "moved" / "seed-43" / name)
-    with pytest.raises(ArgumentError, match=r"seed-43 is not what was saved: model\.safetensors: expected"):
-        train_seeds(trainer, args)
-    write_model_manifest(tmp_path / "moved" / "seed-43")
-    trained = train_seeds(trainer, args)
-    assert [run["folder"] for run in trained.runs] == [str(tmp_path / "moved" / f"seed-{s}") for s in (42, 43, 44)]
-    assert torch.equal(trainer.model.head.members[1].layers[-1].bias, zeros)
-
-
 def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_again(ensemble, make_trainer, tmp_path):
     shutil.copytree(ensemble[2], tmp_path, dirs_exist_ok=True)
     before = head_of(tmp_path / "seed-42")
@@ -188,11 +157,11 @@ def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_aga
     assert not same_tensors(before, head_of(tmp_path / "seed-42"))
 
 
-def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_trainer, demo_encoders, tmp_path):
+def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_trainer, make_affinity, tmp_path):
     with pytest.raises(ArgumentError, match=r"Run 3 commands, each with another --seed and --output_dir"):
-        build_model(AffinityArguments(encoders=list(demo_encoders), num_seeds=3, tower_training=["lora"]), COLUMNS[:2])
+        make_affinity(num_seeds=3, tower_training=["lora"])
     with pytest.raises(ArgumentError, match="Leave one of them out"):
-        build_model(AffinityArguments(encoders=list(demo_encoders), num_seeds=3, init_head_from="x"), COLUMNS[:2])
+        make_affinity(num_seeds=3, init_head_from="x")
     trainer, args = make_trainer(tmp_path, 2, speedups=[])
     with pytest.raises(ArgumentError, match="embedding cache, which is off"):
         train_seeds(trainer, args)
@@ -201,14 +170,6 @@ def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_traine
         train_seeds(trainer, args)
     with pytest.raises(ArgumentError, match="must be at least 1"):
         AffinityArguments(num_seeds=0)
-
-
-def test_a_head_of_an_ensemble_is_taken_from_its_own_folder(ensemble, demo_encoders):
-    _, _, folder = ensemble
-    settings = {**MODEL, "encoders": list(demo_encoders), "tower_training": ["lora"]}
-    with pytest.raises(ArgumentError, match=r"number of heads \(each is in a folder seed-\*\): 3 there, 1 here"):
-        build_model(AffinityArguments(init_head_from=str(folder), **settings), COLUMNS)
-    build_model(AffinityArguments(init_head_from=str(folder / "seed-42"), **settings), COLUMNS)
 
 
 def test_facts_hold_each_seed_the_mean_and_what_the_spread_is_worth(ensemble, splits):

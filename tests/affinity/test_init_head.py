@@ -7,34 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-COLUMNS = ["heavy", "light", "antigen"]
 EXACT = ["cpu_matmul", "encoder_precision", "precision", "tf32"]
-
-
-@pytest.fixture(scope="module")
-def build(demo_encoders):
-    """A model on the demo encoders, with a head of 8, and its collator."""
-
-    def make(**given):
-        torch.manual_seed(5)
-        settings = {
-            "encoders": list(demo_encoders),
-            "tower_inputs": ["heavy,light", "antigen"],
-            "head_sizes": [8],
-            "head_dropout": 0.0,
-            **given,
-        }
-        model = build_model(AffinityArguments(**settings), COLUMNS)
-        return model, build_collator(model, DataArguments(sequence_columns=COLUMNS))
-
-    return make
 
 
 def make_trainer(parts, rows, folder, **given):
@@ -53,10 +30,10 @@ def make_trainer(parts, rows, folder, **given):
 
 
 @pytest.fixture(scope="module")
-def frozen_run(build, demo_rows, tmp_path_factory):
+def frozen_run(make_affinity, demo_rows, tmp_path_factory):
     """Folder of a run on cached embeddings, and what it predicts for rows that it has not seen."""
     folder = tmp_path_factory.mktemp("frozen")
-    trainer = make_trainer(build(), demo_rows.select(range(120)), folder, speedups=["all"])
+    trainer = make_trainer(make_affinity(), demo_rows.select(range(120)), folder, speedups=["all"])
     assert trainer.plan.applied("embedding_cache")
     trainer.train()
     trainer.save_model()
@@ -64,60 +41,62 @@ def frozen_run(build, demo_rows, tmp_path_factory):
 
 
 def test_before_its_first_step_a_fine_tuned_model_predicts_what_the_frozen_run_predicts(
-    build, frozen_run, demo_rows, tmp_path
+    make_affinity, frozen_run, demo_rows, tmp_path
 ):
     folder, expected = frozen_run
     rows = demo_rows.select(range(160, 200))
     for training in (["full", "frozen"], ["frozen", "lora"]):
-        trainer = make_trainer(build(tower_training=training, init_head_from=str(folder)), rows, tmp_path)
+        trainer = make_trainer(make_affinity(tower_training=training, init_head_from=str(folder)), rows, tmp_path)
         np.testing.assert_allclose(trainer.predict(rows).predictions, expected, rtol=0, atol=1e-4)
-    other = make_trainer(build(tower_training=training), rows, tmp_path)
+    other = make_trainer(make_affinity(tower_training=training), rows, tmp_path)
     assert np.abs(other.predict(rows).predictions - expected).max() > 0.5  # a head that was not carried over
 
 
-def test_training_keeps_the_scales_that_came_with_the_head(build, frozen_run, demo_rows, tmp_path):
+def test_training_keeps_the_scales_that_came_with_the_head(make_affinity, frozen_run, demo_rows, tmp_path):
     folder, _ = frozen_run
     saved = json.loads((folder / "config.json").read_text())
     shifted = demo_rows.select(range(40)).map(lambda row: {"label": row["label"] + 100})
-    model, collator = build(tower_training=["lora"], init_head_from=str(folder))
+    model, collator = make_affinity(tower_training=["lora"], init_head_from=str(folder))
     mean = model.head.input_mean.clone()
     make_trainer((model, collator), shifted, tmp_path, max_steps=1).train()
     assert (model.config.label_mean, model.config.label_std) == (saved["label_mean"], saved["label_std"])
     assert torch.equal(model.head.input_mean, mean)
     assert mean.abs().max() > 0
 
-    fresh, collator = build(tower_training=["lora"])
+    fresh, collator = make_affinity(tower_training=["lora"])
     make_trainer((fresh, collator), shifted, tmp_path, max_steps=1).train()
     assert fresh.config.label_mean > 100  # what measuring the scales again would have made of it
 
 
-def test_a_head_that_does_not_fit_is_refused_with_all_differences(build, frozen_run):
+def test_a_head_that_does_not_fit_is_refused_with_all_differences(make_affinity, frozen_run):
     given = {"pooling": ["max"], "tower_inputs": ["heavy+light", "antigen"], "head_sizes": [8, 4]}
     with pytest.raises(ArgumentError) as error:
-        build(init_head_from=str(frozen_run[0]), **given)
+        make_affinity(init_head_from=str(frozen_run[0]), **given)
     said = ["that head does not fit:", "inputs: ['heavy', 'light', 'antigen'] there", "pooling: ['mean', "]
     assert all(line in str(error.value) for line in [*said, "head sizes: [8] there, [8, 4] here"])
 
 
-def test_other_encoders_are_refused_and_moved_ones_are_not(build, frozen_run, demo_encoders, tmp_path):
+def test_other_encoders_are_refused_and_moved_ones_are_not(make_affinity, frozen_run, demo_encoders, tmp_path):
     bert, esm = demo_encoders
     shutil.copytree(bert, tmp_path / "moved")
-    build(encoders=[str(tmp_path / "moved"), esm], init_head_from=str(frozen_run[0]))
+    make_affinity(encoders=[str(tmp_path / "moved"), esm], init_head_from=str(frozen_run[0]))
     (tmp_path / "moved" / "config.json").write_text((tmp_path / "moved" / "config.json").read_text() + "\n")
     with pytest.raises(ArgumentError, match=r"does not fit:\n  encoders: \['sha256:") as error:
-        build(encoders=[str(tmp_path / "moved"), esm], init_head_from=str(frozen_run[0]))
+        make_affinity(encoders=[str(tmp_path / "moved"), esm], init_head_from=str(frozen_run[0]))
     assert len(str(error.value).splitlines()) == 2
 
 
-def test_what_holds_no_head_trained_on_frozen_encoders_is_refused(build, demo_rows, demo_encoders, tmp_path):
+def test_what_holds_no_head_trained_on_frozen_encoders_is_refused(make_affinity, demo_rows, demo_encoders, tmp_path):
     for folder, reason in ((tmp_path / "nowhere", "no folder here"), (demo_encoders[1], "no inputs.json there")):
         with pytest.raises(ArgumentError, match=reason):
-            build(init_head_from=str(folder))
-    trainer = make_trainer(build(tower_training=["lora", "full"]), demo_rows.select(range(40)), tmp_path, max_steps=1)
+            make_affinity(init_head_from=str(folder))
+    trainer = make_trainer(
+        make_affinity(tower_training=["lora", "full"]), demo_rows.select(range(40)), tmp_path, max_steps=1
+    )
     trainer.save_model()
     with pytest.raises(ArgumentError, match="that model has never been trained"):
-        build(init_head_from=str(tmp_path))
+        make_affinity(init_head_from=str(tmp_path))
     trainer.train()
     trainer.save_model()
     with pytest.raises(ArgumentError, match=r"its encoders were trained too \(full, lora\)"):
-        build(init_head_from=str(tmp_path))
+        make_affinity(init_head_from=str(tmp_path))

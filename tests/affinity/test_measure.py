@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
-
 import pytest
 from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.measure import BEST_BY_LOSS, check_measure, describe_measure, settle_measure, verdict_metric
+from hf_ext.affinity.measure import check_measure, describe_measure, settle_measure
 from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import ArgumentError, DataError
@@ -48,25 +46,6 @@ def test_loss_or_user_say_what_is_best_and_one_line_says_what_was_taken(parse, w
     assert (args.metric_for_best_model.removeprefix("eval_"), args.greater_is_better) == (metric, greater)
     end = "highest" if greater else "lowest"
     assert line == f"Best checkpoint: {end} validation {metric} (--metric_for_best_model); verdict in {verdict}."
-
-
-def test_last_weights_are_said_to_be_kept_and_every_loss_has_a_measure(parse):
-    line = parse("--load_best_model_at_end false")[1]
-    assert "not asked for, the last weights are kept" in line
-    assert sorted(BEST_BY_LOSS) == sorted(get_args(get_type_hints(AffinityArguments)["loss"]))
-
-
-def test_the_verdict_takes_a_metric_that_models_and_baselines_both_have():
-    for given, name in (
-        ("eval_full_mae", "mae"),
-        ("full_r2", "r2"),
-        ("eval_loss", None),
-        ("num_distinct", None),
-        ("full_eval_rmse", None),  # no such metric is ever logged
-        (None, None),
-    ):
-        args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model=given)
-        assert verdict_metric(args) == name
 
 
 def check(metric, metrics, loss="mse", labels=None):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_ext.affinity.rows import describe_units, find_lone_value, find_slices, find_units
+from hf_ext.affinity.rows import find_lone_value, find_slices, find_units
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.errors import ArgumentError, DataError
@@ -90,13 +90,6 @@ def test_what_cannot_be_resampled_is_refused_by_name(path):
         load_data(args, output_dir=None, seed=0, needs_labels=False)
 
 
-def test_too_few_values_are_said(path):
-    basis, few = describe_units(find_units(*split(path, **BY_PART, interval_by="assay")))
-    assert basis.startswith("Intervals resample the 2 values of assay behind 24 rows, and speak about further values")
-    assert few.startswith("An interval from only 2 values of assay is not to be trusted")
-    assert describe_units(None) == []
-
-
 def test_one_held_out_value_in_test_is_found_and_several_or_a_known_one_are_not(path):
     args, splits = split(path, split="group:clone", split_sizes=[0.5, 0.2, 0.3])
     assert find_lone_value(args, splits) is None
@@ -120,13 +113,6 @@ def test_rows_with_an_antibody_that_training_lacks_are_a_slice_and_all_are_count
     assert notes[0].startswith(
         "Of 75 rows these are new to training: 35 in heavy, 0 in antigen, 75 in heavy + antigen together."
     )
-
-
-def test_the_same_rows_are_one_slice():
-    train = table(["A"] * 10 + ["B"] * 10, ["X"] * 20)
-    slices, notes = find_slices(train, table(["A"] * 30 + ["C"] * 30, ["X"] * 60), ["heavy", "antigen"])
-    assert [one.name for one in slices] == ["rows whose heavy is not in training"]
-    assert "0 in antigen (all have the same), 30 in heavy + antigen together" in notes[0]
 
 
 def test_fewer_than_30_on_either_side_are_too_few():

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoTokenizer, EsmTokenizer
+from transformers import AutoTokenizer
 
 from hf_ext.data.antibodies import (
     VOCABULARY,
@@ -13,7 +12,6 @@ from hf_ext.data.antibodies import (
     AntibodyPair,
     PairEncoder,
     decode_pair,
-    decode_pairs,
 )
 from hf_ext.data.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
@@ -51,7 +49,7 @@ def test_what_was_encoded_is_decoded_and_what_is_malformed_is_said(encoder):
     for heavy, light in (("EVQLX", "DIQ"), ("EVQL", None), ("A", "C")):
         (ids,) = encoder.encode_pairs([heavy], [light])
         assert decode_pair(ids) == decode_pair(ids[1:]) == AntibodyPair(heavy, light)
-        assert decode_pairs(torch.tensor([[*ids, 0, 0]])) == [AntibodyPair(heavy, light)]  # as `generate` pads
+        assert decode_pair([*ids, 0, 0]) == AntibodyPair(heavy, light)  # as `generate` pads
     for ids, pair in (
         ([A, C], ("AC", None, ("no <eos>: cut off",))),
         ([A, 3, C], ("A", "C", ("no <eos>: cut off",))),
@@ -84,15 +82,6 @@ def test_what_was_encoded_is_decoded_and_what_is_malformed_is_said(encoder):
 def test_bad_input_is_refused_with_its_row(encoder, given, words):
     with pytest.raises(DataError, match=words):
         encoder.encode_rows(*given)
-
-
-def test_antigens_go_through_the_tokenizer_of_an_encoder_that_has_one(demo_encoders):
-    esm = EsmTokenizer.from_pretrained(demo_encoders[1])
-    columns = PairEncoder(esm).encode_rows(["ACA"], ["AC"], ["D"])
-    assert columns["input_ids"][0].tolist() == esm("ACA")["input_ids"]
-    assert columns["labels"][0].tolist() == [A, C, 3, D, 2]
-    with pytest.raises(DataError, match="Row 0, antigen: 1023 residues; its encoder takes 1022"):
-        PairEncoder(esm).encode_antigens(["A" * 1023])
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -131,17 +120,3 @@ def test_a_layout_says_where_distinct_antigens_stand_and_batches_that_make_no_se
     ):
         with pytest.raises(DataError, match=words):
             collator([rows[0], {**rows[1], **change}, rows[2]])
-
-
-def test_given_states_take_the_place_of_ids(rows):
-    asked = []
-
-    def states_of(antigens):
-        asked.append([len(ids) for ids in antigens])
-        return [torch.full((len(ids), 2), float(len(ids))) for ids in antigens]
-
-    batch = AntibodyCollator(states_of=states_of)(rows)
-    assert asked == [[4, 3]]
-    assert "input_ids" not in batch
-    assert batch["encoder_outputs"][0][:, :, 0].tolist() == [[4.0] * 4, [3.0, 3.0, 3.0, 0.0]]
-    assert batch["attention_mask"].sum(1).tolist() == [4, 3]

@@ -9,7 +9,7 @@ from token_rows import pad_rows
 from transformers import BatchEncoding, EsmTokenizer
 
 from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
-from hf_ext.data.batch_cutting import copy_batch, count_rows, cut_batch
+from hf_ext.data.batch_cutting import copy_batch, cut_batch
 from hf_ext.data.batching import RepeatedRows
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.tokenization import ResidueTokenizer
@@ -84,14 +84,6 @@ def test_inputs_of_an_affinity_model_with_windows_and_missing_chains(demo_encode
         assert dict(plain(made)) == dict(plain(expected))
 
 
-def test_cached_embeddings_by_their_rows():
-    batch = {"embeddings": {"heavy": torch.tensor([[4], [2], [0]])}, "labels": torch.tensor([7.0, 8.0, 9.0])}
-    batch |= {"missing": {"heavy": torch.tensor([False, False, True])}}
-    first, second = cut_batch(batch, 2)
-    assert first["embeddings"]["heavy"].tolist() == [[4], [2]]
-    assert (second["missing"]["heavy"].tolist(), second["labels"].tolist()) == ([True], [9.0])
-
-
 def test_classes_of_batches_stay_and_what_cannot_be_cut_is_left_whole():
     for kind in (RepeatedRows, BatchEncoding):
         assert all(isinstance(part, kind) for part in cut_batch(kind(pad_rows(TOKENS)), 2))
@@ -107,9 +99,3 @@ def test_classes_of_batches_stay_and_what_cannot_be_cut_is_left_whole():
         {"a": 1},
     ):
         assert cut_batch(batch, 2) is None, batch
-
-
-def test_rows_are_those_of_the_labels():
-    assert count_rows({"input_ids": torch.ones(2, 5), "labels": torch.ones(6, 3)}) == 6
-    assert count_rows({"sequences": {"heavy": {"input_ids": torch.ones(3, 2)}}}) == 3
-    assert count_rows([1]) is None

@@ -11,13 +11,8 @@ from hf_ext.data.batching import (
     EvenBatchSampler,
     LengthGroupedSampler,
     TokenBudgetBatchSampler,
-    batches_by_tokens,
     count_tokens,
-    cut_padded,
-    pack_best_fit,
-    split_batches,
 )
-from hf_ext.data.columns import factorize
 from hf_ext.errors import ArgumentError, DataError
 
 MODES = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -48,37 +43,6 @@ def broken_rules(batches, lengths, max_tokens, packed, max_batch_size=None) -> l
 
 
 # --- by tokens: by hand -----------------------------------------------------------------------------------------------
-
-
-def test_padded_batches_are_cut_where_the_longest_row_times_the_rows_would_exceed_the_budget():
-    lengths = np.array([[2], [2], [3], [5], [5], [6]])
-    # 2,2,3 pad to 9; with the 5 they would pad to 20. 5,5 pad to 10; with the 6 to 18.
-    assert cut_padded(lengths, np.arange(6), 10) == [[0, 1, 2], [3, 4], [5]]
-    assert cut_padded(lengths, np.arange(6), 10, max_batch_size=2) == [[0, 1], [2, 3], [4], [5]]
-    lengths = np.array([[1, 4], [4, 1], [1, 1]])
-    # Rows 0 and 1 hold 5 tokens each, but both inputs pad to 4: 2 * (4 + 4) = 16.
-    assert cut_padded(lengths, np.arange(3), 15) == [[0], [1, 2]]
-    assert cut_padded(lengths, np.arange(3), 16) == [[0, 1], [2]]
-
-
-def test_without_a_seed_batches_begin_with_the_longest_row():
-    # 6 alone; 5,5 pad to 10; 3,2 and then 2 to 9
-    assert batches_by_tokens([2, 5, 3, 6, 5, 2], 10) == [[3], [1, 4], [2, 0, 5]]
-    assert batches_by_tokens([20, 1], 10) == [[0], [1]]  # above the budget
-    assert batches_by_tokens([], 10) == []
-
-
-def test_packing_puts_a_row_into_the_fullest_batch_that_holds_it():
-    totals = np.array([6, 5, 4, 3, 5, 2])
-    # 6 | 5 | 4 joins 6 (4 left, exactly) | 3 joins 5 (2 left) | 5 opens | 2 joins the batch with 2 left
-    assert pack_best_fit(totals, np.arange(6), 10) == [[0, 2], [1, 3, 5], [4]]
-    assert pack_best_fit(totals, np.arange(6), 10, max_batch_size=2) == [[0, 2], [1, 3], [4, 5]]
-
-
-def test_the_largest_batches_are_halved_until_the_number_divides():
-    assert split_batches([[0, 1, 2, 3, 4], [5], [6, 7]], 4) == [[0, 1], [5], [6, 7], [2, 3, 4]]
-    assert split_batches([[0], [1], [2]], 4) == [[0], [1], [2], [0]]  # nothing left to halve: the first is repeated
-    assert split_batches([[0, 1]], 1) == [[0, 1]]
 
 
 # --- by tokens: plans -------------------------------------------------------------------------------------------------
@@ -138,15 +102,6 @@ def test_nearly_all_computed_tokens_are_real(packed):
     random = np.random.default_rng(0).permutation(20_000).reshape(-1, 40)
     assert lengths.sum() / sum(40 * lengths[batch].max() for batch in random) < 0.5  # batches of 40 random rows
     assert budget([3, 4], 10, packed=packed).efficiency() == (7 / 10 if packed else 7 / 8)  # one batch, 2 * 4
-
-
-def test_a_row_that_is_repeated_comes_last_so_that_the_loss_can_leave_it_out():
-    for epoch in range(6):
-        for num_rows, world_size, repeated in ((3, 2, 1), (3, 4, 1), (2, 4, 2), (4, 2, 0)):
-            sampler = budget([9] * num_rows, 10, world_size=world_size)
-            plan = sampler.plan_epoch(epoch)
-            assert (sampler.num_repeated, len(plan) % world_size) == (repeated, 0)
-            assert sorted(row for batch in plan[: len(plan) - repeated] for row in batch) == list(range(num_rows))
 
 
 def test_a_row_above_the_budget_no_rows_and_numbers_below_one_are_refused():
@@ -306,9 +261,3 @@ def test_the_order_by_length_follows_from_seed_and_epoch_and_that_of_transformer
     assert found[0][1] != found[1][1]  # when this fails, the stock sampler resumes exactly: drop ours
     others = [order(2), order(1, seed=4), order(0, seed=4)]  # the last one as seed + epoch would have it
     assert found[0][0] not in others
-
-
-def test_equal_values_have_equal_numbers_in_the_order_in_which_they_first_occur():
-    numbers, distinct = factorize(["b", "a", "b", None])
-    assert (numbers.tolist(), distinct) == ([0, 1, 0, 2], ["b", "a", None])
-    assert factorize([])[0].shape == (0,)

@@ -242,27 +242,6 @@ def test_a_filter_names_the_nearest_column_and_the_cell_that_is_no_number(tmp_pa
     assert keep(tmp_path, "pKd > 7", table[:2]) == [1]
 
 
-def test_the_list_of_errors_counts_all_and_stops_after_twenty(tmp_path):
-    with pytest.raises(DataError) as error:
-        load_cells(tmp_path, ["MK7"] * 23 + ["\u00d1" + "M" * 41], bad_rows="error")
-    lines = str(error.value).splitlines()
-    assert lines[0] == "24 values cannot be used, of 2 kinds:"
-    assert lines[1].endswith(
-        "row 1, column 'sequence', value 'MK7': digit '7' at position 3 of 3. Remove numbering from the sequence."
-    )
-    assert lines[11] == "  ... and 13 more in column 'sequence': digit ... at position ... of ..."
-    assert f"value '\\xd1{'M' * 33}...'" in lines[12]
-    assert lines[13] == "Mend these rows, or leave them out with --bad_rows drop."
-
-
-@pytest.mark.parametrize("keeps_columns", [True, False])
-def test_a_missing_column_is_told_with_all_that_the_file_has(tmp_path, keeps_columns):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"Heavy": "MKTVL", "x": 1}\n')
-    with pytest.raises(DataError, match=r"no column 'heavy'. Did you mean 'Heavy'\? Columns: Heavy, x\.$"):
-        load_sequences(DataArguments(dataset_name=str(path), sequence_columns=["heavy"]), keeps_columns=keeps_columns)
-
-
 HEAVY = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAK"
 LIGHT = "DIQMTQSPSSLSASVGDRVTITCRASQSISSYLNWYQQKPGKAPKLLIYAASSLQSGVPSRFSGSGSGTDFTLTISSLQPEDFATYYCQQSYSTPLT"
 

@@ -69,15 +69,6 @@ def test_how_the_rows_lie_in_memory_does_not_matter(tmp_path, monkeypatch):
     assert fingerprint(shuffled)["columns"] != whole["columns"]
 
 
-def test_what_lies_under_a_null_does_not_matter():
-    one = pa.array([1, 2, 3]).buffers()[1]
-    other = pa.array([1, 9, 3]).buffers()[1]
-    mask = pa.array([True, False, True]).buffers()[1]
-    columns = [pa.Array.from_buffers(pa.int64(), 3, [mask, values]) for values in (one, other)]
-    assert columns[0].to_pylist() == [1, None, 3]
-    assert fingerprint(Dataset(pa.table({"n": columns[0]}))) == fingerprint(Dataset(pa.table({"n": columns[1]})))
-
-
 def test_every_type_of_column_is_followed():
     for values, other, kind in (
         ([[1, 2], [3]], [[1], [2, 3]], pa.list_(pa.int32())),

@@ -1,12 +1,11 @@
+"""Loading: typed columns, a report, splits, filters, streams, and what cannot be loaded or asked for."""
+
 import csv
-import gzip
 import json
 import pickle
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, IterableDatasetDict, Value
+from datasets import Value
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data, load_sequences
@@ -120,15 +119,6 @@ def test_dropping_every_row_or_without_a_folder_is_an_error(tmp_path):
         load(None)
 
 
-def test_constant_training_labels_and_a_single_row_are_errors(tmp_path):
-    path = write_csv(tmp_path / "a.csv", [(sequence(i), 7) for i in range(20)])
-    assert "column 'label': all 16 training labels are 7, so there is nothing to learn" in fault(path)
-    path = write_csv(tmp_path / "b.csv", good_rows(1))
-    assert "one row is left" in fault(path)
-    path = write_csv(tmp_path / "c.csv", good_rows(2))
-    assert "2 rows cannot fill 3 splits" in fault(path)
-
-
 def test_bounds_appear_only_where_something_is_censored(tmp_path):
     rows = [(sequence(i), f"<={i}" if i < 3 else f">{i}" if i > 17 else i) for i in range(20)]
     data = load(write_csv(tmp_path / "a.csv", rows), split_sizes=[1.0, 0.0, 0.0])
@@ -203,42 +193,6 @@ def test_a_row_that_names_no_split_is_refused_and_never_dropped(tmp_path, stream
     assert len(all_rows(load(path, filter="part != 'holdout'", **options).splits)) == 19
 
 
-def test_rows_in_memory_replace_the_source():
-    table = Dataset.from_dict({"sequence": [sequence(i) for i in range(20)], "label": list(range(20)), "x": [0] * 20})
-    data = load_data(DataArguments(), output_dir=None, seed=0, table=table)
-    assert [row["source_row"] for row in all_rows(data.splits)] == list(range(1, 21))
-
-
-def make_file(folder, name, rows):
-    path = folder / name
-    if name.endswith(".parquet"):
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return str(path)
-    if "jsonl" in name:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-    elif "fa" in name:
-        text = "".join(f">{row['name']} label={row['label']}\n{row['sequence']}\n" for row in rows)
-    else:
-        sign = "\t" if "tsv" in name else ","
-        text = "".join(sign.join(map(str, cells)) + "\n" for cells in [rows[0], *(row.values() for row in rows)])
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl.gz", "a.parquet", "a.fa"])
-def test_every_format_and_its_stream_give_the_same_rows(tmp_path, name):
-    path = make_file(tmp_path, name, [{"name": f"p{i}", "sequence": sequence(i), "label": i / 4} for i in range(20)])
-    column = "id" if "fa" in name else "name"
-    loaded = load(path, id_column=column)
-    streamed = load(path, id_column=column, streaming=True)
-    assert isinstance(streamed.splits, IterableDatasetDict)
-    rows = all_rows(loaded.splits)
-    assert [(row[column], row["sequence"], row["label"]) for row in rows] == [
-        (f"p{i}", sequence(i), i / 4) for i in range(20)
-    ]
-    assert [row | {"bound": 0} for row in rows] == all_rows(streamed.splits)
-
-
 def test_stream_filters_labels_and_drops_like_a_table(tmp_path):
     rows = [(sequence(i), f"<={i}" if i == 4 else i, int(i % 2 or i in (2, 4))) for i in range(20)]
     rows[7] = ("MK7VL", 7, 1)
@@ -260,3 +214,30 @@ def test_sequences_for_prediction_keep_their_order_and_need_no_labels(tmp_path):
     assert loaded.report["changes"] == {"sequence": {"upper_cased": 1}}
     streamed = load_sequences(DataArguments(dataset_name=path, id_column="name", streaming=True))
     assert list(streamed.table) == list(loaded.table)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"bad_rows": "ignore"}, "bad_rows='ignore': allowed are error, drop"),
+        ({"max_residues": 0}, "max_residues=0: must be at least 1"),
+        ({"sequence_columns": ["a", "a"]}, "each once"),
+        ({"split": "random", "split_column": "part"}, "give one of them"),
+        *(({"split": rule}, "use random, group:COLUMN or cluster") for rule in ("group", "group:", "random:x")),
+        *(({"split_sizes": sizes}, "give three shares") for sizes in ([0.8, 0.2], [0.8, 0.1, 0.2], [1.2, -0.1, -0.1])),
+        ({"cluster_column": "sequence"}, "only acts with --split cluster"),
+        ({"split": "cluster", "cluster_column": "light"}, "one of sequence"),
+        ({"split": "cluster", "streaming": True}, "drop --streaming"),
+        ({"cluster_identity": 0.8}, "cluster_identity only acts with --split cluster"),
+        ({"split": "cluster", "cluster_identity": 0.1}, "with MMseqs2 0.2 to 0.7"),
+        ({"split": "cluster", "cluster_identity": 90.0}, "use 0.7 to 1"),
+        ({"split": "cluster", "cluster_file": "x.tsv"}, "say with --id_column"),
+        ({"split": "cluster", "cluster_file": "x", "id_column": "a", "cluster_identity": 0.9}, "finished clusters"),
+        ({"group_column": "label"}, "column 'label' is one that loading writes"),
+        ({"sequence_columns": ["source_row"]}, "column 'source_row' is one that loading writes"),
+    ],
+)
+def test_malformed_or_contradicting_arguments_are_refused(values, message):
+    with pytest.raises(ArgumentError) as error:
+        DataArguments(**values)
+    assert message in str(error.value)

@@ -1,17 +1,146 @@
 """Mutated tables: refused with file and row, or read as a second reader reads them, every line accounted for."""
 
+from __future__ import annotations
+
 import csv
+import gzip
+import io
 import logging
 import random
 import re
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
 
 import pytest
 from closing_line import tally
-from mutated_tables import Reading, make_table, mutate, read_again, write_table
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.errors import DataError
+
+HEADER = ["id", "sequence", "note", "label", "group"]
+NOTES = ("fine", "binds, but weakly", 'the "old" batch', "see Fig. 2", "", "a; b")
+PIECES = (
+    *('"', '""', ',"', '",', "'", ",", ",,", "\t", ";", "\n", "\n\n", "\r", "\r\n", "\r\r\n", " ", "\0", "\u00a0"),
+    *("\u0663", "\uff17", "1_0", "e-400", "e400", "nan", "inf", "-", "+", "<=", "0x1", ".", "*", "X"),
+    *("\ufeff", "\u2028", "\u200b", "\U0001f9ec", "=1+1", "#", "\\", '"a\nb"', ',"two\nlines",'),
+)
+RESIDUES = "ACDEFGHIKLMNPQRSTVWYXUZOBJ"
+
+
+@dataclass
+class Reading:
+    """What the second reader finds: usable rows by their line, and lines of records over several lines."""
+
+    rows: dict[int, tuple[str, str, float, str]] = field(default_factory=dict)
+    joined: list[tuple[int, int]] = field(default_factory=list)
+    lines: dict[int, int] = field(default_factory=dict)  # first line of every record -> its last line
+
+
+def make_table(rng: random.Random, delimiter: str) -> bytes:
+    """Twelve sound rows."""
+    sink = io.StringIO()
+    writer = csv.writer(sink, delimiter=delimiter, lineterminator=rng.choice(["\n", "\r\n"]))
+    writer.writerow(HEADER)
+    for number in range(12):
+        sequence = "".join(rng.choices(RESIDUES[:20], k=rng.randint(6, 30)))
+        label = f"{rng.choice(['', '', '<=', '>'])}{rng.uniform(-9, 9):.3f}"
+        writer.writerow([f"r{number}", sequence, rng.choice(NOTES), label, rng.choice("abc")])
+    return sink.getvalue().encode()
+
+
+def mutate(rng: random.Random, data: bytes, delimiter: str) -> bytes:
+    """One to three faults: pieces put in, bytes changed, lines lost, repeated or joined, stray quotes."""
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        data = rng.choice([_put_in, _put_in, _change_bytes, _lines, _stray_quotes])(rng, data, delimiter)
+    return data
+
+
+def _put_in(rng: random.Random, data: bytes, delimiter: str) -> bytes:
+    place = rng.randrange(len(data) + 1)
+    return data[:place] + rng.choice(PIECES).encode() + data[place:]
+
+
+def _change_bytes(rng: random.Random, data: bytes, delimiter: str) -> bytes:
+    changed = bytearray(data)
+    changed[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(changed)
+
+
+def _lines(rng: random.Random, data: bytes, delimiter: str) -> bytes:
+    lines = data.splitlines(keepends=True)
+    place = rng.randrange(len(lines))
+    what = rng.choice(["repeat", "swap", "join", "cut"])
+    if what == "repeat":
+        lines.insert(place, lines[place])
+    elif what == "swap":
+        lines[place], lines[-1] = lines[-1], lines[place]
+    elif what == "join":
+        lines[place] = lines[place].rstrip(b"\r\n")
+    else:
+        lines = [*lines[:place], lines[place][: len(lines[place]) // 2]]
+    return b"".join(lines) or data
+
+
+def _stray_quotes(rng: random.Random, data: bytes, delimiter: str) -> bytes:
+    """A quote where a field begins and one where a later field ends, which is legal CSV."""
+    edges = [i for i, byte in enumerate(data) if bytes([byte]) in (delimiter.encode(), b"\n")]
+    if len(edges) < 3:
+        return data
+    first, last = sorted(rng.sample(edges, 2))
+    last -= data[last - 1 : last] == b"\r"
+    return data[: first + 1] + b'"' + data[first + 1 : last] + b'"' + data[last:]
+
+
+def write_table(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+    return path
+
+
+def read_again(data: bytes, delimiter: str) -> Reading:
+    """Reads sound UTF-8 with Python's lenient csv; what a row must hold is worked out here in another way."""
+    text = data.decode("utf-8").removeprefix("\ufeff")
+    found = Reading()
+    reader = csv.reader(re.findall(r"[^\n]*\n|[^\n]+", text), delimiter=delimiter)
+    header: list[str] | None = None
+    while True:
+        first = reader.line_num + 1
+        record = next(reader, None)
+        if record is None:
+            return found
+        found.lines[first] = reader.line_num
+        if reader.line_num > first:
+            found.joined.append((first, reader.line_num))
+        if header is None:
+            header = [name.strip() for name in record] if any(cell.strip() for cell in record) else None
+        elif len(record) == len(header) and set(HEADER) - {"note"} <= set(header):
+            cells = dict(zip(header, record))
+            label = read_label(cells["label"])
+            sequence = cells["sequence"].strip().upper()
+            is_sound = bool(sequence) and cells["sequence"].isascii() and not set(sequence) - set(RESIDUES)
+            if label is not None and is_sound:
+                found.rows[first] = (cells["id"], sequence, label, cells["group"])
+
+
+def read_label(cell: str) -> float | None:
+    """The number in a cell, without its sign of a bound; None where there is none that float64 can hold."""
+    text = cell.strip().replace("\u2264", "<=").replace("\u2265", ">=")
+    for sign in ("<=", ">=", "<", ">", "="):
+        if text.startswith(sign):
+            text = text[len(sign) :].strip()
+            break
+    if not text.isascii() or "_" in text:
+        return None
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:
+        return None
+    if not exact.is_finite() or (exact != 0 and float(exact) == 0) or abs(exact) > 10**30:
+        return None
+    return float(exact)
+
 
 NAMES = ("a.csv", "a.csv.gz", "a.tsv")
 

@@ -1,13 +1,17 @@
+"""Splits: sizes, seeds, groups and clusters; and what of test stands in training, or repeats with other labels."""
+
+import math
 import random
 import sys
 from collections import Counter
 
 import numpy as np
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
 
 from hf_ext.data import splits as splitting
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.split_report import describe_repeats, leak_report, repeat_report
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.optional import import_problem
 
@@ -97,16 +101,6 @@ def test_cluster_split_keeps_near_duplicates_together_and_a_random_split_does_no
     assert crossing(split_rows(data, sizes=SIZES)[0], "family") > 0
 
 
-def test_one_giant_cluster_is_an_error_that_says_so():
-    base = random_sequences(1)[0]
-    variants = [base[:at] + "W" + base[at + 1 :] for at in range(20)] + random_sequences(2, seed=5)
-    with pytest.raises(
-        DataError,
-        match=r"one cluster of near copies at identity 0\.8 holds 20 of 22 rows, more than the train share",
-    ):
-        split_rows(Dataset.from_dict({"sequence": variants}), rule="cluster")
-
-
 @pytest.mark.parametrize(("length", "num"), [(9, 1), (46, 9), (250, 50)])
 def test_no_pair_at_the_cluster_identity_is_divided_and_a_random_split_divides_many(length, num):
     rng = random.Random(length + num)
@@ -186,21 +180,6 @@ def test_split_column_accepts_every_spelling_and_is_dropped():
     assert report["notes"] == []
 
 
-def test_missing_validation_is_carved_out_of_train_and_reported():
-    splits, report = split_by_column(table(20, part=["train"] * 18 + ["test"] * 2), "part", seed=3)
-    assert report["sizes"] == {"train": 16, "validation": 2, "test": 2}  # 18 * 0.1 / 0.9
-    assert report["notes"] == ["no row says validation: 2 of 18 train rows (seed 3) became it"]
-    assert rows_of(splits)["test"] == [20, 21]
-
-
-def test_missing_test_is_noted_and_missing_train_is_an_error():
-    splits, report = split_by_column(table(4, part=["train", "train", "val", "val"]), "part")
-    assert list(splits) == ["train", "validation"]
-    assert report["notes"] == ["no row says test: there is no test split"]
-    with pytest.raises(DataError, match="no row says train; found test, val"):
-        split_by_column(table(2, part=["val", "test"]), "part")
-
-
 def stream(num=400, **columns):
     return table(num, **columns).to_iterable_dataset()
 
@@ -222,10 +201,123 @@ def test_stream_split_keeps_groups_together():
     assert sum(map(len, seen)) == len(set.union(*seen)) == 40
 
 
-def test_stream_split_column_places_rows():
-    splits, _ = split_stream(stream(3, part=["train", "dev", "test"]), split_column="part")
-    assert {name: [row["source_row"] for row in split] for name, split in splits.items()} == {
-        "train": [2],
-        "validation": [3],
-        "test": [4],
+A, B, C, D = random_sequences(4, 100)
+NEAR_A = A[:50] + ("W" if A[50] != "W" else "Y") + A[51:]  # 99 % identical
+FAR_A = A[:75] + D[75:]  # 75 to 77 %
+
+
+def two_splits(train, test, name="test"):
+    parts = {"train": train, name: test}
+    return DatasetDict(
+        {
+            key: Dataset.from_dict({"heavy": [h for h, _ in rows], "light": [x for _, x in rows]})
+            for key, rows in parts.items()
+        }
+    )
+
+
+def near(at_90, at_70):
+    return [
+        {"identity": 0.9, "num_rows": at_90},
+        {"identity": 0.7, "num_rows": at_70},
+    ]
+
+
+def test_leak_numbers_equal_those_counted_by_hand():
+    report = leak_report(
+        two_splits(
+            train=[(A, B), (A, C), (B, B)],
+            test=[(A, B), (A, B), (NEAR_A, B), (FAR_A, C), (B, C), (D, C)],
+        ),
+        ["heavy", "light"],
+    )
+    assert report["compared"] == "test"
+    assert report["columns"]["heavy"] == {
+        "num_test_rows": 6,
+        "num_test_sequences": 5,  # A, near A, far A, B, D
+        "num_test_rows_in_train": 3,  # A, A, B
+        "num_test_sequences_in_train": 2,  # A, B
+        "num_checked": 6,
+        "near": near(4, 5),  # A, A, near A, B; and far A
     }
+    assert report["columns"]["light"] == {
+        "num_test_rows": 6,
+        "num_test_sequences": 2,
+        "num_test_rows_in_train": 6,
+        "num_test_sequences_in_train": 2,
+        "num_checked": 6,
+        "near": near(6, 6),
+    }
+    assert report["repeated"] == [[1, 1], [2, 1]]  # no source_row: counted from 1
+    assert report["row"] == {
+        "num_test_rows": 6,
+        "num_test_sequences": 5,
+        "num_test_rows_in_train": 2,  # (A, B) twice
+        "num_test_sequences_in_train": 1,
+        "num_checked": 6,
+        "near": near(4, 5),  # of (B, C) too each sequence is there, though no training row has B with C
+    }
+
+
+@pytest.mark.parametrize(
+    ("length", "num", "at_90", "at_70"),
+    [
+        *[(9, 1, 0, 1), (20, 1, 1, 1), (120, 12, 1, 1), (250, 26, 0, 1), (250, 75, 0, 1), (250, 100, 0, 0)],
+    ],
+)
+def test_mutants_of_training_sequences_are_near_copies_at_every_length(length, num, at_90, at_70):
+    rng, train = random.Random(length + num), random_sequences(50, length)
+    test = [substitute(rng, sequence, num) for sequence in train]
+    data = DatasetDict(train=Dataset.from_dict({"s": train}), test=Dataset.from_dict({"s": test}))
+    assert leak_report(data, ["s"])["row"]["near"] == near(50 * at_90, 50 * at_70)
+
+
+def test_rows_of_train_are_named_by_their_row_in_the_file_and_five_at_most():
+    data = two_splits([(A, B), (B, B)], [(B, B)] * 7 + [(D, C)])
+    for name, part in data.items():
+        data[name] = part.add_column("source_row", [10 * i for i in range(len(part))])
+    assert leak_report(data, ["heavy", "light"])["repeated"] == [[0, 10], [10, 10], [20, 10], [30, 10], [40, 10]]
+    assert leak_report(two_splits([(A, B)], [(D, C)]), ["heavy", "light"])["repeated"] == []
+
+
+def labelled(train, test, **columns):
+    """Rows of (heavy, light, label)."""
+    parts = {"train": train, "test": test}
+    return DatasetDict(
+        {
+            name: Dataset.from_dict({**dict(zip(("heavy", "light", "label"), map(list, zip(*rows)))), **columns})
+            for name, rows in parts.items()
+        }
+    )
+
+
+MEASURED = [("A", "C", 6.0), ("A", "D", 8.0), ("A", "C", 7.0), ("K", "C", 5.0)], [("K", "C", 5.0), ("W", "W", 9.0)]
+
+
+def test_noise_and_ceiling_by_hand():
+    report = repeat_report(labelled(*MEASURED), ["heavy", "light"])
+    # (A, C) has 6 and 7, (K, C) twice 5: squares of 0.5 with 2 degrees of freedom; labels 6 8 7 5 5 9 vary by 20 / 9.
+    noise = math.sqrt(0.5 / 2)
+    share = 0.25 / (20 / 9)
+    assert {key: value for key, value in report.items() if key != "rows"} == pytest.approx(
+        {
+            "num_all": 6,
+            "num_rows": 4,
+            "num_groups": 2,
+            "num_disagreeing": 1,
+            "noise": noise,
+            "share": share,
+            "max_pearson": math.sqrt(1 - share),
+            "max_spearman": 6 / math.pi * math.asin(math.sqrt(1 - share) / 2),
+        }
+    )
+    assert report["rows"] == [[{"split": "train", "row": 1, "label": 6.0}, {"split": "train", "row": 3, "label": 7.0}]]
+    assert "1 of 2 sequences that occur more than once (4 rows)" in describe_repeats(report)
+    assert "train row 1 6, train row 3 7" in describe_repeats(report)
+
+
+def test_bounds_are_no_measurements_that_could_disagree():
+    data = labelled([("A", "C", 6.0), ("A", "C", 7.0)], [("K", "C", 5.0), ("K", "K", 8.0)], bound=[-1, 0])
+    assert repeat_report(data, ["heavy", "light"])["num_rows"] == 0
+    data = labelled([("A", "C", 6.0), ("A", "C", 7.0)], [("K", "C", 5.0), ("K", "K", 8.0)], bound=[0, 0])
+    assert repeat_report(data, ["heavy", "light"])["num_rows"] == 2

@@ -6,11 +6,10 @@ from itertools import islice
 import pytest
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_datasets
-from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
-from hf_ext.data.streams import PassedRows, StreamBatchSampler, can_seek, is_split_by_node, is_stream
+from hf_ext.data.streams import PassedRows, StreamBatchSampler, can_seek
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 
 READ: list[int] = []  # ids that sources were asked for
@@ -94,13 +93,6 @@ def resume(stream, position: dict, num_batches: int, rows_per_batch: int = 3) ->
 # --- which, and in which order ---------------------------------------------------------------------------------------
 
 
-def test_streams_are_what_is_iterable_and_has_no_length():
-    found = [is_stream(data) for data in (of_arrow(), Counting(), Dataset.from_dict({"id": [1]}), [1])]
-    assert found == [True, True, False, False]
-    assert is_split_by_node(split_dataset_by_node(of_arrow(), 0, 2))
-    assert not any(map(is_split_by_node, (of_arrow(), Counting(5))))
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_do_not_change_the_order_and_batches_run_across_passes(num_workers):
     sampler = StreamBatchSampler(Counting(5), 3)
@@ -115,16 +107,6 @@ def test_rows_carry_the_number_of_their_pass_and_a_shuffled_stream_has_another_o
     first, second = islice(StreamBatchSampler(of_generator(2).shuffle(seed=0, buffer_size=14), 14), 2)
     assert first != second
     assert sorted(row["id"] for row in first) == sorted(row["id"] for row in second) == [*range(7), *range(10, 17)]
-
-
-def test_each_iteration_begins_anew_with_the_first_pass_also_after_a_resume():
-    for stream in (of_generator(2).shuffle(seed=0, buffer_size=14), of_arrow()):
-        sampler = StreamBatchSampler(stream, 4)
-        first = take(sampler, 5)
-        assert take(sampler, 5) == first
-        sampler.load_state_dict(sampler.state_dict(3))
-        assert take(sampler, 5) != first
-        assert take(sampler, 5) == first
 
 
 def test_a_stream_without_rows_is_an_error_and_one_that_is_used_up_ends():
@@ -156,13 +138,6 @@ def test_a_resume_after_any_batch_of_any_pass_continues_with_the_next_and_so_doe
     second.load_state_dict(sampler.state_dict(1))
     assert take(second, 2) == batches[1:3]
     assert resume(make(), second.state_dict(2), 2) == batches[3:5]
-
-
-def test_datasets_states_are_still_inexact_for_shuffle_buffers():
-    stream = shuffled()
-    rows = list(islice(stream, 8))
-    stream.load_state_dict(stream.state_dict())
-    assert rows + list(stream) != list(shuffled())  # when this fails, shuffled streams can seek too
 
 
 def test_what_was_consumed_is_not_read_again_but_the_current_pass_of_a_shuffled_stream_which_is_said(caplog):
@@ -226,16 +201,3 @@ def test_the_rows_of_a_step_do_not_depend_on_the_number_of_processes_on_which_a_
     position = sampler.state_dict(12)  # three steps of four processes, of two rows each
     for world_size, num_skipped in ((4, 3), (2, 3), (1, 3)):
         assert read_on_ranks(world_size, 4, position, num_skipped) == whole[24 : 24 + 8 * world_size]
-
-
-def test_batches_before_count_in_the_positions_that_follow_dropped_or_not():
-    sampler = StreamBatchSampler(Counting(5), 3)
-    batches = take(sampler, 6)
-    resumed = StreamBatchSampler(Counting(5), 3)
-    resumed.load_state_dict(sampler.state_dict(4), 4)
-    assert resumed.state_dict(4) == sampler.state_dict(4)  # before anything is read
-    assert take(resumed, 6) == [[]] * 4 + batches[4:]
-    assert [resumed.state_dict(num) for num in (4, 5)] == [sampler.state_dict(num) for num in (4, 5)]
-    resumed.load_state_dict(sampler.state_dict(0), 4, num_dropped=0)
-    assert take(resumed, 2) == batches[:2]
-    assert resumed.state_dict(6) == sampler.state_dict(2)

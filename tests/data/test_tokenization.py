@@ -1,14 +1,22 @@
+"""Text to tokens and batches: ids by hand and as the tokenizer's own, lengths, windows, chains that may be missing."""
+
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from tiny_t5 import T5_LETTERS, write_t5_vocabulary
 from tokenizers import Tokenizer, models
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
 
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.collators import SequenceCollator, window_starts
+from hf_ext.data.loading import load_data
 from hf_ext.data.proteins import RARE, STANDARD
+from hf_ext.data.split_report import find_missing, leak_report
 from hf_ext.data.tokenization import ResidueTokenizer
-from hf_ext.errors import DataError
+from hf_ext.errors import ArgumentError, DataError
 
 ESM_VOCAB = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
 BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
@@ -132,28 +140,12 @@ def tokenizer_that_merges(folder):
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), pad_token="<pad>", unk_token="<unk>")
 
 
-def tokenizer_that_ends_pairs_otherwise(folder):
-    tokenizer = bert(folder)
-    ends = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]", "[MASK]")]
-    processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [MASK]", special_tokens=ends)
-    tokenizer.backend_tokenizer.post_processor = processor
-    return tokenizer
-
-
-def tokenizer_without_padding(folder):
-    tokenizer = tokenizer_that_merges(folder)
-    tokenizer.pad_token = None
-    return tokenizer
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (word_tokenizer, "does not map the 20 standard residues to 20 different tokens"),
         (tokenizer_with_inner_pieces, "does not give a residue the same one token wherever it stands"),
         (tokenizer_that_merges, "does not give a residue the same one token wherever it stands"),
-        (tokenizer_that_ends_pairs_otherwise, "frames a pair otherwise than a single sequence"),
-        (tokenizer_without_padding, "has no padding or no unknown token"),
     ],
 )
 def test_tokenizers_that_do_not_give_one_token_per_residue_are_refused(tmp_path, make, message):
@@ -170,13 +162,255 @@ def test_length_limit_counts_special_tokens(tokenizers):
         ResidueTokenizer(tokenizers["esm"], 3)
 
 
-def test_fingerprint_changes_with_vocabulary_and_pairing_only(tokenizers, tmp_path):
-    fast = ResidueTokenizer(tokenizers["esm"])
-    assert fast.fingerprint() == ResidueTokenizer(esm(tmp_path)).fingerprint()
-    swapped = [*ESM_VOCAB[:4], ESM_VOCAB[5], ESM_VOCAB[4], *ESM_VOCAB[6:]]
-    others = [
-        ResidueTokenizer(esm(tmp_path, swapped)).fingerprint(),
-        ResidueTokenizer(tokenizers["esm"], 2).fingerprint(),
-        ResidueTokenizer(tokenizers["bert"]).fingerprint(),
+# --- batches of what an encoder takes ---------------------------------------------------------------------------------
+
+
+def esm_collator(tokenizers, too_long, max_residues, num_parts=1, **kwargs):
+    names = ["heavy", "light"][:num_parts]
+    tokenizer = ResidueTokenizer(tokenizers["esm"], num_parts)
+    tokenizer.max_residues = max_residues
+    return SequenceCollator({"+".join(names): tokenizer}, {"+".join(names): names}, too_long, **kwargs)
+
+
+def texts(tokenizers, batch):
+    """The residues of every row of a batch of ESM inputs, as a string."""
+    rows = zip(batch["input_ids"], batch["residue_mask"])
+    return ["".join(tokenizers["esm"].convert_ids_to_tokens(ids[mask].tolist())) for ids, mask in rows]
+
+
+def test_windows_start_where_worked_out_by_hand_and_cover_every_residue():
+    for length, size, overlap, starts in (
+        (3, 4, 1, [0]),
+        (4, 4, 1, [0]),
+        (5, 4, 1, [0, 1]),
+        (8, 4, 1, [0, 3, 4]),
+        (10, 4, 1, [0, 3, 6]),
+        (9, 4, 0, [0, 4, 5]),
+        (6, 4, 3, [0, 2]),  # an overlap is at most half a window
+        (2, 1, 0, [0, 1]),
+    ):
+        assert window_starts(length, size, overlap) == starts
+    for overlap, length in ((overlap, length) for overlap in (0, 1, 2, 5) for length in range(1, 40)):
+        starts = window_starts(length, 6, overlap)
+        assert {i for start in starts for i in range(start, min(start + 6, length))} == set(range(length))
+        assert starts[-1] == max(0, length - 6)
+        assert len(set(starts)) == len(starts)
+
+
+def test_too_long_inputs_are_an_error_by_default_and_windows_of_single_ones_are_cut_where_asked_for(tokenizers):
+    collator = esm_collator(tokenizers, "window", 4, window_overlap=1)
+    assert "owner" not in collator.encode("heavy", ["ACDE"])
+    batch = collator.encode("heavy", ["ACDEF", "ACDE", "A"])
+    assert texts(tokenizers, batch) == ["ACDE", "CDEF", "ACDE", "A"]
+    assert batch["owner"].tolist() == [0, 0, 1, 2]
+    assert batch["num_rows"].item() == 3
+    collator = esm_collator(tokenizers, "error", 4)
+    assert texts(tokenizers, collator.encode("heavy", ["ACDE"])) == ["ACDE"]
+    with pytest.raises(DataError, match=r"'heavy' has 6 residues; its encoder takes 4. Use --too_long truncate or w"):
+        collator.encode("heavy", ["A", "ACDEFG"])
+    with pytest.raises(DataError, match=r"has 5 residues; its encoder takes 4. Use --too_long truncate \(windows of a"):
+        esm_collator(tokenizers, "window", 4, num_parts=2).encode("heavy+light", ["ACD"], ["EF"])
+
+
+def test_truncation_keeps_the_first_residues_and_cuts_the_longer_part_of_a_pair_first(tokenizers):
+    collator = esm_collator(tokenizers, "truncate", 4)
+    assert texts(tokenizers, collator.encode("heavy", ["ACDEFG", "AC"])) == ["ACDE", "AC"]
+    for limit, heavy, light, kept in (
+        (6, "AAAAAA", "CC", "AAAACC"),
+        (6, "AA", "CCCCCC", "AACCCC"),
+        (7, "AAAAA", "CCCCC", "AAAACCC"),
+        (6, "AAA", "CCC", "AAACCC"),
+    ):
+        collator = esm_collator(tokenizers, "truncate", limit, num_parts=2)
+        longest = "F" * 20  # makes the batch too long even where the first row is not
+        assert texts(tokenizers, collator.encode("heavy+light", [heavy, longest], [light, longest]))[0] == kept
+
+
+@pytest.fixture
+def collator(tokenizers):
+    inputs = {
+        "heavy+light": ResidueTokenizer(tokenizers["bert"], 2, max_length=12),
+        "antigen": ResidueTokenizer(tokenizers["esm"]),
+    }
+    return SequenceCollator(inputs, {"heavy+light": ["heavy", "light"], "antigen": ["antigen"]}, "truncate", 3)
+
+
+ROWS = [
+    {"heavy": "ACD", "light": "EF", "antigen": "GHIKL", "label": 7.5, "bound": 0, "source_row": 1},
+    {"heavy": "ACDEFGHIKL", "light": "EFGHI", "antigen": "G", "label": 6, "bound": -1, "source_row": 2},
+]
+
+
+def test_a_batch_holds_each_input_the_labels_and_the_bounds_where_rows_have_them(collator, tokenizers):
+    batch = collator(ROWS)
+    assert set(batch) == {"sequences", "labels", "bounds"}
+    assert (batch["labels"].tolist(), batch["labels"].dtype) == ([7.5, 6.0], torch.float32)
+    assert batch["bounds"].tolist() == [0, -1]
+    assert texts(tokenizers, batch["sequences"]["antigen"]) == ["GHIKL", "G"]
+    assert batch["sequences"]["heavy+light"]["residue_mask"].sum(1).tolist() == [5, 9]
+    assert set(collator([{key: row[key] for key in ("heavy", "light", "antigen")} for row in ROWS])) == {"sequences"}
+
+
+def test_a_batch_of_cached_embeddings_passes_through_and_its_live_rows_are_tokenized(collator, tokenizers):
+    embeddings = {"heavy+light": torch.ones(2, 4)}
+    cached = {"embeddings": embeddings, "labels": torch.tensor([7.5, 6.0])}
+    assert collator(cached) == cached
+    batch = collator({**cached, "live": [{"antigen": row["antigen"]} for row in ROWS]})
+    assert batch["embeddings"] is embeddings
+    assert list(batch["sequences"]) == ["antigen"]
+    assert texts(tokenizers, batch["sequences"]["antigen"]) == ["GHIKL", "G"]
+
+
+def same_batches(one, other):
+    first, second = (collator(ROWS)["sequences"] for collator in (one, other))
+    keys = [(name, key) for name in first for key in first[name]]
+    assert keys == [(name, key) for name in second for key in second[name]]
+    return all(torch.equal(first[name][key], second[name][key]) for name, key in keys)
+
+
+def test_a_saved_collator_reads_back_to_identical_tensors_and_others_are_told_apart(collator, tmp_path):
+    collator.save_pretrained(tmp_path)
+    again, longer, swapped = (SequenceCollator.from_pretrained(tmp_path) for _ in range(3))
+    assert (again.too_long, again.window_overlap, again.columns) == ("truncate", 3, collator.columns)
+    longer.tokenizers["heavy+light"].max_residues = 10
+    swapped.tokenizers["antigen"].table[ord("G")] = 5
+    assert same_batches(again, collator)
+    assert [same_batches(broken, collator) for broken in (longer, swapped)] == [False, False]
+
+
+# --- chains that may be missing ---------------------------------------------------------------------------------------
+
+HEAVY, LIGHT = "EVQLVESGGG", "DIQMTQ"
+PRESENT, ABSENT = (HEAVY, LIGHT), (HEAVY, "")
+
+
+def write(folder: Path, lights: list[str], heavies: list[str] | None = None) -> Path:
+    """A table of heavy, light and pKd with a row for each of `lights`."""
+    heavies = heavies or [f"EVQL{STANDARD[number]}" for number in range(len(lights))]
+    lines = [f"{heavy},{light},{7 + number / 10}" for number, (heavy, light) in enumerate(zip(heavies, lights))]
+    path = folder / "rows.csv"
+    path.write_text("\n".join(["heavy,light,pKd", *lines]) + "\n")
+    return path
+
+
+def arguments(path: Path, *missing: str, **given) -> DataArguments:
+    columns = {"sequence_columns": ["heavy", "light"], "missing_chains": [*missing], "label_column": "pKd"}
+    return DataArguments(dataset_name=str(path), **columns, **given)
+
+
+def load(path: Path, *missing: str, **given):
+    return load_data(arguments(path, *missing, **given), output_dir=path.parent, seed=0)
+
+
+def test_cells_of_the_named_column_may_be_empty_blank_or_a_marker_and_are_counted(tmp_path):
+    path = write(tmp_path, ["DIQMTQ", "", "  ", "NA", "nan", "DIV", "", "D", "DI", "DIQ"])
+    loaded = load(path, "light")
+    rows = {row["heavy"]: row["light"] for split in loaded.splits.values() for row in split}
+    assert [rows[f"EVQL{letter}"] for letter in STANDARD[:10]] == ["DIQMTQ", *[""] * 4, "DIV", "", "D", "DI", "DIQ"]
+    assert loaded.report["changes"] == {"light": {"missing": 5}}
+    counts = find_missing(loaded.splits, ["light"])["light"]
+    assert sum(counts.values()) == 5
+    assert counts == {name: sum(not row["light"] for row in split) for name, split in loaded.splits.items()}
+
+
+def test_a_single_sequence_column_is_not_told_of_the_option_and_cannot_have_it(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("sequence,label\nEVQL,1\n,2\n")
+    with pytest.raises(DataError) as error:
+        load_data(DataArguments(dataset_name=str(path)), output_dir=None, seed=0)
+    assert "missing_chains" not in str(error.value)
+    with pytest.raises(ArgumentError, match="some of several sequence columns"):
+        DataArguments(missing_chains=["sequence"])
+
+
+def test_a_row_without_any_sequence_is_refused_or_dropped(tmp_path):
+    path = write(tmp_path, ["DIQ", "", *["DIV"] * 10], ["", "EVQ", "EVQ", "", *[f"EV{x}" for x in STANDARD[:8]]])
+    assert sum(load(path, "heavy", "light").report["sizes"].values()) == 12  # each row has one of them
+    path = write(tmp_path, ["DIQ", "", "", *["DIV"] * 10], ["", "EVQ", "", *[f"EV{x}" for x in STANDARD[:10]]])
+    with pytest.raises(DataError, match=r"1 value .*\n.*row 4, column 'heavy', .*: heavy and light are all missing"):
+        load(path, "heavy", "light")
+    dropped = load(path, "heavy", "light", bad_rows="drop").report
+    assert (dropped["rows_rejected"], sum(dropped["sizes"].values())) == (1, 12)
+
+
+def test_streams_may_lack_it_too(tmp_path):
+    path = write(tmp_path, ["", "DIQ", "", "DIV"])
+    streamed = load(path, "light", streaming=True, split_sizes=[0.5, 0.25, 0.25])
+    found = {row["heavy"]: row["light"] for split in streamed.splits.values() for row in split}
+    assert [found[f"EVQL{letter}"] for letter in "ACDE"] == ["", "DIQ", "", "DIV"]
+
+
+# --- their tokens -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain_bert(tokenizers):
+    return tokenizers["bert"]
+
+
+def test_a_pair_with_one_part_missing_is_the_other_part_alone(plain_bert):
+    # [CLS] 2, [SEP] 3, A 5, C 6, D 7; types: 1 in the second part of a pair alone
+    batch = ResidueTokenizer(plain_bert, 2)(["AC", "AC", ""], ["D", "", "DD"])
+    assert batch["input_ids"].tolist() == [[2, 5, 6, 3, 7, 3], [2, 5, 6, 3, 0, 0], [2, 7, 7, 3, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1] * 6, [1] * 4 + [0] * 2, [1] * 4 + [0] * 2]
+    assert batch["residue_mask"].int().tolist() == [[0, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6, [0] * 6]
+    alone, single = ResidueTokenizer(plain_bert, 2)(["AC"], [""]), ResidueTokenizer(plain_bert, 1)(["AC"])
+    assert torch.equal(alone["input_ids"], single["input_ids"])
+    assert alone["input_ids"][0].tolist() == plain_bert("A C")["input_ids"]
+
+
+def collate(plain_bert, lights, missing=("light",)):
+    tokenizers = {name: ResidueTokenizer(plain_bert, 1) for name in ("heavy", "light")}
+    collator = SequenceCollator(tokenizers, {"heavy": ["heavy"], "light": ["light"]}, missing_chains=missing)
+    return collator, collator([{"heavy": "AC", "light": light} for light in lights])["sequences"]
+
+
+def test_rows_that_lack_an_input_have_no_tokens_of_it_and_a_place_says_so(plain_bert):
+    collator, batch = collate(plain_bert, ["D", "", "CC"])
+    assert collator.optional_inputs == ["light"]
+    assert batch["light"]["input_ids"].tolist() == [[2, 7, 3, 0], [2, 6, 6, 3]]
+    assert batch["light"]["place"].tolist() == [0, -1, 1]
+    assert "place" not in batch["heavy"]
+    assert "place" not in collate(plain_bert, ["D", "CC"], missing=())[1]["light"]
+
+
+def test_where_all_rows_lack_it_one_residue_stands_in_and_belongs_to_no_row(plain_bert):
+    batch = collate(plain_bert, ["", ""])[1]["light"]
+    assert batch["input_ids"].tolist() == [[2, 25, 3]]
+    assert batch["place"].tolist() == [-1, -1]
+
+
+def test_windows_are_cut_from_the_rows_that_have_it(plain_bert):
+    tokenizer = ResidueTokenizer(plain_bert, 1)
+    tokenizer.max_residues = 4
+    collator = SequenceCollator({"light": tokenizer}, {"light": ["light"]}, "window", 2, ["light"])
+    batch = collator([{"light": "ACDEFG"}, {"light": ""}, {"light": "AC"}])["sequences"]["light"]
+    assert batch["owner"].tolist() == [0, 0, 1]
+    assert (batch["num_rows"].item(), batch["place"].tolist()) == (2, [0, -1, 1])
+
+
+def test_a_pair_is_lacked_only_where_both_parts_may_be(plain_bert):
+    tokenizer, pair = ResidueTokenizer(plain_bert, 2), {"heavy+light": ["heavy", "light"]}
+    optional = [
+        SequenceCollator({"heavy+light": tokenizer}, pair, missing_chains=missing).optional_inputs
+        for missing in (["light"], ["heavy", "light"])
     ]
-    assert len({fast.fingerprint(), *others}) == 4
+    assert optional == [[], ["heavy+light"]]
+
+
+# --- their comparisons ------------------------------------------------------------------------------------------------
+
+
+def splits(train, test):
+    names = {"train": train, "test": test}
+    return DatasetDict(
+        {name: Dataset.from_dict(dict(zip(("heavy", "light"), map(list, zip(*rows))))) for name, rows in names.items()}
+    )
+
+
+@pytest.mark.parametrize(("train", "test", "near"), [(ABSENT, ABSENT, 1), (PRESENT, ABSENT, 0), (ABSENT, PRESENT, 0)])
+def test_two_missing_chains_are_identical_and_a_missing_one_is_like_no_other(train, test, near):
+    row = leak_report(splits([train], [test]), ["heavy", "light"])["row"]
+    assert row["num_test_rows_in_train"] == near
+    assert [found["num_rows"] for found in row["near"]] == [near, near]

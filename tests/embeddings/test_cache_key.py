@@ -9,12 +9,8 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.arguments.presets import PRESETS
-from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.models.encoders import identify_encoder, load_encoder, read_encoder
+from hf_ext.models.encoders import load_encoder, read_encoder
 from hf_ext.models.lora import LoraSettings
 from hf_ext.models.pooling import POOLINGS
 from hf_ext.trainer import FastTrainer
@@ -22,7 +18,6 @@ from hf_ext.training_args import FastTrainingArguments
 
 NAME = "me/encoder"
 FIRST, SECOND = "a" * 40, "b" * 40
-COLUMNS = ["heavy", "light", "antigen"]
 
 
 @pytest.fixture
@@ -45,18 +40,16 @@ def repository(demo_encoders):
     shutil.rmtree(folder)
 
 
-def make_trainer(folder, rows, pooling="mean", **given) -> FastTrainer:
-    encoders = AffinityArguments(
-        encoders=[NAME],
-        encoder_revisions=["main"],
-        tower_inputs=["heavy,light,antigen"],
-        pooling=[pooling],
-        head_sizes=[8],
-    )
-    model = build_model(encoders, COLUMNS)
-    given = {"speedups": ["embedding_cache"], "embedding_cache_dir": str(folder / "cache"), **given}
-    args = FastTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **given)
-    return FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=COLUMNS)), rows)
+@pytest.fixture
+def make_trainer(repository, make_affinity, demo_rows, tmp_path):
+    def make(pooling="mean") -> FastTrainer:
+        one = {"encoders": [NAME], "encoder_revisions": ["main"], "tower_inputs": ["heavy,light,antigen"]}
+        model, collator = make_affinity(**one, tower_training=["frozen"], pooling=[pooling])
+        cached = {"speedups": ["embedding_cache"], "embedding_cache_dir": str(tmp_path / "cache")}
+        args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, **cached)
+        return FastTrainer(model, args, collator, demo_rows)
+
+    return make
 
 
 def encode(trainer, rows, num_encoded: int) -> torch.Tensor:
@@ -65,22 +58,19 @@ def encode(trainer, rows, num_encoded: int) -> torch.Tensor:
     return found
 
 
-def test_a_branch_that_moved_gives_no_stale_embeddings(repository, demo_rows, tmp_path):
+def test_a_branch_that_moved_gives_no_stale_embeddings(repository, make_trainer, demo_rows):
     found = []
     for commit, num_encoded in ((FIRST, 1), (SECOND, 1), (FIRST, 0)):
         repository(commit)
-        trainer = make_trainer(tmp_path, demo_rows)
+        trainer = make_trainer()
         assert trainer.embedding_key("heavy")["encoder"] == f"{NAME}@{commit}"
         found.append(encode(trainer, demo_rows, num_encoded))
     assert (found[0] - found[1]).abs().max() > 0.01
     assert torch.equal(found[0], found[2])
 
 
-def test_embeddings_of_one_pooling_are_never_those_of_another(repository, demo_rows, tmp_path):
-    first, again = (
-        {pooling: encode(make_trainer(tmp_path, demo_rows, pooling), demo_rows, num) for pooling in POOLINGS}
-        for num in (1, 0)
-    )
+def test_embeddings_of_one_pooling_are_never_those_of_another(make_trainer, demo_rows):
+    first, again = ({pooling: encode(make_trainer(pooling), demo_rows, num) for pooling in POOLINGS} for num in (1, 0))
     assert min((a - b).abs().max() for a, b in combinations(first.values(), 2)) > 0.01
     assert all(torch.equal(first[pooling], again[pooling]) for pooling in POOLINGS)
 
@@ -96,25 +86,3 @@ def test_weights_are_those_of_the_commit_the_model_was_made_with(repository):
     spec.fingerprint = "commit:" + "c" * 40
     with pytest.raises(ArgumentError, match="cannot be loaded"):
         load_encoder(spec)
-
-
-def test_without_a_commit_an_encoder_is_known_by_what_the_user_calls_it():
-    spec = type("Spec", (), {"name_or_path": NAME, "revision": "v2", "fingerprint": "commit:None"})()
-    assert identify_encoder(spec) == f"{NAME}@v2"
-
-
-def test_tf32_embeddings_are_not_those_of_float32_nor_those_of_another_library(
-    repository, demo_rows, tmp_path, torch_settings, monkeypatch
-):
-    reproducible = {name: PRESETS["reproducible"][name] for name in ("tf32", "without")}
-    trainer = make_trainer(tmp_path, demo_rows, **{**reproducible, "tf32": None})
-    exact = trainer.embedding_key("heavy")
-    assert exact["products"] == "float32"
-    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
-    rounded = trainer.embedding_key("heavy")
-    assert rounded["products"] == "tf32"
-    assert {name for name in exact if exact[name] != rounded[name]} == {"products"}
-    monkeypatch.setattr("transformers.__version__", "5.99.1")
-    assert trainer.embedding_key("heavy")["transformers"] == "5.99" != exact["transformers"]
-    trainer.model.config.encoder_dtype = "bfloat16"  # no product of float32 is left
-    assert trainer.embedding_key("heavy")["products"] == "half"

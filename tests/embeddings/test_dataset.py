@@ -1,12 +1,21 @@
-"""Tables give the same rows from memory and from disk; datasets give whole batches of positions."""
+"""Rows of cached embeddings, from memory and from disk, and states of every token as a generator reads them."""
 
 import numpy as np
 import pytest
 import torch
+from tiny_generators import ANTIGENS, TINY, make_rows
 from torch.utils.data import DataLoader
+from transformers import EsmTokenizer
 
-from hf_ext.embeddings.dataset import EmbeddedDataset, make_table
+from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
+from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.embeddings.dataset import EmbeddedDataset, StateTable, make_table
+from hf_ext.embeddings.encode import fill_store
 from hf_ext.embeddings.store import EmbeddingStore
+from hf_ext.models.encoders import read_encoder
+from hf_ext.models.generation.esm import state_encoder, state_key
+from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.models.lora import LoraSettings
 
 SEQUENCES = ["AC", "MKV", "G"]
 VALUES = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -47,7 +56,30 @@ def test_a_batch_holds_embeddings_labels_and_what_is_missing(dataset):
     assert [batch["labels"].tolist() for batch in batches] == [[7.0, 8.0, 9.0], [6.5]]
 
 
-def test_rows_that_are_not_cached_travel_with_the_batch():
-    live = [{"antigen": "AC"}, {"antigen": "MK"}, {"antigen": "WW"}]
-    dataset = EmbeddedDataset({"heavy": np.array([0, 1, 2])}, {"heavy": torch.ones(3, 1)}, {}, live=live)
-    assert dataset.__getitems__([2, 0])["live"] == [{"antigen": "WW"}, {"antigen": "AC"}]
+@pytest.fixture
+def generator(demo_encoders):
+    torch.manual_seed(0)
+    spec = read_encoder(demo_encoders[1], None, "frozen", LoraSettings())
+    return AntibodyGenerator.from_encoder(spec, "tiny", **{**TINY, "dropout": 0.0}).eval()
+
+
+def test_a_generator_reads_cached_states_as_it_reads_live_ones(generator, demo_encoders, tmp_path):
+    esm = EsmTokenizer.from_pretrained(demo_encoders[1])
+    tokenizer = ResidueTokenizer(esm)
+    store = EmbeddingStore(tmp_path, state_key(generator.encoder, tokenizer))
+    encode = state_encoder(generator.encoder, tokenizer)
+    fill_store(store, ANTIGENS, encode, tokens_per_batch=64, show_progress=False)
+    assert len(store) == 3
+    distinct = sorted(set(ANTIGENS))
+    table = StateTable(store, distinct, PairEncoder(esm).encode_antigens(distinct))
+    rows = make_rows(esm)
+    live = generator(**AntibodyCollator(esm.pad_token_id)(rows))
+    generator.encoder.release()
+    generator.encoder.spec.name_or_path = str(tmp_path / "gone")  # nothing but the cache is read
+    batch = AntibodyCollator(states_of=table)(rows)
+    cached = generator(**batch)
+    assert cached.loss.item() == pytest.approx(live.loss.item(), abs=1e-5)
+    assert (cached.logits - live.logits).abs().max() < 2e-5
+    others = {**batch, "antigen_index": batch["antigen_index"].roll(1)}
+    assert (generator(**others).logits - live.logits).abs().max() > 0.01
+    assert generator.generate(**batch, max_new_tokens=4).shape[0] == 4

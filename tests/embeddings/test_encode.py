@@ -123,16 +123,3 @@ def test_any_number_of_processes_writes_the_files_that_one_writes(tmp_path):
         found.append(contents(stores[0].folder))
     assert found[0] == found[1] == found[2]
     assert len(list(stores[0].folder.glob("rows-*"))) == 16  # 38 sequences each, the last fewer: small sets are shared
-
-
-def test_a_store_with_a_hole_is_filled_up_to_the_same_files(tmp_path):
-    sequences = make_sequences(100)
-    whole, _ = fill(tmp_path, sequences)
-    before = contents(whole.folder)
-    shards = sorted(whole.folder.glob("rows-*"))
-    assert len(shards) == 7
-    for shard in shards[1::3]:
-        shard.write_bytes(shard.read_bytes()[:-5])
-    again, report = fill(tmp_path, sequences)
-    assert 0 < report.num_encoded <= 32
-    assert contents(again.folder) == before

@@ -20,15 +20,6 @@ def fill(folder, values=VALUES):
     return store
 
 
-def test_what_is_exported_is_imported_bit_for_bit(tmp_path):
-    values = torch.randn(2, 2)
-    export_hdf5(fill(tmp_path / "one", values), tmp_path / "out.h5", SEQUENCES)
-    other = EmbeddingStore(tmp_path / "other", {"encoder": "toy"})
-    assert import_hdf5(tmp_path / "out.h5", other, SEQUENCES, 2) == 2
-    assert import_hdf5(tmp_path / "out.h5", other, SEQUENCES, 2) == 0  # stored before
-    assert torch.equal(other.gather(["MKV", "AC"]), values)
-
-
 def write_biotrainers(path, by_hash, dtype="float32", values=VALUES):
     """As its EmbeddingService.store_embedding does, which names datasets by hash or by id."""
     with h5py.File(path, "w") as file:

@@ -70,13 +70,6 @@ def test_half_precision_keeps_its_bits_on_half_the_disk_and_comes_back_as_float3
     assert sizes[0] < 0.6 * sizes[1]
 
 
-def test_another_key_is_another_folder_and_a_pair_another_sequence_than_its_parts_joined(store, tmp_path):
-    other = EmbeddingStore(tmp_path, {**KEY, "dtype": "torch.bfloat16"})
-    assert (len(other), len(store)) == (0, 3)
-    assert EmbeddingStore(tmp_path, dict(reversed(KEY.items()))).folder == store.folder  # order says nothing
-    assert store.missing(["GW", "|GW", "G|W"]) == ["|GW", "GW"]
-
-
 def test_a_whole_sequence_is_never_taken_for_what_was_cut(tmp_path):
     long, short, pair = "M" * 8, "M" * 4, "MK|MKT"  # of which both parts count, and not the sign between
     for number, limits in enumerate([(None, "error", 0), (5, "truncate", 0), (5, "window", 2), (6, "truncate", 0)]):
@@ -154,22 +147,6 @@ def test_no_single_flipped_bit_of_a_shard_goes_unseen(tmp_path, values):
     assert num_seen > len(data) * 0.9  # the rest changes no value, such as a blank of the header's padding
 
 
-def test_damage_of_one_shard_costs_no_other_and_is_looked_for_where_something_is_asked_for(store, tmp_path, caplog):
-    (damaged,) = shards(store)
-    whole = damaged.read_bytes()
-    store.add(["YY"], torch.ones(1, 2))
-    damaged.write_bytes(whole[:-1] + b"!")
-    again, slow = EmbeddingStore(tmp_path, KEY), EmbeddingStore(tmp_path, KEY)
-    assert again.gather(["YY"]).tolist() == [[1.0, 1.0]]
-    assert (caplog.text, damaged.exists()) == ("", True)
-    assert again.missing(["YY", "AC"]) == ["AC"]
-    assert "is damaged; removed, its sequences are encoded again" in caplog.text
-    assert not damaged.exists()
-    again.add(SEQUENCES, VALUES)
-    assert len(slow.missing(SEQUENCES)) == 3
-    assert damaged.read_bytes() == whole  # which another process has put there meanwhile
-
-
 def write_many(folder, count=40):
     """A store of shards of three sequences each, and what they hold, in order."""
     store = EmbeddingStore(folder, KEY)
@@ -192,24 +169,6 @@ def test_merging_makes_one_file_of_many_with_the_same_embeddings(tmp_path):
     assert torch.equal(early.gather([*sequences, "WW"]), torch.cat([values, torch.ones(1, 2)]))
     early.merge()
     assert len(shards(store)) == 2  # few files stay as they are
-
-
-def test_merged_files_are_as_large_as_they_may_be_keep_their_precision_and_hold_nothing_damaged(tmp_path, monkeypatch):
-    store, sequences, values = write_many(tmp_path)
-    halves = ["WWW", "YYY"]
-    for sequence in halves:
-        store.add([sequence], torch.ones(1, 2, dtype=torch.bfloat16))
-    damaged = next(path for path in shards(store) if load_file(path)["values"].dtype == torch.float32)
-    monkeypatch.setattr("hf_ext.embeddings.store.MAX_SHARD_BYTES", 10 * damaged.stat().st_size)
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
-    again = EmbeddingStore(tmp_path, KEY)
-    again.merge()
-    dtypes = [load_file(path)["values"].dtype for path in shards(store)]
-    assert sorted(map(str, dtypes)) == ["torch.bfloat16", *["torch.float32"] * 4]
-    lost = again.missing(sequences)
-    kept = [i for i, sequence in enumerate(sequences) if sequence not in lost]
-    found = EmbeddingStore(tmp_path, KEY).gather([*halves, *(sequences[i] for i in kept)])
-    assert (len(lost), found.tolist()) == (3, torch.cat([torch.ones(2, 2), values[kept]]).tolist())
 
 
 def test_a_kill_while_merging_loses_nothing(tmp_path, monkeypatch):
@@ -240,3 +199,10 @@ def test_a_folder_that_cannot_be_made_is_named_and_what_stands_there_kept(store,
             EmbeddingStore(tmp_path / name, KEY)
     assert (tmp_path / "taken").read_text() == "a,b\n"
     assert (tmp_path / "other" / store.folder.name).read_text() == "mine"
+
+
+def test_another_key_is_another_folder_and_a_pair_another_sequence_than_its_parts_joined(store, tmp_path):
+    other = EmbeddingStore(tmp_path, {**KEY, "dtype": "torch.bfloat16"})
+    assert (len(other), len(store)) == (0, 3)
+    assert EmbeddingStore(tmp_path, dict(reversed(KEY.items()))).folder == store.folder  # order says nothing
+    assert store.missing(["GW", "|GW", "G|W"]) == ["|GW", "GW"]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import baselines
 from hf_ext.evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means, predict_nearest
 
@@ -38,14 +37,6 @@ def test_ridge_equals_a_plain_solve_and_not_one_of_another_scale(num_rows, stand
     assert not np.allclose(predicted, plain_ridge(features, targets, 0.01, wrong), atol=1e-3)
 
 
-def test_ridge_by_hand():
-    # standardised feature -1, 1; targets 0, 4: slope 2 / (1 + lambda) = 1 at lambda 1, so 2 - 1 and 2 + 1
-    model = RidgeBaseline([1.0]).fit([[10.0], [30.0]], [0, 4], [[10.0]], [0])
-    np.testing.assert_allclose(model.predict([[10.0], [30.0], [50.0]]), [1.0, 3.0, 5.0])
-    expected = {"kind": "ridge", "num_features": 1, "best_lambda": 1.0, "validation_rmse": pytest.approx(1.0)}
-    assert model.summary() == expected
-
-
 def test_the_penalty_with_the_smallest_validation_rmse_is_kept_of_equal_ones_the_strongest():
     (features, targets), (held_out, truth) = linear_data(60, 40), linear_data(50, 40, seed=1)
     model = RidgeBaseline([0.001, 0.1, 10.0]).fit(features, targets, held_out, truth)
@@ -58,31 +49,6 @@ def test_the_penalty_with_the_smallest_validation_rmse_is_kept_of_equal_ones_the
     constant = RidgeBaseline([0.1, 1.0, 10.0]).fit([[1.0], [1.0]], [1, 3], [[1.0]], [2])  # a constant: no weight
     assert constant.best_lambda == 10.0
     assert constant.predict([[1.0], [500.0]]).tolist() == [2.0, 2.0]
-
-
-def test_float16_rows_in_pieces_fit_as_float64_rows_at_once_and_a_constant_has_no_weight(monkeypatch):
-    generator = np.random.default_rng(0)
-    features, targets = generator.normal(size=(100, 8)).astype(np.float16), generator.normal(size=100)
-    features[:, 3] = 0.1  # whose mean is rounded
-    exact = features.astype(np.float64)
-    whole = RidgeBaseline().fit(exact, targets, exact[:20], targets[:20])
-    monkeypatch.setattr(baselines, "CHUNK_BYTES", 8 * 8 * 7)  # 7 rows at a time
-    pieces = RidgeBaseline().fit(features, targets, features[:20], targets[:20])
-    np.testing.assert_allclose(pieces.predict(features), whole.predict(exact), atol=1e-9)
-    assert pieces.weights[3] == 0.0
-
-
-def test_what_cannot_be_fitted_is_refused():
-    good, targets, broken = np.ones((3, 2)), [1.0, 2.0, 3.0], np.array([[1.0, 1.0], [1.0, 1.0], [1.0, np.nan]])
-    for given in ((broken, targets, good, targets), (good, targets, broken, targets)):
-        with pytest.raises(DataError, match="features, row 2, column 1: nan"):
-            RidgeBaseline().fit(*given)
-    with pytest.raises(DataError, match="targets: 2 numbers for 3 rows"):
-        RidgeBaseline().fit(good, [1, 2], good, targets)
-    with pytest.raises(DataError, match="targets: 1 of 3 targets are NaN"):
-        RidgeBaseline().fit(good, [1, np.nan, 3], good, targets)
-    with pytest.raises(DataError, match="targets: 1 numbers for 2 rows"):
-        predict_nearest(at(0, 1), [1.0], at(0), [1.0], at(0))
 
 
 def test_group_means_by_hand_and_the_mean_of_all_for_a_new_group():
@@ -104,12 +70,6 @@ def test_two_neighbours_by_hand_weighted_by_closeness():
     predicted, facts = predict_nearest(at(60, 90, 180), [3.0, 9.0, 100.0], at(0), [5.0], at(0))
     assert predicted[0] == pytest.approx(5.0, abs=1e-4)
     assert facts == {"kind": "nearest neighbours", "num_neighbours": 2, "validation_rmse": pytest.approx(0, abs=1e-4)}
-
-
-def test_a_row_with_an_equal_twin_is_predicted_from_it():
-    predicted, facts = predict_nearest(at(0, 10, 20), [1.0, 50.0, 90.0], at(5), [25.0], at(0))
-    assert facts["num_neighbours"] == 2
-    assert predicted[0] == pytest.approx(1.0, abs=0.05)
 
 
 def test_the_number_of_neighbours_is_the_one_that_predicts_validation_best_also_in_pieces(monkeypatch):
@@ -152,22 +112,6 @@ def test_columns_stand_side_by_side_and_one_with_a_single_value_is_left_out():
     assert features.transform([["AD"], ["YYYY"], ["MKTA"]]).tolist() == [[0, 1, 1]]
 
 
-def test_beyond_the_limit_the_counts_that_vary_most_are_kept(monkeypatch):
-    monkeypatch.setattr(baselines, "MAX_FEATURES", 2)
-    # Second position: half C, half D. Third: one W of six.
-    features = SequenceFeatures([["ACA", "ACA", "ACA", "ADA", "ADA", "ADW"]])
-    assert (features.num_features, features.num_counts) == (2, 4)
-    assert features.transform([["ACA", "ADW"]]).tolist() == [[1, 0], [0, 1]]
-
-
-def test_pieces_give_the_same_counts(monkeypatch):
-    rows = [["ACDEFG", "ACDACD", "GGG", "ACDACD", "WACD"]]
-    expected = SequenceFeatures(rows).transform(rows)
-    monkeypatch.setattr(baselines, "CHUNK_RESIDUES", 1)
-    assert np.array_equal(SequenceFeatures(rows).transform(rows), expected)
-    assert expected.sum() == 4 + 4 + 1 + 4 + 2
-
-
 def test_the_product_of_two_directions_is_the_share_of_equal_residues_that_vary_each_column_alike():
     # G at the second place is in every row and does not count: of three places two, one and none are equal.
     rows = [["AGAA", "AGAC", "AGCC", "CGCC"]]
@@ -176,18 +120,3 @@ def test_the_product_of_two_directions_is_the_share_of_equal_residues_that_vary_
     features = SequenceFeatures([["AA", "CC"], ["ACDEFGH", "DEFGHIK"]])
     directions = features.directions([["AA", "AA"], ["ACDEFGH", "DEFGHIK"]])
     assert (directions @ directions.T)[0] == pytest.approx([1, 1 / 2], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("columns", "error", "words"),
-    [
-        ([], ArgumentError, "No columns"),
-        ([["ACD", "ACD"]], ArgumentError, "No column of sequences varies"),
-        ([["ACD", "AWD"], ["A"]], DataError, "Columns of 2, 1 rows"),
-        ([["ACD", "acd"]], DataError, "Sequence 'acd': only the letters A-Z"),
-        ([["ACD", "A-D"]], DataError, "Sequence 'A-D': only the letters A-Z"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(columns, error, words):
-    with pytest.raises(error, match=words):
-        SequenceFeatures(columns)

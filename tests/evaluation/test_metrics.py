@@ -1,14 +1,29 @@
-"""Metric functions: values by hand, ties as scipy has them, and a reason instead of a number where there is none."""
+"""Metrics: by hand, a reason where there is no value, as `evaluate` metrics, and as runs log them."""
 
 from __future__ import annotations
 
 import math
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
 
+import evaluate
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from hf_ext.errors import DataError
-from hf_ext.evaluation.metrics import Regression, mean_of_groups, per_group_spearman, score_names, value_of
+from hf_ext.evaluation import METRIC_NAMES, load_metric, score_predictions
+from hf_ext.evaluation.metrics import (
+    Regression,
+    mean_of_groups,
+    per_group_spearman,
+    score_names,
+    value_of,
+)
+from hf_ext.evaluation.row_metrics import RowMetrics
 
 
 def test_correlations_agree_with_scipy_on_tied_random_data() -> None:
@@ -85,33 +100,7 @@ def test_per_group_keeps_interleaved_groups_apart_and_averages_those_of_ten_rows
         per_group_spearman([1, 2], [1, 2], ["a", None])
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    for predicted, measured, message in (
-        ([1, 2], [1], "2 predictions for 1 references"),
-        ([[1, 2]], [1], r"shape \(1, 2\)"),
-        (["high"], [1], "every value must be a number"),
-    ):
-        with pytest.raises(DataError, match=message):
-            value_of("rmse", predicted, measured)
-
-
-def test_bfloat16_tensors_and_column_vectors_are_read() -> None:
-    import torch
-
-    predicted = torch.tensor([[1.5], [2.5]], dtype=torch.bfloat16, requires_grad=True)
-    assert value_of("mae", predicted, torch.tensor([1.0, 2.0])).value == 0.5
-
-
 # --- how binders stand in a ranking -----------------------------------------------------------------------------------
-
-# Ten rows, binders at 9 and above: the 2nd, 3rd and 6th by prediction.
-PREDICTED = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
-MEASURED = [8.9, 9.0, 11, 7, 7, 9.5, 5, 5, 5, 5]
-
-
-def test_average_precision_is_the_mean_of_the_precision_at_each_binder() -> None:
-    # precision 1/2 at the 2nd row, 2/3 at the 3rd, 3/6 at the 6th; each is a third of the recall
-    assert value_of("average_precision", PREDICTED, MEASURED).value == pytest.approx((1 / 2 + 2 / 3 + 3 / 6) / 3)
 
 
 def test_rows_with_one_prediction_come_in_together_whatever_their_order() -> None:
@@ -121,25 +110,10 @@ def test_rows_with_one_prediction_come_in_together_whatever_their_order() -> Non
         assert value_of("average_precision", [9, 8, 8, 8, 1, 1, 1], measured).value == pytest.approx(expected)
 
 
-def test_the_top_is_rounded_up_to_whole_rows_and_not_by_float_error() -> None:
-    # only the very first row is a binder: 1 of `size` rows over 1 of n. (0.01 * 700 is 7.000000000000001 in floats.)
-    for num_rows, percent, size in ((60, 1, 1), (101, 1, 2), (700, 1, 7), (30, 5, 2), (40, 5, 2)):
-        predicted = np.arange(num_rows, 0, -1)
-        measured = np.where(predicted == num_rows, 9.0, 0.0)
-        assert value_of(f"enrichment_{percent}pct", predicted, measured).value == pytest.approx(num_rows / size)
-
-
 def test_a_tie_that_the_top_ends_in_counts_by_its_share() -> None:
     # the top 3 of 60 are the row at 9 and 2 of the 4 at 8, of which 2 are binders: 0 + 2 * 2/4 of 3, over 2/60
     predicted, measured = [9, 8, 8, 8, 8, *[1] * 55], [0, 9, 9, 0, 0, *[0] * 55]
     assert value_of("enrichment_5pct", predicted, measured).value == pytest.approx((1 / 3) / (2 / 60))
-
-
-def test_a_constant_scores_what_chance_does_and_a_perfect_order_the_most() -> None:
-    assert value_of("average_precision", np.zeros(10), MEASURED).value == pytest.approx(0.3)
-    assert value_of("enrichment_5pct", np.zeros(10), MEASURED).value == pytest.approx(1.0)
-    assert value_of("average_precision", MEASURED, MEASURED).value == 1.0
-    assert value_of("enrichment_5pct", MEASURED, MEASURED).value == pytest.approx(10 / 3)
 
 
 # --- counts are copies of rows ----------------------------------------------------------------------------------------
@@ -167,3 +141,110 @@ def test_metrics_of_counts_are_those_of_copied_rows(num_rows: int) -> None:
 
 def test_the_check_notices_counts_that_are_not_used() -> None:
     assert copies_differ(40, broken=True) == [*NAMES]
+
+
+PREDICTIONS = [5.0, 6.0, 7.0, 9.5]
+REFERENCES = [5.0, 7.0, 6.0, 9.0]
+# errors 0, -1, 1, 0.5; ranks differ by one swap; references 5, 7, 6, 9 deviate from 6.75: squares sum 8.75
+EXPECTED = {
+    "spearman": 0.8,
+    "rmse": 0.75,
+    "mae": 0.625,
+    "r2": 1 - 2.25 / 8.75,
+    "recall": 1.0,
+    "recall_base_rate": 0.25,
+    "recall_predicted_rate": 0.25,
+    "recall_threshold": 9.0,
+    "precision": 1.0,
+    "f1": 1.0,
+    # the one binder of four rows is predicted highest: the top row, alone in 1 % and 5 %, has 4 times their share
+    "average_precision": 1.0,
+    "enrichment_1pct": 4.0,
+    "enrichment_5pct": 4.0,
+    "per_group_spearman_num_groups": 2,
+    "per_group_spearman_num_defined_groups": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a metric tried to reach the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def test_all_metrics_load_combine_and_take_batches_without_network() -> None:
+    assert len(METRIC_NAMES) == 12
+    loaded = [load_metric(name) for name in METRIC_NAMES]
+    assert [metric.name for metric in loaded] == list(METRIC_NAMES)
+    combined, groups = evaluate.combine(loaded), ["01", "01", "1", "1"]  # which stay text
+    combined.add_batch(predictions=PREDICTIONS[:3], references=REFERENCES[:3], groups=groups[:3])
+    combined.add_batch(predictions=np.float32(PREDICTIONS[3:]), references=np.array(REFERENCES[3:]), groups=groups[3:])
+    result = combined.compute()
+    assert {key: result[key] for key in EXPECTED} == pytest.approx(EXPECTED)
+    assert result["pearson"] == pytest.approx(np.corrcoef(PREDICTIONS, REFERENCES)[0, 1])
+    assert list(result["per_group_spearman_by_group"]) == ["01", "1"]
+    by_call = combined.compute(predictions=PREDICTIONS, references=REFERENCES, groups=[7, 7, 8, 8], threshold=6.5)
+    assert by_call["f1_threshold"] == 6.5
+    assert list(by_call["per_group_spearman_by_group"]) == ["7", "8"]
+
+
+def test_a_loaded_metric_without_a_value_is_nan_with_a_reason() -> None:
+    result = load_metric("spearman").compute(predictions=[6.0, 6.0], references=[1.0, 2.0])
+    assert math.isnan(result["spearman"])
+    assert result["spearman_undefined"] == "all 2 predictions are equal (6)"
+    rows = {"predictions": range(11), "references": range(11), "groups": ["a"] * 10 + ["b"]}
+    result = load_metric("per_group_spearman").compute(**rows)
+    assert (result["per_group_spearman"], result["per_group_spearman_num_defined_groups"]) == (1.0, 1)
+    assert result["per_group_spearman_by_group"]["b"]["value_undefined"] == "1 row; at least 10 are needed"
+
+
+def test_importing_the_package_and_scoring_rows_imports_nothing_heavy() -> None:
+    heavy = ("torch", "scipy", "matplotlib", "datasets", "evaluate", "transformers")
+    use = "from hf_ext.evaluation import judge, score_predictions, RidgeBaseline; score_predictions([1, 2], [1, 2])"
+    code = f"import sys, hf_ext.reporting; {use}; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+LABELS = np.random.default_rng(0).normal(8, 1.5, 60).round(1)
+PREDICTED = (LABELS + np.random.default_rng(1).normal(0, 1, 60)).round(1)
+GROUPS = np.array(["a"] * 30 + ["b"] * 21 + ["c"] * 9)
+ORDER = np.random.default_rng(2).permutation(60)  # so that groups do not lie together
+
+
+def table(**columns: Any) -> Dataset:
+    return Dataset.from_dict({"label": LABELS[ORDER].tolist(), "antigen": GROUPS[ORDER].tolist(), **columns})
+
+
+def call(metrics: RowMetrics, rows: Any = slice(None)) -> dict[str, float]:
+    """As Trainer does, in single precision, (n, 1)."""
+    predicted, labels = (values[ORDER][rows].astype(np.float32) for values in (PREDICTED, LABELS))
+    return metrics(SimpleNamespace(predictions=predicted[:, None], label_ids=labels))
+
+
+def test_names_and_values_are_those_of_the_final_scores() -> None:
+    metrics = RowMetrics(9.0, "antigen")
+    found = call(metrics.of_rows(table(), None))
+    scores = score_predictions(PREDICTED, LABELS, groups=GROUPS, num_resamples=0)
+    expected = {name: score["value"] for name, score in scores.items()}
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert set(found) == {*expected, "num_distinct", "num_defined_groups"}
+    assert set(metrics.names) == {*expected, "loss", "num_distinct"}
+    assert found["num_distinct"] == len(np.unique(PREDICTED))
+    assert found["num_defined_groups"] == 2.0  # c has 9 rows
+    assert all(type(value) is float for value in found.values())
+
+
+def test_of_a_subset_the_groups_are_those_of_its_rows_and_other_rows_are_refused() -> None:
+    rows = np.sort(np.random.default_rng(3).choice(60, 40, replace=False))
+    metrics = RowMetrics(9.0, "antigen").of_rows(table(), rows)
+    scores = score_predictions(
+        PREDICTED[ORDER][rows], LABELS[ORDER][rows], groups=GROUPS[ORDER][rows], num_resamples=0
+    )["per_group_spearman"]
+    assert call(metrics, rows)["per_group_spearman"] == pytest.approx(scores["value"], abs=1e-6)
+    assert call(metrics, rows)["num_defined_groups"] == scores["num_defined_groups"]
+    for wrong in (rows[::-1], np.arange(40), slice(None)):
+        with pytest.raises(DataError, match="group_column='antigen': the labels of this evaluation are not those"):
+            call(metrics, wrong)

@@ -6,9 +6,7 @@ import pytest
 
 from hf_ext.errors import ArgumentError, RequirementsFailed
 from hf_ext.evaluation import requirements
-from hf_ext.evaluation.metrics import score_names
 from hf_ext.evaluation.requirements import check_requirements, describe_failed, parse_requirements
-from hf_ext.evaluation.scores import score_predictions
 
 KNOWN = ["spearman", "rmse", "recall"]
 
@@ -49,23 +47,6 @@ def test_what_cannot_be_meant_is_refused():
     for text, message in wrong.items():
         with pytest.raises(ArgumentError, match=message):
             parse_requirements([text], KNOWN)
-
-
-def test_known_metrics_are_those_that_scoring_returns():
-    for threshold, groups in ((9.0, ["a", "a"]), (None, None)):
-        scored = score_predictions([0, 1], [0, 1], groups=groups, threshold=threshold, num_resamples=0)
-        assert score_names(threshold, groups is not None) == (*scored,)
-
-
-def test_the_table_shows_on_which_side_of_the_bound_a_value_lies():
-    score = {"value": 0.59996, "low": 0.5, "high": 0.7}
-    checked = check_requirements(parse_requirements(["spearman>=0.60", "rmse<=1.35"], KNOWN), {"spearman": score})
-    assert requirements.format_checked(checked).splitlines()[2:] == [
-        "Spearman  >=0.60    0.59996 [0.500, 0.700]  FAILED",
-        "RMSE      <=1.35    undefined               FAILED",
-    ]
-    undefined = {"value": None, "undefined": "no reference is >= 9"}
-    assert check("recall>=0.4", undefined)["actual"] == "undefined (no reference is >= 9)"
 
 
 def test_a_run_ends_only_where_one_failed():

@@ -40,12 +40,6 @@ def test_numbers_are_stratified_and_the_check_notices_rows_at_random() -> None:
     assert not one_per_decade(lambda labels, seed: np.random.default_rng(seed).choice(len(labels), 10, replace=False))
 
 
-def test_a_detection_limit_that_many_rows_share_keeps_its_share() -> None:
-    labels = np.array([6.0] * 37 + [6.5 + 0.01 * i for i in range(63)])
-    for seed in range(10):  # 37 * 20 / 100 = 7.4
-        assert counts_of(labels == 6.0, choose_subset(labels, size=20, seed=seed))[True] in (7, 8)
-
-
 def test_groups_keep_their_shares_and_labels_within_them() -> None:
     labels, groups = ["weak", "strong"] * 50, ["a"] * 80 + ["b"] * 20
     cells = [f"{group} {label}" for group, label in zip(groups, labels)]
@@ -58,25 +52,6 @@ def test_groups_keep_their_shares_and_labels_within_them() -> None:
         for group, num_rows in Counter(groups.tolist()).items():
             assert abs(counts_of(groups, rows)[group] - num_rows / 20) < 1
         assert abs(labels[rows].mean() - labels.mean()) < 0.1  # of rows at random this spreads by 0.1
-
-
-def share_of_small_groups(choose: Callable[[list[str], int], np.ndarray]) -> float:
-    """Share of chosen rows from 30 groups of one row, which are 30 of 100 rows."""
-    groups = [f"small{i}" for i in range(30)] + [f"large{i}" for i in range(10) for _ in range(7)]
-    return float(np.mean([np.count_nonzero(choose(groups, seed) < 30) for seed in range(300)])) / 10
-
-
-def largest_groups_only(groups: list[str], seed: int) -> np.ndarray:
-    _, group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    chosen = np.argsort(-sizes, kind="stable")[:10]
-    return np.array([np.flatnonzero(group_of_row == group)[0] for group in chosen])
-
-
-def test_small_groups_are_not_left_out_and_the_check_notices_that() -> None:
-    labels = np.random.default_rng(0).normal(size=100)
-    share = share_of_small_groups(lambda groups, seed: choose_subset(labels, groups, size=10, seed=seed))
-    assert share == pytest.approx(0.3, abs=0.03)
-    assert share_of_small_groups(largest_groups_only) == 0.0
 
 
 def test_the_same_seed_gives_the_same_rows_on_every_machine() -> None:
@@ -95,18 +70,6 @@ def test_size_is_a_count_or_a_share() -> None:
     for wrong in (0, -3, 0.0, -0.1, 1.5, float("nan"), True, "5%", 0.009):
         with pytest.raises(ArgumentError, match="size="):
             choose_subset(np.arange(50.0), size=wrong)
-
-
-def test_labels_and_groups_that_do_not_fit_are_refused() -> None:
-    for labels, groups, message in (
-        ([1.0, None, 2.0], None, "row 1"),
-        (["a", None], None, "labels, row 1"),
-        ([], None, "no rows"),
-        ([1.0, 2.0], ["x"], "1 groups for 2 rows"),
-        ([[1.0, 2.0], [3.0, 4.0]], None, "shape"),
-    ):
-        with pytest.raises(DataError, match=message):
-            choose_subset(labels, groups, size=1)
 
 
 # --- of datasets and streams ---------------------------------------------------------------------------------------
@@ -136,17 +99,6 @@ def test_the_chosen_rows_of_a_stream_are_kept_in_order():
     assert choose_rows(TABLE, size=60).are_all
 
 
-def test_without_one_label_per_row_rows_are_drawn_at_random_and_a_list_of_one_is_a_label():
-    for rows in (
-        [{"sequence": "A"}] * 50,
-        [{"labels": torch.arange(3)} for _ in range(50)],
-        [(i, i) for i in range(50)],
-    ):
-        assert choose_rows(rows, size=5).rows.tolist() == choose_subset(np.zeros(50), size=5).tolist()
-    rows = [{"label": [value]} for value in LABELS]
-    assert choose_rows(rows, size=6).rows.tolist() == choose_subset(LABELS, size=6).tolist()
-
-
 def test_a_stream_that_can_be_read_only_once_is_refused():
     class Once(torch.utils.data.IterableDataset):
         def __init__(self):
@@ -157,11 +109,3 @@ def test_a_stream_that_can_be_read_only_once_is_refused():
 
     with pytest.raises(DataError, match="6 chosen rows when it was read first and 0 the second"):
         choose_rows(Once(), size=6)
-
-
-def test_a_set_without_rows_or_the_group_column_is_refused():
-    for rows in ([], stream_of([])):
-        with pytest.raises(DataError, match="no rows"):
-            choose_rows(rows, size=5)
-    with pytest.raises(DataError, match=r"group_column='antigen'.*sequence, label, antibody"):
-        choose_rows(TABLE, size=5, group_column="antigen")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
-import pytest
 
-from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.metrics import value_of
-from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.evaluation.verdict import judge, judge_pair
 
 RIDGE = "one-hot ridge"
@@ -65,30 +60,6 @@ def test_a_gain_within_the_noise_is_undecided() -> None:
     assert verdict.text.endswith("more rows decide.")
 
 
-def test_where_the_metric_and_the_order_disagree_both_are_said() -> None:
-    # Ridge has the order nearly right and the scale wrong; the model has the scale, and a noisier order.
-    measured = labels()
-    given = predictors(measured, model=near(measured, 0.4), **{RIDGE: 8 + 3 * (near(measured, 0.05, 2) - 8)})
-    verdict = judge(measured, given)
-    assert (verdict.is_better, verdict.comparison["metric"]) == (True, "rmse")
-    assert verdict.text.startswith("Better than every baseline: RMSE 0.")
-    assert f". {RIDGE} orders these rows better: Spearman 0.99" in verdict.text
-    assert judge(measured, given, metric="spearman").is_better is False
-
-
-def test_a_verdict_in_recall_goes_by_the_threshold_and_says_the_order_too() -> None:
-    measured = labels()
-    low, high = near(measured, 0.3) - 0.5, near(measured, 0.5)
-    given = predictors(measured, model=low, **{RIDGE: high})
-    by_recall = judge(measured, given, metric="recall", threshold=9.0)
-    assert by_recall.text.startswith("No better than one-hot ridge: recall 0.")
-    assert by_recall.text.endswith(f" Spearman {value_of('spearman', low, measured).value:.3f}.")
-    assert by_recall.comparison is not None
-    assert by_recall.comparison["after"] == np.mean(low[measured >= 9] >= 9)
-    assert judge(measured, given, metric="average_precision", threshold=9.0).is_better
-    assert judge(measured, given, metric="spearman").is_better
-
-
 def test_a_verdict_within_groups_of_which_there_are_enough_and_too_few() -> None:
     measured = labels()
     given = predictors(measured, model=near(measured, 0.3), **{RIDGE: near(measured, 1.5)})
@@ -111,15 +82,6 @@ def test_a_baseline_without_a_value_in_the_metric_is_not_compared_and_a_model_wi
     assert nothing.text.startswith("No verdict: precision is undefined (after: no prediction is >= 9)")
 
 
-def test_of_several_a_baseline_that_scores_higher_decides_before_one_that_is_uncertain() -> None:
-    measured = labels(60)
-    model = near(measured, 0.5)
-    given = predictors(measured, model=model, noisy=near(measured, 0.6, 9), higher=model + 0.1 * (measured - model))
-    verdict = judge(measured, given)
-    assert (verdict.is_better, verdict.baseline) == (False, "higher")
-    assert json.loads(json.dumps(verdict.as_dict())) == verdict.as_dict()
-
-
 def test_an_rmse_no_better_than_the_training_mean_is_no_better_than_a_constant_whatever_the_order() -> None:
     measured = labels()
     verdict = judge(measured, predictors(measured, model=measured + 2.0, **{RIDGE: near(measured, 3.0)}))
@@ -129,13 +91,6 @@ def test_an_rmse_no_better_than_the_training_mean_is_no_better_than_a_constant_w
         f"No better than a constant: RMSE 2.00 against {rmse:#.3g} of the training mean (difference -1.04 [-1.13, "
         "-0.96], 200 rows). Spearman 1.000."
     )
-
-
-def test_errors_are_written_with_as_many_digits_as_tell_them_apart() -> None:
-    # A run that was published: 2.1025 against 2.1001. Here every error is one or the other.
-    signs, predicted = np.resize([1.0, -1.0], 40), np.linspace(-1, 1, 40)
-    verdict = judge(predicted + 2.1025 * signs, {"model": predicted, "training mean": predicted + 0.0024 * signs})
-    assert "RMSE 2.102 against 2.100" in verdict.text or "RMSE 2.103 against 2.100" in verdict.text
 
 
 def test_an_rmse_below_the_training_mean_by_chance_is_not_shown_to_be_better() -> None:
@@ -165,17 +120,6 @@ def test_labels_that_allow_no_score_give_no_verdict() -> None:
         assert (verdict.is_better, verdict.outcome) == (None, "undefined")
 
 
-def test_an_order_at_chance_is_said_where_only_the_level_is_right() -> None:
-    # The training mean is far off, the model only knows the level.
-    measured = labels()
-    model = 8.0 + np.random.default_rng(5).normal(0, 0.1, 200)
-    spearman = judge(measured, {"model": model, "training mean": np.full(200, 4.0)})
-    assert "than chance at ordering rows: Spearman " in spearman.text
-    assert spearman.is_better is not True
-    reverse = judge(measured, {"model": 8.0 - 0.1 * (measured - 8.0), "training mean": np.full(200, 4.0)})
-    assert reverse.text.startswith("No better than chance at ordering rows: Spearman -1.000 [-1.000, -1.000]")
-
-
 def test_a_loss_without_scale_is_judged_by_order_alone() -> None:
     measured = labels()
     model = 1000.0 * near(measured, 0.3)
@@ -184,15 +128,6 @@ def test_a_loss_without_scale_is_judged_by_order_alone() -> None:
     assert judge(measured, given, is_scale_free=True).text.startswith("Better than every baseline")
     alone = judge(measured, predictors(measured, model=model), is_scale_free=True)
     assert (alone.is_better, alone.text.startswith("Better than chance at ordering rows")) == (True, True)
-
-
-def test_without_other_baselines_than_constants_the_training_mean_is_what_is_beaten() -> None:
-    measured = labels()
-    verdict = judge(measured, predictors(measured, model=near(measured, 0.3), groups=np.full(200, 7.0)))
-    assert verdict.is_better
-    assert verdict.text.startswith("Better than a constant: RMSE 0.")
-    assert verdict.text.endswith("No other baseline was fitted.")
-    assert judge(measured, {"model": near(measured, 0.3)}).text.startswith("No verdict: there is no baseline")
 
 
 def test_a_prediction_beyond_a_limit_is_no_error() -> None:
@@ -208,13 +143,6 @@ def test_a_prediction_beyond_a_limit_is_no_error() -> None:
     wrong = judge(measured, {**given, "model": np.where(bounds < 0, 10.0, model)}, bounds=bounds)
     assert wrong.text.startswith("No better than a constant")
     assert "(limits counted from their wrong side only)" in wrong.text
-
-
-def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="'model' is needed"):
-        judge([1.0, 2.0], {"training mean": [1.0, 1.0]})
-    with pytest.raises(DataError, match="3 predictions for 2 references"):
-        judge([1.0, 2.0], {"model": [1.0, 1.0, 2.0]})
 
 
 def test_metrics_of_rows_with_several_predictions_are_judged_in_their_own_words() -> None:
@@ -260,29 +188,3 @@ def test_models_that_are_alike_or_as_good_show_no_difference():
     found = judge_pair(LABELS, LABELS + 0.5 * NOISE, LABELS + 0.5 * OTHER, names=("old", "new"))
     assert found.text.startswith("No difference between new and old is shown: RMSE ")
     assert same.outcome == found.outcome == "no difference"
-
-
-def test_few_units_show_nothing():
-    units = ResamplingUnits.of("antibody", [i % 4 for i in range(300)])
-    found = judge_pair(LABELS, WORSE, BETTER, units=units)
-    assert found.outcome == "no difference"
-    assert "only 4 values of antibody" in found.text
-    many = ResamplingUnits.of("antibody", [i % 40 for i in range(300)])
-    assert judge_pair(LABELS, WORSE, BETTER, units=many).outcome == "better"
-
-
-def test_beyond_a_limit_nothing_is_an_error_in_the_rmse():
-    labels, bounds = np.full(40, 7.0), np.ones(40)  # at or above 7
-    labels[:20], bounds[:20] = 5.0, 0
-    before = np.where(bounds == 1, 7.0, 5.5)
-    after = np.where(bounds == 1, 9.0, 5.5)  # above the limit, which may well be true
-    assert judge_pair(labels, before, after, bounds=bounds).outcome == "no difference"
-    assert judge_pair(labels, before, after).outcome == "worse"
-
-
-def test_a_score_without_a_value_is_no_verdict():
-    constant = np.full(300, 7.0)
-    assert judge_pair(LABELS, constant, BETTER, metric="spearman").outcome == "undefined"
-    assert judge_pair(LABELS, constant, BETTER, metric="rmse").outcome == "better"
-    with pytest.raises(ArgumentError, match="use one of"):
-        judge_pair(LABELS, WORSE, BETTER, metric="sperman")

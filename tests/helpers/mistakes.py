@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,6 @@ from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import HfExtError
 from hf_ext.tasks.running import check_inputs
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NUM_ROWS = 60
 
 
@@ -93,7 +90,6 @@ class Mistake:
         says: words that must appear, all of them; {file} is the path.
         twin: what looks alike and is no mistake: it must pass without a warning, an alarm or a note.
         kind: "error" ends the run before anything is computed; "warning" and "note" stand in its log.
-        before: what an earlier version did: "silent", "misleading" (it said something that leads astray), "named".
     """
 
     name: str
@@ -101,13 +97,11 @@ class Mistake:
     says: Sequence[str]
     twin: Case = field(default_factory=Case)
     kind: Literal["error", "warning", "note"] = "error"
-    before: Literal["silent", "misleading", "named"] = "named"
 
 
 def parametrized(mistakes: Sequence[Mistake]) -> pytest.MarkDecorator:
-    """`mistake`, each under its name; names say what was silent or misleading before."""
-    names = [one.name if one.before == "named" else f"{one.name} (was {one.before})" for one in mistakes]
-    return pytest.mark.parametrize("mistake", mistakes, ids=names)
+    """`mistake`, each under its name."""
+    return pytest.mark.parametrize("mistake", mistakes, ids=[one.name for one in mistakes])
 
 
 def look_at(case: Case, folder: Path, encoder: str) -> str:
@@ -133,7 +127,7 @@ def check_mistake(mistake: Mistake, folder: Path, encoder: str) -> None:
     wanted = [words.format(file=folder / "a.csv", folder=folder) for words in mistake.says]
     if mistake.kind == "error":
         with pytest.raises(HfExtError) as error:
-            importlib.import_module("max_speed").main(mistake.given.command(folder, encoder))
+            TASK.main(mistake.given.command(folder, encoder))
         said = [str(error.value)]
     else:
         starts = {"warning": ("WARNING", "ALARM"), "note": ("note",)}[mistake.kind]
@@ -144,6 +138,3 @@ def check_mistake(mistake: Mistake, folder: Path, encoder: str) -> None:
 def check_twin(mistake: Mistake, folder: Path, encoder: str) -> None:
     """Asserts that the innocent twin passes, and without a word."""
     assert remarks(look_at(mistake.twin, folder, encoder)) == []
-
-
-sys.path.append(str(RECIPES))

@@ -1,0 +1,588 @@
+"""Mistakes that users make: each is named, and its innocent twin passes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mistakes import BASE, NUM_ROWS, Case, Mistake, check_mistake, check_twin, make_sequence, parametrized, spread
+
+from hf_ext.affinity.task import TASK
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.loading import load_data
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.alarms import unit_alarms
+from hf_ext.pretrained import check_folder
+
+PKD = BASE["pKd"]
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+ROWS = [f"{sequence},{label}" for sequence, label in zip(*BASE.values())]
+CHAINS = {"heavy": BASE["sequence"], "light": BASE["sequence"][::-1]}
+
+
+def content(*lines: str, separator: str = ",", words: str = "") -> Case:
+    return Case(text="\n".join(lines).replace(",", separator) + "\n", words=words)
+
+
+def other_name(folder: Path) -> Path:
+    (folder / "pairs.csv").write_text("sequence,pKd\n")
+    return folder / "pair.csv"
+
+
+FILES = [
+    Mistake("a mistyped file", Case(make=other_name), ("{folder}/pair.csv: file not found", "pairs.csv")),
+    Mistake("a folder without train", Case(make=lambda folder: folder), ("{folder}: no train file",)),
+    Mistake(
+        "a web page",
+        content("<html><body>Please log in</body></html>"),
+        ("{file}", "Columns: <html><body>Please log in"),
+    ),
+    Mistake("a header alone", content("sequence,pKd"), ("{file}: the file has only a header",)),
+    Mistake("an empty file", Case(text=""), ("{file}: the file is empty",)),
+    Mistake("semicolons", content("sequence,pKd", *ROWS, separator=";"), ("{file}, row 1", "semicolon-separated")),
+    Mistake(
+        "a column in other case",
+        Case(columns={"kd": BASE["pKd"]}, words="--label_column pkd"),
+        ("{file}: there is no column 'pkd'. Did you mean 'pKd'?",),
+        Case(columns={"kd": BASE["pKd"]}, words="--label_column kd"),
+    ),
+    *(
+        Mistake(
+            f"columns with '{sign}' in between",
+            Case(columns=CHAINS, words=f"--sequence_columns heavy{sign}light"),
+            (
+                f"there is no column 'heavy{sign}light'",
+                "with a blank between: --sequence_columns heavy light. Columns:",
+            ),
+            Case(columns=CHAINS, words="--sequence_columns heavy light"),
+        )
+        for sign in (",", "+")
+    ),
+    Mistake(
+        "a column with a blank for an underscore",
+        Case(columns={"p_kd_mean": BASE["pKd"], "pKd_mea": BASE["pKd"]}, words="--label_column pKd-mean"),
+        ("Did you mean 'p_kd_mean'?",),
+    ),
+    Mistake(
+        "several columns that are not there",
+        Case(columns={"Antibody": BASE["sequence"]}, words="--label_column pkd --group_column antibody --id_column nr"),
+        ("there are no columns", "'pkd' (did you mean 'pKd'?)", "'antibody' (did you mean 'Antibody'?)", "'nr'"),
+    ),
+    Mistake(
+        "a column twice", content("sequence,pKd,pKd", *(f"{row},1" for row in ROWS)), ("'pKd' occurs more than once",)
+    ),
+    Mistake(
+        "ragged rows",
+        content("sequence,pKd", ROWS[0], f"{ROWS[1]},x", *ROWS[2:6], "MKTVL", *ROWS[6:]),
+        ("{file}: the header has 2 fields, but row 3 has 3, row 8 has 1.",),
+        content("sequence,pKd", *ROWS, ""),
+    ),
+    Mistake(
+        "stray quotes",
+        content("note,sequence,pKd", f"x,{ROWS[0]}", f'"y,{ROWS[1]}', f"z,{ROWS[2]}", f'x",{ROWS[3]}', f"x,{ROWS[4]}"),
+        ("{file}, rows 3 to 5: two quotes make one record",),
+    ),
+    Mistake(
+        "two files joined",
+        content("sequence,pKd", *ROWS, "sequence,pKd", *ROWS),
+        ("{file}, row 62: the header again",),
+        content("sequence,pKd", *ROWS),
+    ),
+    Mistake(
+        "a header below a title and a remark",
+        content("Binding data", "of 2024", "sequence,pKd", *ROWS),
+        ("{file}: there are no columns", "Row 3 has them: sequence, pKd"),
+    ),
+]
+
+
+# --- sequences --------------------------------------------------------------------------------------------------------
+
+DNA = "ATGGCATTCGGATCCAAGTGGCTA" * 3
+LONG = make_sequence(1, 1100)
+
+
+def cell(value: str, words: str = "") -> Case:
+    return Case({(5, "sequence"): value}, words=words)
+
+
+TWO_CHAINS = "--sequence_columns sequence light"
+LIGHT = [make_sequence(500 + number) for number in range(NUM_ROWS)]
+HALF = [light if number % 2 else "" for number, light in enumerate(LIGHT)]
+
+
+def light_chains(cells: list[str], words: str = "") -> Case:
+    return Case(columns={"light": cells}, words=f"{TWO_CHAINS} {words}")
+
+
+def said(*words: str) -> tuple[str, ...]:
+    return ("{file}, row 5, column 'sequence'", *words)
+
+
+SEQUENCES = [
+    Mistake("DNA", cell(DNA), said("reads as DNA", "72 letters", "Translate"), cell("GATTACA" * 3)),
+    Mistake("three-letter codes", cell("MetAlaGlySer"), said("three-letter codes", "one-letter"), cell("METALAGLY")),
+    Mistake("empty", cell(""), said("the sequence is empty", "leave the row out")),
+    Mistake(
+        "a chain missing",
+        light_chains(HALF),
+        ("{file}, row 2, column 'light'", "name the column in --missing_chains"),
+        light_chains(HALF, "--missing_chains light"),
+    ),
+    Mistake(
+        "a chain missing everywhere",
+        light_chains([""] * NUM_ROWS, "--missing_chains light"),
+        ("column 'light': all 48 training rows lack it", "--sequence_columns"),
+        light_chains(LIGHT),
+    ),
+    Mistake(
+        "a chain said to be missing that is not",
+        light_chains(LIGHT, "--missing_chains light"),
+        ("--missing_chains light: no row lacks it", "will refuse rows that lack it"),
+        light_chains(HALF, "--missing_chains light"),
+        kind="warning",
+    ),
+    Mistake("a word", cell("WT"), said("'WT' reads as a word", "20 residues"), cell("WTWTVLA")),
+    Mistake("two chains in one cell", cell("MKTVL:ACDEF"), said("':' at position 6", "one chain per column")),
+    Mistake(
+        "white space inside", cell("MKTVL ACDEF"), said("white space inside", "column of its own"), cell(" MKTVL ")
+    ),
+    Mistake("a stop codon", cell("MKTVL*"), said("--stop_codon trim"), cell("MKTVL*", "--stop_codon trim")),
+    Mistake("a gap", cell("MK-TVL"), said("--gaps remove"), cell("MK-TVL", "--gaps remove")),
+    Mistake(
+        "too long for the limit",
+        cell(LONG, "--max_residues 1000"),
+        said("1100 residues are more than max_residues=1000", "--too_long truncate"),
+        cell(LONG, "--max_residues 1000 --too_long truncate"),
+    ),
+    Mistake(
+        "too long for the encoder",
+        Case({(5, "sequence"): LONG, (9, "sequence"): LONG + "A"}, words="--split_sizes 0.98 0.01 0.01"),
+        (
+            "Input 'sequence' has 1101 residues; its encoder takes 1022",
+            "{file}: 2 rows are too long: row 5 of train (1,100 residues), row 9 of train (1,101 residues)",
+            "--too_long truncate",
+            "--max_residues N --bad_rows drop",
+        ),
+        cell(LONG, "--too_long window"),
+    ),
+]
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def labels(values, words: str = "", **columns) -> Case:
+    return Case(columns={"pKd": list(values), **columns}, words=words)
+
+
+def label(value: object, words: str = "") -> Case:
+    return Case({(5, "pKd"): value}, words=words)
+
+
+def of_label(*words: str) -> tuple[str, ...]:
+    return ("{file}, row 5, column 'pKd'", *words)
+
+
+MOLAR = [f"{10**-value:.3g}" for value in PKD]
+NANOMOLAR = [f"{10 ** (9 - value):.4g}" for value in PKD]
+BOUNDED = [f"<={value}" if value < 6 else str(value) for value in PKD]
+MARKS = ["<" if value < 6 else "" for value in PKD]
+# Rows 2 and 3, 4 and 5, ... are one sequence each, measured twice.
+TWICE = [make_sequence(number // 2) for number in range(NUM_ROWS)]
+LEVELS = [5 + 0.2 * (number // 2) for number in range(NUM_ROWS)]
+
+LABELS = [
+    Mistake("a missing label", label(""), of_label("the label is missing", "leave the row out")),
+    Mistake(
+        "names of classes",
+        labels(["soluble", "insoluble"] * 30),
+        (
+            "column 'pKd': soluble and insoluble look like names of classes",
+            "does not train yet",
+            "0 and 1",
+            "text_classifier",
+        ),
+    ),
+    Mistake(
+        "several labels in a cell",
+        labels(["membrane;nucleus", "nucleus"] * 30),
+        ("membrane;nucleus and nucleus look like several labels in one cell", "one number per row"),
+    ),
+    Mistake("units everywhere", labels(["7 nM", "8 nM"] * 30), ("row 2, column 'pKd', value '7 nM'", "decimal point")),
+    Mistake(
+        "0 and 1",
+        labels([0, 1] * 30),
+        ("Two values, 0 and 1: a regression is fitted", "RMSE and Spearman say little", "text_classifier.py"),
+        labels(spread(0, 1)),
+        kind="warning",
+    ),
+    Mistake("a decimal comma", label("7,3"), of_label("not a number", "decimal point"), label("7.3")),
+    Mistake("all the same", labels([7.0] * NUM_ROWS), ("column 'pKd'", "training labels are 7", "nothing to learn")),
+    Mistake(
+        "-999 for not measured",
+        label("-999"),
+        of_label("value '-999'", "reads as a missing value", "between 5.2 and 11.3", "Leave the row out"),
+        labels([*spread(-2000, 2000, NUM_ROWS - 1), -999]),
+    ),
+    Mistake(
+        "0 for not measured",
+        labels([0] * 9 + PKD[9:]),
+        ("exactly 0, the lowest value", "write them as <=0; if nothing was measured there, leave them out (--filter)"),
+        labels([0] * 2 + spread(0.01, 3)[2:]),
+        kind="warning",
+    ),
+    Mistake(
+        "a detection limit that is not marked",
+        labels([max(value, 6.0) for value in PKD]),
+        ("exactly 6, the lowest value, and not marked as censored", "<=6"),
+        labels([f"<={6.0}" if value < 6 else value for value in PKD], "--loss tobit"),
+        kind="warning",
+    ),
+    Mistake(
+        "log10 Kd with a threshold for it",
+        labels([-value for value in PKD], "--binder_threshold -8"),
+        ("all labels are negative (-11.3 to -5.2)", "--binder_threshold -8 takes", "the weakest"),
+        labels([value - 12 for value in spread(9.0, 11.9)], "--binder_threshold -1"),  # a fitness as logarithm
+        kind="note",
+    ),
+    Mistake(
+        "binding energies with a threshold for them",
+        labels(spread(-13.5, -6.8), "--binder_threshold -11"),
+        ("binding energies, of which the lowest bind best",),
+        labels(spread(6.8, 13.5), "--binder_threshold 11"),
+        kind="note",
+    ),
+    Mistake(
+        "Kd in M",
+        labels(MOLAR),
+        ("as concentrations in M", "-log10", "weakest binders"),
+        labels([value / 1e5 for value in spread(-30, 30)]),  # small effects of both signs
+        kind="warning",
+    ),
+    Mistake(
+        "Kd in nM",
+        labels(NANOMOLAR),
+        ("as concentrations in nM or pM", "pKd = 9 - log10 of nM"),
+        labels(spread(1.0, 5000.0)),  # melting points, counts: positive and wide, but even
+        kind="warning",
+    ),
+    Mistake(
+        "Kd in M among pKd",
+        labels([MOLAR[row] if row < 12 else value for row, value in enumerate(PKD)]),
+        ("labels are at most", "e-07, the other", "at least 5.2", "two units in one column"),
+        labels([*spread(5, 6.5, 30), *spread(9, 10.5, 30)]),  # two families of binders
+        kind="warning",
+    ),
+    Mistake(
+        "repeated rows with labels far apart",
+        Case(columns={"sequence": TWICE, "pKd": [value + 1.5 * (row % 2) for row, value in enumerate(LEVELS)]}),
+        # Noise: every pair differs by 1.5, so sqrt(1.5^2 / 2) = 1.061 remains.
+        (
+            "30 of 30 sequences that occur more than once",
+            "Noise of 1.06",
+            "RMSE",
+            "no Pearson rises above",
+            "no Spearman",
+        ),
+        Case(columns={"sequence": TWICE, "pKd": LEVELS}),
+        kind="warning",
+    ),
+    Mistake(
+        "bounds with a loss that takes them for values",
+        labels(BOUNDED),
+        ("training labels are bounds", "--loss mse takes for exact values", "--loss tobit"),
+        labels(BOUNDED, "--loss tobit"),
+        kind="warning",
+    ),
+    Mistake(
+        "a censor column with a loss that does not read it",
+        labels(PKD, "--censor_column mark --loss huber", mark=MARKS),
+        ("training labels are bounds", "--loss huber takes for exact values"),
+        labels(PKD, "--censor_column mark --loss ranking", mark=MARKS),
+        kind="warning",
+    ),
+    Mistake(
+        "tobit without a bound",
+        labels(PKD, "--loss tobit"),
+        ("--loss tobit: none of the 48 training labels is a bound", "--censor_column"),
+        labels(BOUNDED, "--loss tobit"),
+        kind="warning",
+    ),
+    Mistake(
+        "a threshold above all labels",
+        labels(spread(4.0, 8.5), "--binder_threshold 9"),
+        ("--binder_threshold 9: all 60 labels (4 to 8.5) are below it", "say nothing"),
+        labels(spread(4.0, 8.5), "--binder_threshold 7"),
+        kind="warning",
+    ),
+]
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+PARTS = ["train"] * 40 + ["valid"] * 10 + ["test"] * 10
+VARIANTS = [make_sequence(0, 100)[:row] + "W" + make_sequence(0, 100)[row + 1 :] for row in range(NUM_ROWS)]
+
+
+def parts(names=PARTS, words: str = "--split_column split", **columns) -> Case:
+    return Case(columns={"split": list(names), **columns}, words=words)
+
+
+SPLITS = [
+    Mistake(
+        "no share for validation",
+        Case(words="--split_sizes 0.8 0 0.2"),
+        ("leaves no rows for validation", "best model is chosen", "5 rows (8% of all, seed 42) became it"),
+        Case(words="--split_sizes 0.8 0.1 0.1"),
+        kind="note",
+    ),
+    Mistake(
+        "a split column without validation",
+        parts([name.replace("valid", "train") for name in PARTS]),
+        ("no row says validation: 6 of 50 train rows (seed 42) became it",),
+        parts(),
+        kind="note",
+    ),
+    Mistake(
+        "no test rows",
+        parts([name.replace("test", "train") for name in PARTS]),
+        ("There is no test split", "--split_sizes"),
+        parts(),
+    ),
+    Mistake(
+        "a chain that only test rows lack",
+        parts(words=f"--split_column split --missing_chains light {TWO_CHAINS}", light=[*LIGHT[:50], *[""] * 10]),
+        ("column 'light': 10 of 10 test rows lack it, but none of 40 training rows",),
+    ),
+    Mistake("no training rows", parts(["test"] * NUM_ROWS), ("split column 'split': no row says train",)),
+    Mistake(
+        "an unknown split",
+        parts(["hold-out" if name == "test" else name for name in PARTS]),
+        ("10 values", "row 52, column 'split', value 'hold-out': names no split. Use train, valid (or", "--filter"),
+        parts([name.upper() for name in PARTS]),
+    ),
+    Mistake(
+        "one training row",
+        parts(["train", *["valid"] * 29, *["test"] * 30]),
+        ("{file}: there is 1 training row", "nothing can be learned"),
+    ),
+    Mistake(
+        "a subset of one row",
+        Case(words="--max_train_samples 1"),
+        ("--max_train_samples 1: there is 1 training row",),
+        Case(words="--max_train_samples 30"),
+    ),
+    Mistake(
+        "clusters of one protein's variants",
+        Case(columns={"sequence": VARIANTS}, words="--split cluster"),
+        ("one cluster of near copies at identity 0.8 holds 60 of 60 rows, more than the train share",),
+        Case(words="--split cluster"),
+    ),
+]
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+THREE = dict.fromkeys(("heavy", "light", "antigen"), BASE["sequence"])
+
+
+def option(text: str, **columns) -> Case:
+    return Case(columns=columns, words=text)
+
+
+OPTIONS = [
+    Mistake(
+        "a head of no units",
+        option("--head_sizes 0"),
+        ("--head_sizes 0", "lets nothing through", "head_sizes: [] in the YAML"),
+        option("--head_sizes 8"),
+    ),
+    Mistake("a mistyped flag", option("--learning_rat 0.1"), ("--learning_rat", "did you mean '--learning_rate'")),
+    Mistake("a rate below 0", option("--learning_rate -1"), ("learning_rate=-1.0", "not negative")),
+    Mistake("an unknown metric", option("--metric_for_best_model spearmann"), ("spearmann", "spearman")),
+    Mistake("adapters on frozen towers", option("--use_peft true --tower_training frozen"), ("contradict each other",)),
+    Mistake(
+        "two encoders for three columns",
+        option("--sequence_columns heavy light antigen --encoders {encoder} {encoder}", **THREE),
+        ("2 encoders for 3 sequence columns", "--tower_inputs heavy light,antigen"),
+        option(
+            "--sequence_columns heavy light antigen --encoders {encoder} {encoder} --tower_inputs heavy+light antigen",
+            **THREE,
+        ),
+    ),
+    Mistake(
+        "a column that no tower reads",
+        option("--sequence_columns heavy light --tower_inputs heavy", **THREE),
+        ("Towers read ['heavy']", "each exactly once"),
+        option("--sequence_columns heavy light --tower_inputs heavy,light", **THREE),
+    ),
+    Mistake(
+        "an encoder folder that is not there",
+        option("--encoders {folder}/esm2"),
+        ("Encoder '{folder}/esm2': there is no such folder", "Nearest names there: esm_2"),
+    ),
+    Mistake("an encoder's file", option("--encoders {encoder}/config.json"), ("is a file: give its folder",)),
+]
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+
+ALL = [*FILES, *SEQUENCES, *LABELS, *SPLITS, *OPTIONS]
+
+
+@parametrized(ALL)
+def test_mistake_is_named(mistake, tmp_path, demo_encoders):
+    (tmp_path / "esm_2").mkdir()
+    check_mistake(mistake, tmp_path, demo_encoders[1])
+
+
+@pytest.mark.sampled(8)
+@parametrized([mistake for mistake in ALL if mistake.twin != Case()])
+def test_its_innocent_twin_passes(mistake, tmp_path, demo_encoders):
+    check_twin(mistake, tmp_path, demo_encoders[1])
+
+
+def fault(case: Case, folder: Path, **arguments) -> str:
+    given = DataArguments(dataset_name=str(case.write(folder)), label_column="pKd", **arguments)
+    with pytest.raises(DataError) as error:
+        load_data(given, output_dir=folder / "out", seed=0)
+    return str(error.value)
+
+
+MANY = Case(
+    {
+        **{(row, "sequence"): "" for row in range(2, 32)},
+        (40, "sequence"): "MetAlaGlySer",
+        (41, "pKd"): "-999",
+        (42, "pKd"): "7,3",
+        (43, "antibody"): " ",
+        (44, "split"): "hold-out",
+    },
+    columns={"antibody": ["a"] * NUM_ROWS, "split": ["train"] * 40 + ["test"] * 20},
+)
+
+
+def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path):
+    text = fault(MANY, tmp_path, group_column="antibody", split_column="split")
+    assert text.startswith("35 values cannot be used, of 6 kinds:")
+    for words in (
+        "row 2, column 'sequence', value '': the sequence is empty",
+        "  ... and 27 more in column 'sequence': the sequence is empty",  # 20 lines for 6 kinds are 3 each
+        "row 40, column 'sequence', value 'MetAlaGlySer': the sequence reads as three-letter codes",
+        "row 41, column 'pKd', value '-999': the label reads as a missing value",
+        "row 42, column 'pKd', value '7,3': the label is not a number",
+        "row 43, column 'antibody', value ' ': the group is missing",
+        "row 44, column 'split', value 'hold-out': names no split. Use train, valid",
+    ):
+        assert words in text, words
+    assert "row 5, column 'sequence'" not in text
+
+
+def test_dropping_bad_rows_never_drops_rows_of_an_unknown_split(tmp_path):
+    text = fault(MANY, tmp_path, split_column="split", bad_rows="drop")
+    assert text.startswith("1 value cannot be used:\n")
+    assert "row 44, column 'split', value 'hold-out': names no split" in text
+
+
+RNG = np.random.default_rng(0)
+# Shapes that real sets have, drawn here because the sets themselves stay where they are.
+REAL_LOOKING = {
+    "pKd by SPR": RNG.normal(8.5, 0.7, 700).clip(6, 10.5),
+    "fitness with most variants dead": RNG.lognormal(-2.5, 1.8, 3000).clip(0, 9),
+    "fitness of single variants": RNG.beta(2, 1.5, 5000),
+    "stability scores": RNG.normal(0.5, 0.9, 5000),
+    "changes in binding energy": RNG.normal(1.0, 1.5, 2000),
+    "melting points": RNG.normal(60, 9, 400),
+    "percent of wild type": RNG.gamma(1.2, 40, 1000),
+    "classes": RNG.integers(0, 3, 500).astype(float),
+    "hits": RNG.integers(0, 2, 500).astype(float),
+}
+
+
+def test_labels_as_real_sets_have_them_raise_no_question_of_units():
+    assert {name: unit_alarms(values) for name, values in REAL_LOOKING.items()} == {name: [] for name in REAL_LOOKING}
+
+
+def test_few_labels_say_nothing_about_units():
+    assert unit_alarms(np.array([float(text) for text in MOLAR[:29]])) == []
+    assert unit_alarms(np.array([float(text) for text in MOLAR[:30]])) != []
+
+
+def test_what_can_only_be_a_path_is_no_hub_id(tmp_path, monkeypatch):
+    (tmp_path / "encoders" / "esm2").mkdir(parents=True)
+    (tmp_path / "encoders" / "esm2" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for name, words in (
+        ("./encoders/esm3", "encoders holds no 'esm3'. Nearest names there: esm2."),
+        ("encoders/esm2/more/x", "encoders/esm2 holds no 'more'. Folders there: none."),
+        ("../nowhere/esm2", "holds no 'nowhere'"),
+        ("~/nowhere/esm2", "holds no 'nowhere'"),
+        ("encoders\\esm2", "there is no such folder"),
+        ("encoders/esm2/config.json", "give its folder, 'encoders/esm2'"),
+    ):
+        with pytest.raises(ArgumentError) as error:
+            check_folder(name, "Encoder")
+        assert words in str(error.value)
+
+
+def test_what_may_be_a_hub_id_is_left_to_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "encoders" / "esm2").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("facebook/esm2_t6_8M_UR50D", "esm2", "encoders/esm2", str(Path("encoders").absolute())):
+        assert check_folder(name, "Encoder") == ""
+    assert check_folder("encoders/esm3", "Encoder").endswith("holds no 'esm3'. Nearest names there: esm2.")
+
+
+# Rows 52 to 54 of the file, the first of test, repeat rows 2, 3 and 4.
+LEAKED = [*BASE["sequence"][:50], *BASE["sequence"][:3], *BASE["sequence"][53:]]
+
+
+def run(folder, encoder, words="", **columns):
+    """Trains for two epochs; results, log and report."""
+    case = Case(columns={"split": PARTS, **columns}, words=words)
+    quick = "--split_column split --num_train_epochs 2 --head_sizes 4 --disable_tqdm true"
+    command = [*case.command(folder, encoder), *quick.split(), "--embedding_cache_dir", str(folder / "cache")]
+    TASK.main(command)
+    out = folder / "out"
+    results = json.loads((out / "all_results.json").read_text())
+    return results, (out / "run.log").read_text(), (out / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory, demo_encoders):
+    bounded = [f"<={label}" if label < 6 else str(label) for label in BASE["pKd"]]
+    folder = tmp_path_factory.mktemp("mistaken")
+    return run(folder, demo_encoders[1], "--binder_threshold 20", sequence=LEAKED, pKd=bounded)
+
+
+@pytest.fixture(scope="module")
+def innocent(tmp_path_factory, demo_encoders):
+    return run(tmp_path_factory.mktemp("innocent"), demo_encoders[1])
+
+
+@pytest.mark.nightly
+def test_the_verdict_names_test_rows_that_stand_in_train(mistaken, innocent):
+    text = (
+        "But 3 of 10 test rows (30.0%) stand in train, too: test row 52 is train row 2, test row 53 is train row 3, "
+        "test row 54 is train row 4. On these, any score is memory."
+    )
+    assert mistaken[0]["verdict"]["text"].endswith(text)
+    assert "stand in train" not in innocent[0]["verdict"]["text"]
+
+
+def test_log_and_report_say_what_is_probably_a_mistake(mistaken, innocent):
+    for words in ("training labels are bounds, which --loss mse takes", "--binder_threshold 20: all"):
+        for place in (1, 2):
+            assert words.replace("--", "") in mistaken[place].replace("\\", "").replace("--", "")
+            assert words.replace("--", "") not in innocent[place].replace("\\", "").replace("--", "")
+        assert any(words in text for text in mistaken[0]["data"]["warnings"])
+    assert innocent[0]["data"]["warnings"] == []
+
+
+def test_repeated_rows_of_unlike_labels_are_in_the_report(mistaken, innocent):
+    # Three sequences twice, of which those with a bound do not count.
+    assert 1 <= mistaken[0]["data"]["repeats"]["num_disagreeing"] <= 3
+    assert "labels that disagree" in mistaken[1]
+    assert "labels that disagree" in mistaken[2]
+    assert "labels that disagree" not in innocent[2]
+    assert innocent[0]["data"]["repeats"]["num_disagreeing"] == 0
