@@ -1,9 +1,12 @@
+"""AffinityModel: towers, what trains, precision, units, effective batches; an input that a row lacks is exact zeros."""
+
 import pytest
 import torch
 from tiny_affinity import ROWS, make_batch, make_model, predict, shift
 from tiny_t5 import write_t5_encoder
 
 from hf_ext.errors import ArgumentError
+from hf_ext.models.head import HEADS
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +56,6 @@ def test_a_batch_gives_what_its_rows_give_one_by_one(all_three, pooling):
     assert (predict(model, batch) - one_by_one).abs().max() > 1e-6  # attention to padding is told apart
 
 
-def test_towers_that_name_the_same_encoder_share_its_weights(folders):
-    model = make_model([folders["esm"], folders["esm"]], "full")
-    assert list(model.encoders) == ["0"]
-    alone = make_model([folders["esm"]])
-    batch = make_batch(model)["sequences"]
-    model.eval(), alone.eval()
-    for name in ("heavy", "light"):
-        assert torch.equal(model.encode(name, batch[name]), alone.encode("heavy", batch[name]))
-
-
 def test_sequences_embeddings_and_a_mixture_give_the_same_logits(all_three):
     model = make_model(all_three).eval()
     batch = make_batch(model)
@@ -97,16 +90,11 @@ def test_every_trainable_parameter_gets_a_gradient(all_three, training):
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert [name for name, parameter in trainable.items() if parameter.grad is None] == []
     assert not any("contact_head" in name for name in trainable)
-    assert any("contact_head" in name for name, _ in model.named_parameters())
-
-
-def test_only_adapters_and_head_train_under_lora(all_three):
-    model = make_model(all_three, "lora")
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert {name.startswith("head.") or "lora_" in name for name in trainable} == {True}
-    # Two layers each: 6 linear layers in BERT and ESM; q, k, v, o, wi_0, wi_1, wo in T5; two matrices per layer.
-    adapters = [sum(f"encoders.{i}." in name for name in trainable) for i in range(3)]
-    assert adapters == [2 * 6 * 2, 2 * 7 * 2, 2 * 6 * 2]
+    if training == "lora":
+        assert all(name.startswith("head.") or "lora_" in name for name in trainable)
+        # Two layers each: 6 linear layers in BERT and ESM; q, k, v, o, wi_0, wi_1, wo in T5; two matrices per layer.
+        adapters = [sum(f"encoders.{i}." in name for name in trainable) for i in range(3)]
+        assert adapters == [2 * 6 * 2, 2 * 7 * 2, 2 * 6 * 2]
 
 
 def linear_dtypes(model, batch):
@@ -150,19 +138,6 @@ def test_released_encoders_leave_the_model_and_come_back_equal(folders):
     model.release_encoders()
     assert not any(name.startswith("encoders.") for name in model.state_dict())
     assert torch.equal(predict(model, make_batch(model)), expected)
-
-
-def test_a_transform_reaches_encoders_in_memory_and_those_loaded_later(folders):
-    model = make_model([folders["bert"], folders["esm"]])
-    model.encode("heavy", make_batch(model)["sequences"]["heavy"])
-    model.release_encoders()
-    seen = []
-    model.transform_encoders(lambda encoder: seen.append(encoder.config.model_type))
-    assert seen == []
-    model.attach_encoders()
-    assert seen == ["bert", "esm"]
-    model.transform_encoders(lambda encoder: seen.append("again"))
-    assert seen[2:] == ["again", "again"]
 
 
 def test_predictions_are_in_label_units_and_the_loss_in_standard_deviations(folders):
@@ -221,3 +196,141 @@ def test_an_input_given_neither_way_is_refused(folders):
     del batch["sequences"]["light"]
     with pytest.raises(ArgumentError, match=r"No sequences or embeddings for \['light'\]; this model reads"):
         model(**batch)
+
+
+COLUMNS = ["heavy", "light"]
+LACKING = [ROWS[0], {**ROWS[1], "light": ""}, ROWS[2], {**ROWS[3], "light": ""}]
+NONE = [{**row, "light": ""} for row in ROWS]
+MISSING = torch.tensor([False, True, False, True])
+
+
+@pytest.fixture
+def build(demo_encoders):
+    """A model of heavy and light, whose scales were measured on rows of its own; `settings` as in `make_model`."""
+
+    def inner(**settings):
+        model = make_model([demo_encoders[1]], inputs=[[["heavy"], ["light"]]], **settings)
+        generator = torch.Generator().manual_seed(1)
+        embeddings = {
+            name: 3 + torch.randn(8, width, generator=generator) for name, width in model.embedding_sizes.items()
+        }
+        model.fit_scaling(7.0, 1.0, embeddings)
+        return model.eval()
+
+    return inner
+
+
+def collate(model, rows):
+    return make_batch(model, rows, sequence_columns=COLUMNS, missing_chains=["light"])
+
+
+def look_into(model):
+    """What the layers of each head get, noted at every call."""
+    seen = []
+    heads = [model.head] if hasattr(model.head, "layers") else list(model.head.members)
+    for head in heads:
+        head.layers.register_forward_hook(lambda layers, given, output: seen.append(given[0].detach()))
+    return seen
+
+
+@pytest.mark.parametrize("form", HEADS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_layers_of_every_head_get_exact_zeros(build, form, size):
+    model = build(head_form=form, ensemble_size=size)
+    if size == 2:  # each with scales of its own
+        model.head.members[1].input_mean.add_(0.37)
+    seen = look_into(model)
+    model(**collate(model, LACKING))
+    assert len(seen) == size
+    width = model.embedding_sizes["heavy"]
+    for features in seen:
+        assert torch.all(features[MISSING, width:] == 0)
+        assert torch.all(features[~MISSING, width:] != 0)
+        assert torch.all(features[:, :width] != 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_nothing_leaks_from_what_stands_in_the_place_of_a_missing_input(build, value):
+    model = build()
+    batch = collate(model, LACKING)
+    labels = batch["labels"]
+    clean = {name: torch.randn(4, width) for name, width in model.embedding_sizes.items()}
+    dirty = {**clean, "light": torch.where(MISSING[:, None], value, clean["light"])}
+
+    def run(embeddings, missing):
+        embeddings = {name: x.clone().requires_grad_() for name, x in embeddings.items()}
+        model.zero_grad()
+        output = model(embeddings=embeddings, missing=missing, labels=labels)
+        output.loss.backward()
+        weights = [parameter.grad.clone() for parameter in model.head.parameters()]
+        return [output.logits, output.loss, *weights, *(x.grad for x in embeddings.values())]
+
+    expected, found = (run(given, {"light": MISSING}) for given in (clean, dirty))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert all(torch.isfinite(x).all() for x in found)
+    assert torch.all(found[-1][MISSING] == 0)
+    assert not all(torch.equal(a, b) for a, b in zip(expected, run(dirty, {})))  # the mask is what keeps it out
+
+
+def test_a_missing_input_does_not_reach_the_encoder_and_one_that_is_no_input_is_refused(build):
+    model = build()
+    rows = []
+    model.attach_encoders()
+    model.encoders["0"].register_forward_pre_hook(
+        lambda encoder, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    batch = collate(model, LACKING)
+    model(**batch)
+    assert rows == [4, 2]  # heavy, light
+    with pytest.raises(ArgumentError, match=r"missing names \['lihgt'\]; this model reads \['heavy', 'light'\]"):
+        model(**{**batch, "missing": {"lihgt": MISSING}})
+
+
+def test_a_stacked_ridge_sees_the_mean_in_their_place(build):
+    model = build()
+    width = model.embedding_sizes["heavy"]
+    weights = torch.linspace(-1, 1, 2 * width)
+    stack = {"kind": "line", "intercept": 0.0, "slope": 0.0, "ridge": 1.0}
+    embeddings = {name: torch.randn(4, width) for name in COLUMNS}
+    ridge = model.new_ridge()
+    ridge.fill(weights[None], torch.zeros(1))
+    model.set_calibration(stack, ridge)
+    with torch.no_grad():
+        found = model(embeddings=embeddings, missing={"light": MISSING}).logits
+    features = torch.cat([embeddings["heavy"], embeddings["light"]], 1)
+    features[MISSING, width:] = model.head.input_mean[width:]
+    torch.testing.assert_close(found, features @ weights)
+    torch.testing.assert_close(model.fill_of("light"), model.head.input_mean[width:])
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_encoders_learn_from_the_rows_that_have_the_input_alone(build, training):
+    model = build(training=training)
+    shift(model, "lora_" if training == "lora" else "encoder")
+
+    def encoder_gradients(rows):
+        model.zero_grad()
+        model(**collate(model, rows), num_items_in_batch=4).loss.backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None and "encoders" in n}
+
+    both = encoder_gradients([LACKING[0], LACKING[1]])
+    heavy = torch.tensor(0.0)
+    apart = [encoder_gradients([row]) for row in LACKING[:2]]
+    assert both.keys() == apart[0].keys() == apart[1].keys()
+    for name, gradient in both.items():
+        torch.testing.assert_close(gradient, apart[0][name] + apart[1][name], rtol=1e-4, atol=1e-6)
+        heavy = max(heavy, apart[1][name].abs().max())
+    assert heavy > 0
+
+
+def test_a_batch_in_which_no_row_has_it_gives_every_weight_of_its_tower_a_gradient_of_zero(demo_encoders):
+    model = make_model([demo_encoders[1], demo_encoders[0]], "lora", inputs=[[["heavy"]], [["light"]]])
+    shift(model, "lora_")
+    model(**collate(model, NONE)).loss.backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and name.startswith("encoders")}
+    assert all(parameter.grad is not None for parameter in trained.values())  # DDP waits for each
+    light = [p.grad for name, p in trained.items() if name.startswith("encoders.1.")]
+    heavy = [p.grad for name, p in trained.items() if name.startswith("encoders.0.")]
+    assert light
+    assert all(torch.all(gradient == 0) for gradient in light)
+    assert any(torch.any(gradient != 0) for gradient in heavy)

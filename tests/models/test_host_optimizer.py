@@ -132,6 +132,7 @@ def test_weights_that_somebody_changed_between_two_steps_are_what_the_next_start
     assert pair[0].difference(pair[1]) == 0.0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["adamw_fused", "adamw", "muon"])
 def test_a_loss_scaler_unscales_leaves_out_and_goes_on_as_without_the_host(name):
     def run(wrap):
@@ -153,7 +154,6 @@ def test_a_loss_scaler_unscales_leaves_out_and_goes_on_as_without_the_host(name)
     assert equal_trees(plain[:3], ours[:3])
     assert ours[3] == [step == 3 for step in range(6)]  # of a fused kernel on the device accelerate sees nothing
     assert ours[1]["scale"] == 8.0  # 4, doubled after two steps, halved by the third, doubled again
-    assert all(tensor.isfinite().all() for tensor in ours[0])
 
 
 # --- in the middle of a run ------------------------------------------------------------------------------------------
@@ -183,14 +183,6 @@ def test_accelerates_wrapper_stays_and_steps_what_is_in_it(has_scaler):
     assert move_to_host(ours.optimizer) is move_to_host(ours.optimizer) is ours.optimizer
     assert plain.difference(ours.run(3)) == 0.0
     assert find_host_optimizer(ours.optimizer) is not None
-
-
-def test_the_state_counts_its_bytes_and_lies_on_the_host_after_loading_too():
-    ours = Training(make_adamw, HostOptimizer)
-    assert ours.optimizer.state_bytes() == 0
-    ours.run(2)
-    num, num_tensors = sum(p.numel() for p in ours.net.parameters()), len([*ours.net.parameters()])
-    assert ours.optimizer.state_bytes() == 8 * num + 4 * num_tensors  # two moments, and a count of steps each
 
 
 # --- states and copies -----------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""Muon for matrices and AdamW for the rest: torch's two optimizers in one that keeps, copies and loads its state."""
-
-import math
+"""Muon for matrices of layers, AdamW for the rest: which they are in any model, and torch's two optimizers in one."""
 
 import pytest
 import torch
+from any_models import Net, bert, gpt2, llama, mixtral, resnet, t5, vit
 from closeness import largest
 from miniature_esm import esm_config
 from torch import nn
@@ -82,20 +81,6 @@ def test_steps_are_those_of_the_two_optimizers_of_torch_side_by_side():
     assert distance(together, adamw) > 1e-3
 
 
-def test_an_update_is_orthogonal_with_the_root_mean_square_of_adamw():
-    net = nn.Linear(16, 8, bias=False)
-    optimizer = MuonAdamW(torch.optim.AdamW(net.parameters(), lr=1.0, weight_decay=0.0), net.parameters())
-    before = net.weight.detach().clone()
-    net.weight.grad = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-    optimizer.step()
-    update = before - net.weight.detach()
-    assert update.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.25)
-    values = torch.linalg.svdvals(update) / (0.2 * math.sqrt(16))
-    assert values.min() > 0.6  # the iteration leaves singular values between about 0.7 and 1.2
-    assert values.max() < 1.3
-    assert torch.linalg.svdvals(net.weight.grad).min() < 0.5 * torch.linalg.svdvals(net.weight.grad).max()
-
-
 def test_state_loads_bit_for_bit(tmp_path):
     whole, resumed, lost = make_net(), make_net(), make_net()
     optimizer = make_both(whole)
@@ -112,9 +97,47 @@ def test_state_loads_bit_for_bit(tmp_path):
     assert distance(whole, lost) > 1e-4
 
 
-@pytest.mark.parametrize(("chosen", "says"), [("none", "0 of 0"), ("foreign", "1 of 1"), ("bias", "2D")])
-def test_what_is_no_matrix_of_the_optimizer_is_refused(chosen, says):
+def test_what_is_no_matrix_of_the_optimizer_is_refused():
     net = make_net()
-    matrices = {"none": [], "foreign": [nn.Parameter(torch.zeros(2, 2))], "bias": [net[0].bias]}[chosen]
-    with pytest.raises(ValueError, match=says):
-        MuonAdamW(make_adamw(net.parameters()), matrices)
+    for matrices, says in (([], "0 of 0"), ([nn.Parameter(torch.zeros(2, 2))], "1 of 1"), ([net[0].bias], "2D")):
+        with pytest.raises(ValueError, match=says):
+            MuonAdamW(make_adamw(net.parameters()), matrices)
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "matrices"),
+    [
+        # Per layer: query, key, value, output, two of the feed-forward.
+        (bert, 18),
+        # The patch projection has four dimensions, the class token and positions three.
+        (vit, 18),
+        # Conv1D: query, key and value in one; the head is tied to the embeddings.
+        (gpt2, 12),
+        (llama, 21),
+        # 4 attention matrices in each; the router's weight has no in_features; experts are stacks.
+        (mixtral, 12),
+        # 6 in a layer of the encoder, 10 of the decoder; the tables of positions are embeddings.
+        (t5, 42),
+        (Net, 8),
+        # in_proj is one matrix of 24 x 8.
+        (encoder, 8),
+        (resnet, 0),  # convolutions only
+    ],
+)
+def test_matrices_of_layers_get_muon(make, matrices):
+    assert len(block_matrices(make())) == matrices
+
+
+def test_what_is_tied_to_an_embedding_stays_with_adamw():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 8)
+            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)])
+            self.layers[0][0].weight = self.table.weight
+
+    assert names_of(Tied()) == {"layers.0.1.weight", "layers.1.0.weight", "layers.1.1.weight"}
