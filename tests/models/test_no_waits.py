@@ -125,7 +125,7 @@ class ReadsOfSteps(TrainerCallback):
 
 
 def count_reads_of_steps(tmp_path, collator, **settings):
-    """Of steps 21 to 34 with a worker, which makes the layouts; rates are read at steps 19, 35 and where Trainer logs."""
+    """Of steps 21 to 34 with a worker, which makes the layouts; rates are read at 19, 35 and where Trainer logs."""
     speedups = {"speedups": ["attention", "packing", "masked_lm_head"], "attention": "padded"}
     settings = {"max_steps": 35, "logging_steps": 100, "save_strategy": "no", "report_to": "none", **settings}
     sizes = {"per_device_train_batch_size": 4, "dataloader_num_workers": 1, "disable_tqdm": True}

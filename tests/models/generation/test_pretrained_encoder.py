@@ -5,14 +5,10 @@ import torch
 from tiny_generators import TINY, make_batch, make_rows
 from transformers import EsmModel, EsmTokenizer
 
-from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import ArgumentError
 from hf_ext.models.encoders import read_encoder
-from hf_ext.models.generation.esm import state_encoder
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings, has_adapters, merged_copy
-
-BOUND = 2e-5
 
 
 @pytest.fixture
@@ -30,15 +26,14 @@ def batch(tokenizer):
     return make_batch(make_rows(tokenizer))
 
 
-def make(esm, training="frozen", **settings):
+BOUND = 2e-5
+
+
+def make_on(esm, training="frozen", **settings):
     torch.manual_seed(0)
     spec = read_encoder(esm, None, training, LoraSettings(r=2))
     given = {**TINY, "dropout": 0.0, "label_mean": 8.0, **settings}
     return AntibodyGenerator.from_encoder(spec, "tiny", **given)
-
-
-def names(model):
-    return {name for name, _ in model.named_parameters()}
 
 
 def train(model, batch, steps=3):
@@ -46,14 +41,15 @@ def train(model, batch, steps=3):
     model.train()
     for _ in range(steps):
         model(**batch).loss.backward()
+        assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
         optimizer.step()
         optimizer.zero_grad()
     return model.eval()
 
 
-def test_a_frozen_encoder_is_used_but_is_no_part_of_the_model(esm, batch, tmp_path):
-    model = make(esm)
-    assert not [name for name in names(model) if name.startswith("encoder")]
+def test_a_frozen_encoder_is_used_but_is_no_part_of_the_model_unless_asked_for(demo_encoders, esm, batch, tmp_path):
+    model = make_on(esm)
+    assert not [name for name, _ in model.named_parameters() if name.startswith("encoder")]
     train(model, batch)
     states = EsmModel.from_pretrained(esm, add_pooling_layer=False).eval()(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
@@ -64,10 +60,19 @@ def test_a_frozen_encoder_is_used_but_is_no_part_of_the_model(esm, batch, tmp_pa
     again = AntibodyGenerator.from_pretrained(tmp_path)
     assert torch.equal(again(**batch).logits, model(**batch).logits)
     assert torch.equal(again.generate(**batch, max_new_tokens=8), model.generate(**batch, max_new_tokens=8))
+    model = make_on(esm, save_full=True).train()
+    assert not model.encoder.model.training
+    model.eval().save_pretrained(tmp_path / "full")
+    again = AntibodyGenerator.from_pretrained(tmp_path / "full")
+    again.encoder.spec.name_or_path = "gone"
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    assert not any(p.requires_grad for name, p in again.named_parameters() if name.startswith("encoder"))
+    with pytest.raises(ArgumentError, match="is of type 'bert'; allowed are esm and esmc"):
+        make_on(demo_encoders[0])
 
 
 def test_given_states_give_the_same_and_the_encoder_is_never_loaded(esm, batch, tokenizer, tmp_path):
-    model = make(esm).eval()
+    model = make_on(esm).eval()
     live, written = model(**batch), model.generate(**batch, num_beams=2, max_new_tokens=9)
     states, mask = model.encode(batch.pop("input_ids"), batch["attention_mask"])[0], batch["attention_mask"]
     states = states * mask[:, :, None]  # what stands at padding says nothing
@@ -80,30 +85,10 @@ def test_given_states_give_the_same_and_the_encoder_is_never_loaded(esm, batch, 
         model(**{**batch, "input_ids": torch.ones_like(mask)})
 
 
-def test_states_of_single_antigens_are_those_of_the_padded_batch(esm, batch, tokenizer):
-    model = make(esm)
-    encode = state_encoder(model.encoder, ResidueTokenizer(tokenizer))
-    padded = model.encode(batch["input_ids"], batch["attention_mask"])[0]
-    states = encode(["MKTAYIAKQRQISFVKSH", "ACD"])
-    assert [tuple(s.shape) for s in states] == [(20, 64), (5, 64)]
-    assert (encode(["ACD"])[0] - padded[1, :5]).abs().max() < BOUND
-    assert (states[0] - padded[0, :20]).abs().max() < BOUND
-
-
-def test_a_frozen_encoder_may_be_saved_with_the_model(esm, batch, tmp_path):
-    model = make(esm, save_full=True).train()
-    assert not model.encoder.model.training
-    model.eval().save_pretrained(tmp_path)
-    again = AntibodyGenerator.from_pretrained(tmp_path)
-    again.encoder.spec.name_or_path = "gone"
-    assert torch.equal(again(**batch).logits, model(**batch).logits)
-    assert not any(p.requires_grad for name, p in again.named_parameters() if name.startswith("encoder"))
-
-
 @pytest.mark.parametrize("training", ["lora", "full"])
 def test_an_encoder_that_trains_is_saved_and_goes_on_training(esm, batch, tmp_path, training):
-    model = make(esm, training)
-    published = make(esm).encode(batch["input_ids"], batch["attention_mask"])[0]
+    model = make_on(esm, training)
+    published = make_on(esm).encode(batch["input_ids"], batch["attention_mask"])[0]
     found = model.eval().encode(batch["input_ids"], batch["attention_mask"])[0]
     assert torch.allclose(found, published, atol=BOUND)  # adapters begin as nothing
     train(model, batch)
@@ -123,7 +108,7 @@ def test_an_encoder_that_trains_is_saved_and_goes_on_training(esm, batch, tmp_pa
 
 
 def test_adapters_can_be_merged(esm, batch):
-    model = train(make(esm, "lora"), batch)
+    model = train(make_on(esm, "lora"), batch)
     merged = merged_copy(model)
     assert has_adapters(model)
     assert not has_adapters(merged)
@@ -131,15 +116,3 @@ def test_adapters_can_be_merged(esm, batch):
     assert (merged(**batch).logits - model(**batch).logits).abs().max() < BOUND
     with pytest.raises(ArgumentError, match="no adapters"):
         merged.merge_adapters()
-
-
-@pytest.mark.parametrize("training", ["frozen", "lora", "full"])
-def test_every_weight_that_trains_gets_a_gradient(esm, batch, training):
-    model = make(esm, training)
-    model(**batch).loss.backward()
-    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-
-
-def test_another_family_is_refused(demo_encoders):
-    with pytest.raises(ArgumentError, match="is of type 'bert'; allowed are esm and esmc"):
-        make(demo_encoders[0])
