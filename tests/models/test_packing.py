@@ -229,7 +229,6 @@ def test_compiled_blocks_are_not_compiled_anew_for_other_lengths_or_numbers_of_s
     assert graphs[2:] == [graphs[2]] * 4
 
 
-
 SMALL = {"esm": tiny_esm, "t5": tiny_t5, "esmc": tiny_esmc, "bert": tiny_bert}
 
 
