@@ -11,40 +11,32 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 
-@pytest.mark.parametrize(
-    ("launcher", "has_accelerator", "expected"),
-    [
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, False, True),
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, True, False),
+def test_use_cpu_is_for_several_launched_processes_without_an_accelerator(monkeypatch):
+    launched = {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    for launcher, has_accelerator, expected in (
+        (launched, False, True),
+        (launched, True, False),
         ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, False, False),
         ({"WORLD_SIZE": "2"}, False, False),  # of a cluster, not of a launcher: nothing says how to meet
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "ACCELERATE_USE_DEEPSPEED": "true"}, False, False),
+        ({**launched, "ACCELERATE_USE_DEEPSPEED": "true"}, False, False),
         ({}, False, False),
-    ],
-)
-def test_use_cpu_is_for_several_launched_processes_without_an_accelerator(
-    launcher, has_accelerator, expected, monkeypatch
-):
-    for name in ("WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_USE_DEEPSPEED"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in launcher.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
-    assert need_cpu_backend() is expected
+    ):
+        for name in ("WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_USE_DEEPSPEED"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in launcher.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda given=has_accelerator: given)
+        assert need_cpu_backend() is expected
 
 
-def test_processes_that_would_each_train_alone_are_refused_with_the_remedy(monkeypatch):
+def test_processes_that_would_each_train_alone_are_refused_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    check_together(1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_together(2)
-    with pytest.raises(ArgumentError, match=r"2 processes .* alone, on all rows.*--use_cpu true"):
-        check_together(1)
-
-
-def test_arguments_of_a_process_that_is_alone_are_refused(monkeypatch, tmp_path):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
+    check_together(1)
     monkeypatch.setenv("WORLD_SIZE", "3")
+    check_together(3)
+    with pytest.raises(ArgumentError, match=r"3 processes .* alone, on all rows.*--use_cpu true"):
+        check_together(1)
     with pytest.raises(ArgumentError, match="3 processes were launched"):
         FastTrainingArguments(str(tmp_path))
 

@@ -23,9 +23,7 @@ FASTER = COMMON | {"activation_checkpointing", "compile"}
 FOUR, TWO = ("--num_processes", "4"), ("--num_processes", "2")
 # file, flags of the recipe, launcher file, its flags -> rows of a step, processes, half precision, what is applied
 SETUPS = {
-    "four baseline": (
-        *("pde_baseline", "", "ddp", (*FOUR, "--mixed_precision", "fp16"), 96, "fp16", {"precision"}),
-    ),
+    "four baseline": (*("pde_baseline", "", "ddp", (*FOUR, "--mixed_precision", "fp16"), 96, "fp16", {"precision"}),),
     "four optimized": ("pde_optimized", "", "fsdp2_offload", FOUR, 192, "bf16", FASTER | {"sharding", "cpu_offload"}),
     "four conservative": ("pde_conservative", "", "ddp", FOUR, 160, "bf16", FASTER | {"ddp", "cpu_offload"}),
     "two baseline": (
