@@ -13,10 +13,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-import torch
-from launches import RECIPES, TWO_CPUS, Launch, clean_environment
 from locations import ROOT
-from other_runs import plant_lock
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from tqdm.auto import tqdm
 
@@ -100,30 +97,6 @@ def test_the_report_of_torchs_launcher_shows_the_message(tmp_path, monkeypatch, 
     assert "To enable traceback see" in str(
         ChildFailedError("max_speed.py", {0: ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))})
     )
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
-@pytest.mark.parametrize(("num", "flags"), [(1, ("--quiet",)), (2, TWO_CPUS.flags)])
-def test_a_refusal_is_the_last_word_through_the_launcher(num, flags, tmp_path):
-    """All processes of a run that is refused end, and the launcher's last block holds the reason."""
-    plant_lock(tmp_path / "run", pid=1)
-    before = (tmp_path / "run" / ".run.lock").read_bytes()
-    script = [str(RECIPES / "max_speed.py"), "--output_dir", str(tmp_path / "run"), "--disable_tqdm", "true"]
-    (command,) = Launch("cpu", "MULTI_CPU", num, flags).commands(script)
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
-    lines = done.stderr.rstrip().splitlines()
-    reason = f"FolderError: {tmp_path / 'run'} is in use by another run: process 1 on "
-    assert done.returncode == 1
-    assert sum(line.startswith(reason) for line in lines) == num, done.stderr
-    if num == 1:
-        assert lines[-1].startswith(reason)
-    else:  # the report's last block: the first process to fail, then a line of signs
-        last = done.stderr[done.stderr.rindex("Root Cause") :]
-        assert f"traceback : {reason}" in last
-        assert set(lines[-1]) == {"="}
-    assert (tmp_path / "run" / ".run.lock").read_bytes() == before
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [".run.lock"]
 
 
 LINES = "for line in range(20_000): print('line', line, file=sys.{0}, flush=line % 100 == 0)"

@@ -21,7 +21,7 @@ from hf_ext.generation.building import Inputs, build_inputs, build_model, fill_i
 from hf_ext.generation.generator import load_generator
 from hf_ext.generation.judging.rows import AntibodyRows
 from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
-from hf_ext.generation.results import GatesFailed, check_passed, count_validation_falls
+from hf_ext.generation.results import GatesFailed, check_passed
 from hf_ext.generation.sampling import sample_pairs
 from hf_ext.generation.stages import check_auto, settle_stage
 from hf_ext.generation.task import TASK
@@ -185,14 +185,6 @@ def test_the_learning_rate_goes_by_architecture_and_width(tmp_path, stage, given
     assert args.learning_rate == 0.7
 
 
-def test_a_batch_of_the_users_is_kept_whole(tmp_path):
-    for flag in ("per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"):
-        changed, *_, args = settle(tmp_path, 3, flag, "max_steps")
-        assert not {"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"} & set(changed)
-    *_, args = settle(tmp_path, 1)  # which is to memorise, and so keeps its last model
-    assert (args.load_best_model_at_end, args.early_stopping_patience) == (False, None)
-
-
 def test_arguments_that_cannot_be_are_refused(tmp_path):
     for given, says in (
         ({"stage": "4"}, "stage"),
@@ -307,13 +299,6 @@ def test_a_generator_whose_encoder_trained_needs_nothing_but_its_folder(tmp_path
     shutil.rmtree(encoder)
     loaded = load_generator(tmp_path / "model", device="cpu")
     assert sample_pairs(loaded.model, loaded.tokenizer, ANTIGENS, **settings) == expected
-
-
-def test_evaluations_that_fall_below_all_before_are_counted():
-    for losses, falls in (((3.0, 2.0, 2.5, 2.25, 1.5), 2.0), ((2.0, 2.5, 2.25), 0.0), ((2.0,), 0.0)):
-        history = [{"eval_token_loss": loss} for loss in losses] + [{"loss": 1.0}]
-        assert count_validation_falls(history) == falls
-    assert count_validation_falls([{"loss": 1.0}]) is None
 
 
 def test_a_failed_gate_ends_with_what_failed():

@@ -145,21 +145,6 @@ def test_modes_settings_and_random_states_are_left_as_they_were():
     assert draw(make_generator(dropout=0.5), num_samples=3) == first  # without dropout, and without that penalty
 
 
-def test_states_may_be_given_in_place_of_the_encoder():
-    model = make_generator()
-    seen = []
-    model.encoder.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
-
-    def states_of(antigens):
-        return [model.encode(torch.as_tensor(ids)[None]).last_hidden_state[0] for ids in antigens]
-
-    plain = draw(model, num_samples=3)
-    seen.clear()
-    assert draw(model, num_samples=3, encoder_states=states_of) == plain
-    assert seen == [1, 1, 1]
-    assert draw(model, num_samples=3, encoder_states=lambda ids: [-one for one in states_of(ids)]) != plain
-
-
 def test_scores_that_are_not_finite_are_refused():
     model = make_generator()
     with torch.no_grad():

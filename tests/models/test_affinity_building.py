@@ -16,7 +16,7 @@ from hf_ext.affinity.building import build_collator, build_model, tower_inputs
 from hf_ext.affinity.rows import check_splits
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.models.configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
+from hf_ext.models.configuration import EncoderSpec, TowerSpec, build_config
 from hf_ext.models.encoders import build_encoder, fingerprint_weights, load_encoder, read_encoder
 from hf_ext.models.lora import LoraSettings
 from hf_ext.running import STREAM_CHECK_ROWS, check_inputs
@@ -184,19 +184,6 @@ def test_towers_that_no_model_could_be_built_from_are_refused():
     ):
         with pytest.raises(ArgumentError, match=re.escape(message)):
             build_config([ENCODER], specs)
-
-
-def test_a_configuration_reads_back_equal(tmp_path):
-    lora = EncoderSpec("other", {"model_type": "t5", "d_model": 4}, "main", "sha256:1", "lora", {"r": 2})
-    config = build_config(
-        [ENCODER, lora], [TowerSpec(1, [["a", "b"]], "cls"), TowerSpec(0, [["c"], ["d"]])], head_sizes=[], loss="tobit"
-    )
-    config.save_pretrained(tmp_path)
-    again = AffinityConfig.from_pretrained(tmp_path)
-    assert again.encoder_specs == [ENCODER, lora]
-    assert again.tower_specs == [TowerSpec(1, [["a", "b"]], "cls"), TowerSpec(0, [["c"], ["d"]])]
-    assert again.input_columns == {"a+b": ["a", "b"], "c": ["c"], "d": ["d"]}
-    assert (again.head_sizes, again.loss) == ([], "tobit")
 
 
 def test_missing_weights_are_refused_unless_no_embedding_needs_them(demo_encoders, tmp_path):

@@ -97,37 +97,22 @@ def test_every_trainable_parameter_gets_a_gradient(all_three, training):
         assert adapters == [2 * 6 * 2, 2 * 7 * 2, 2 * 6 * 2]
 
 
-def linear_dtypes(model, batch):
-    """Dtypes that come out of the first attention layer's query."""
-    dtypes = []
-    model.attach_encoders()
-    query = model.encoders["0"].encoder.layer[0].attention.self.query
-    handle = query.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    embedding = model.encode("heavy", batch)
-    handle.remove()
-    return dtypes, embedding
-
-
-@pytest.mark.parametrize(
-    ("training", "encoder_autocast", "outer", "dtype"),
-    [
+def test_training_towers_follow_the_trainers_autocast_and_frozen_ones_their_own(folders):
+    for training, own, outer, expected in (
         ("full", None, True, torch.bfloat16),
         ("lora", None, True, torch.bfloat16),
-        ("full", None, False, torch.float32),
         ("frozen", None, True, torch.float32),
         ("frozen", "bfloat16", False, torch.bfloat16),
         ("full", "bfloat16", False, torch.float32),
-    ],
-)
-def test_training_towers_follow_the_trainers_autocast_and_frozen_ones_their_own(
-    folders, training, encoder_autocast, outer, dtype
-):
-    model = make_model([folders["esm"]], training, encoder_autocast=encoder_autocast).eval()
-    batch = make_batch(model)["sequences"]["heavy"]
-    with torch.autocast("cpu", torch.bfloat16, enabled=outer):
-        dtypes, embedding = linear_dtypes(model, batch)
-    assert dtypes == [dtype]
-    assert embedding.dtype == torch.float32
+    ):
+        model = make_model([folders["esm"]], training, encoder_autocast=own).eval()
+        model.attach_encoders()
+        dtypes = []
+        query = model.encoders["0"].encoder.layer[0].attention.self.query
+        query.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(output.dtype))
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            embedding = model.encode("heavy", make_batch(model)["sequences"]["heavy"])
+        assert (dtypes, embedding.dtype) == ([expected], torch.float32)
 
 
 def test_released_encoders_leave_the_model_and_come_back_equal(folders):
@@ -284,23 +269,6 @@ def test_a_missing_input_does_not_reach_the_encoder_and_one_that_is_no_input_is_
     assert rows == [4, 2]  # heavy, light
     with pytest.raises(ArgumentError, match=r"missing names \['lihgt'\]; this model reads \['heavy', 'light'\]"):
         model(**{**batch, "missing": {"lihgt": MISSING}})
-
-
-def test_a_stacked_ridge_sees_the_mean_in_their_place(build):
-    model = build()
-    width = model.embedding_sizes["heavy"]
-    weights = torch.linspace(-1, 1, 2 * width)
-    stack = {"kind": "line", "intercept": 0.0, "slope": 0.0, "ridge": 1.0}
-    embeddings = {name: torch.randn(4, width) for name in COLUMNS}
-    ridge = model.new_ridge()
-    ridge.fill(weights[None], torch.zeros(1))
-    model.set_calibration(stack, ridge)
-    with torch.no_grad():
-        found = model(embeddings=embeddings, missing={"light": MISSING}).logits
-    features = torch.cat([embeddings["heavy"], embeddings["light"]], 1)
-    features[MISSING, width:] = model.head.input_mean[width:]
-    torch.testing.assert_close(found, features @ weights)
-    torch.testing.assert_close(model.fill_of("light"), model.head.input_mean[width:])
 
 
 @pytest.mark.parametrize("training", ["lora", "full"])

@@ -5,23 +5,27 @@ import copy
 import pytest
 import torch
 from closeness import relative_error
-from tiny_encoders import esm_encoder, largest_error, make_batch, packed, tiny_esm, tiny_t5, use_kernel
+from tiny_encoders import esm_encoder, largest_error, make_batch, packed, real_outputs, tiny_esm, tiny_t5, use_kernel
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.data.varlen_layout import VarlenLayout
-from hf_ext.models import cpu_attention
+from hf_ext.models import attention, cpu_attention
 from hf_ext.models.attention import (
+    BLOCK,
     KERNELS,
     PREFIX,
+    block_mask,
     blocked_attention,
     padded_attention,
 )
 from hf_ext.models.cpu_attention import flop_counter
 from hf_ext.reporting.flops import flops_coefficients
 
-pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+pytestmark = [
+    pytest.mark.usefixtures("blocked_in_float32"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+]
 
 LENGTHS = (3, 7, 3, 1, 12, 0, 7)
 HEADS, SIZE, SCALING = 3, 8, 0.3
@@ -123,17 +127,6 @@ def test_dropout_keeps_the_mean_and_adds_the_variance_of_dropped_weights(kernel,
     assert output.var().item() == pytest.approx(1 / 40, rel=0.4)
 
 
-@pytest.mark.parametrize(
-    ("bias", "dropout", "dtype"), [(True, 0.0, "bfloat16"), (False, 0.5, "bfloat16"), (False, 0.0, "float32")]
-)
-def test_varlen_leaves_what_its_kernel_does_not_know_to_padded(bias, dropout, dtype):
-    segments, *rows, scores = make_inputs(bias=bias, dtype=getattr(torch, dtype))
-    torch.manual_seed(0)
-    found = KERNELS["varlen"](*rows, segments, SCALING, dropout, scores)
-    torch.manual_seed(0)
-    assert torch.equal(found, padded_attention(*rows, segments, SCALING, dropout, scores))
-
-
 # --- as transformers calls them, on padded batches -------------------------------------------------------------------
 
 
@@ -197,30 +190,6 @@ def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
 # --- T5's bias --------------------------------------------------------------------------------------------------------
 
 
-class CountBiases(TorchFunctionMode):
-    """Keeps the mask of each call of torch's attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.masks = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is nn.functional.scaled_dot_product_attention:
-            self.masks.append(kwargs["attn_mask"])
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_layers_of_a_packed_t5_share_one_bias(half):
-    model = packed(tiny_t5(num_layers=3), "padded")
-    with CountBiases() as counted, torch.autocast("cpu", torch.bfloat16, enabled=half):
-        model(**make_batch()).last_hidden_state.sum().backward()
-    assert len(counted.masks) == 3
-    assert len({mask.untyped_storage().data_ptr() for mask in counted.masks}) == 1
-    assert counted.masks[0].dtype == (torch.bfloat16 if half else torch.float32)
-    assert model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad.abs().sum() > 0
-
-
 def large_esm(scale=60.0):
     """An encoder whose queries and keys are far larger than those of a trained one."""
     encoder = esm_encoder()
@@ -255,16 +224,6 @@ def test_a_bias_with_the_lowest_number_where_padding_is_stays_finite():
     assert states.isfinite().all()
 
 
-def test_a_pass_of_attention_counts_two_products_and_backward_five():
-    rows = [torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3)]  # sequences, heads, tokens, width
-    product = 2 * 2 * 3 * 5 * 5 * 8
-    with flop_counter() as counted:
-        output = nn.functional.scaled_dot_product_attention(*rows)
-        assert counted.get_total_flops() == 2 * product
-        output.sum().backward()
-    assert counted.get_total_flops() == 7 * product
-
-
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
 def test_an_encoder_counts_what_its_configuration_says(kernel):
     """Of two sequences of 12 tokens: 6 per weight, and 12 per pair and width, or 14 where scores are computed again."""
@@ -279,3 +238,90 @@ def test_an_encoder_counts_what_its_configuration_says(kernel):
     expected = rows * length * (per_token + again * per_pair * length)
     unused = sum(2 * p.numel() * 3 * rows * length for p in encoder.contact_head.parameters() if p.dim() == 2)
     assert counted.get_total_flops() == pytest.approx(expected - unused, rel=0.02)
+
+
+LAYOUTS = [(3, 7, 3, 1, 12, 0, 7), (130, 7, 300, 128, 0, 128), (256,), (600, 5), (BLOCK, BLOCK)]
+
+
+def layout(lengths, round_up=False) -> VarlenLayout:
+    return VarlenLayout.from_mask(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], round_up)
+
+
+def make_bias(segments):
+    """(1, 3 heads, longest, longest), another number for each distance, as T5 has it."""
+    longest = segments.max_length
+    distances = torch.arange(longest)[:, None] - torch.arange(longest)
+    return torch.stack([(distances * (head + 1) * 0.7).sin() for head in range(3)])[None]
+
+
+def make_rows(segments, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(len(segments.slots), 3, 8, generator=generator).to(dtype) for _ in range(3)]
+
+
+def flex(query, key, value, segments, scaling, bias=None):
+    return KERNELS["flex"](query, key, value, segments, scaling, 0.0, bias)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("round_up", [False, True])
+@pytest.mark.parametrize("lengths", LAYOUTS)
+def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_up, biased):
+    segments = layout(lengths, round_up)
+    rows, num = make_rows(segments), len(segments.indices)
+    bias = make_bias(segments) if biased else None
+    found = flex(*rows, segments, 0.3, bias)[:num]
+    expected = padded_attention(*rows, segments, 0.3, 0.0, bias)[:num]
+    assert (found - expected).abs().max() < 2e-6
+    assert (flex(*rows, segments, 0.33, bias)[:num] - expected).abs().max() > 1e-3  # would be seen
+    if biased:  # and so would a bias of the other direction
+        assert (flex(*rows, segments, 0.3, bias.transpose(2, 3))[:num] - expected).abs().max() > 1e-3
+
+
+def test_the_comparison_sees_sequences_that_meet(monkeypatch):
+    segments = layout((40, 30))
+    rows = make_rows(segments)
+    expected = padded_attention(*rows, segments, 0.3, 0.0, None)
+    whole = layout((70,))
+    monkeypatch.setattr(attention, "block_mask", lambda _: block_mask(whole))
+    assert (flex(*rows, segments, 0.3) - expected).abs().max() > 0.1
+
+
+def test_a_packed_encoder_gives_the_states_of_a_padded_one_and_dropout_goes_another_way():
+    batch = make_batch()
+    with torch.no_grad():
+        expected = real_outputs(esm_encoder(), batch)["last_hidden_state"]
+        found = real_outputs(packed(esm_encoder(), "flex"), batch)["last_hidden_state"]
+        assert torch.allclose(found, expected, atol=2e-5)
+        expected = real_outputs(tiny_t5(), batch)["last_hidden_state"]
+        biased = real_outputs(packed(tiny_t5(), "flex"), batch)["last_hidden_state"]
+        assert torch.allclose(biased, expected, atol=2e-5)
+        assert not torch.equal(biased, real_outputs(packed(tiny_t5(), "padded"), batch)["last_hidden_state"])
+    segments = layout((5, 9))
+    rows = make_rows(segments)
+    torch.manual_seed(0)
+    dropped = KERNELS["flex"](*rows, segments, 0.3, 0.5, None)
+    torch.manual_seed(0)
+    assert torch.equal(dropped, padded_attention(*rows, segments, 0.3, 0.5, None))
+
+
+def test_torch_has_no_backward_pass_on_a_cpu():
+    """When this fails, `--attention flex` need not be refused for training on CPUs any more."""
+    segments = layout((5, 9))
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        flex(*(x.requires_grad_() for x in make_rows(segments)), segments, 0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("biased", [False, True])
+def test_on_a_gpu_outputs_and_gradients_are_those_of_padded_attention(biased):
+    segments = layout((130, 7, 300))
+    results = []
+    for kernel in ("flex", "padded"):
+        inputs = [x.cuda().requires_grad_() for x in make_rows(segments, torch.bfloat16)]
+        inputs += [make_bias(segments).cuda().requires_grad_()] if biased else []
+        output = KERNELS[kernel](*inputs[:3], segments.to("cuda"), 0.3, 0.0, inputs[3] if biased else None)
+        results.append([output, *torch.autograd.grad(output.float().square().sum(), inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        assert ((ours - theirs).float().norm() / theirs.float().norm()).item() < 2e-2

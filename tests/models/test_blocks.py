@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 from any_models import (
     Attributes,
     Layer,
@@ -141,15 +140,6 @@ def test_a_pattern_that_cannot_be_meant_is_refused_with_those_that_can():
     model = swin()
     (model.block_pattern,) = re.findall(r"There are: (\S+)\.$", str(caught.value))
     assert describe_blocks(find_blocks(model)) == "5 SwinLayer"  # what is offered does match
-
-
-def test_of_towers_that_are_not_loaded_nothing_can_match_yet(make_affinity):
-    model, _ = make_affinity("frozen", "frozen")
-    model.block_pattern = r"encoders\.0\.encoder\.layer\.\d+"
-    assert find_blocks(model) == []
-    model.attach_encoders()
-    assert len(find_blocks(model)) == 2
-    assert torch.is_tensor(next(find_blocks(model)[0].parameters()))
 
 
 def test_towers_are_split_by_the_layers_of_all_their_encoders(make_affinity):

@@ -1,20 +1,17 @@
 """A training step that asks its device for nothing: on torch's meta device, where every read is an error."""
 
-import datasets
 import pytest
 import torch
 from accelerate.utils import send_to_device
 from miniature_esm import MASK
 from tiny_encoders import packed, tiny_esm
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import EsmTokenizer, TrainerCallback
+from transformers import EsmTokenizer
 
 from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.data.varlen_layout import LayoutMaker, change_layout
 from hf_ext.speedups.fused_layers import label_only
-from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
 
 ROWS = [{"sequence": text} for text in ("MKTAYIAKQR", "GSHMLE", "MKLVV", "ACDEFGHIKLMNPQRSTVWY")]
 
@@ -91,54 +88,3 @@ def test_a_layout_of_other_rows_is_not_believed(collator):
     assert torch.equal(model(**{**cut, "layout": batch["layout"]}).loss, model(**cut).loss)
     filled = LayoutMaker(packs=True, round_up=True).add_to(cut)  # the encoder packs without filling
     assert torch.equal(model(**filled).loss, model(**cut).loss)
-
-
-class CountReads(TorchDispatchMode):
-    """Counts what would wait, were the tensors on a device."""
-
-    def __init__(self):
-        super().__init__()
-        self.reads = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        if name in ("nonzero", "masked_select", "_local_scalar_dense", "is_nonzero", "equal"):
-            self.reads.append(name)
-        if name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1]):
-            self.reads.append("boolean index")
-        return function(*args, **(kwargs or {}))
-
-
-class ReadsOfSteps(TrainerCallback):
-    """Counts what would wait between the ends of two steps: data, callbacks and optimizer included."""
-
-    def __init__(self, first, last):
-        self.first, self.last, self.reads, self.counted = first, last, None, None
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.first:
-            self.counted = CountReads()
-            self.counted.__enter__()
-        if state.global_step == self.last:
-            self.counted.__exit__(None, None, None)
-            self.reads = self.counted.reads
-
-
-def count_reads_of_steps(tmp_path, collator, **settings):
-    """Of steps 21 to 34 with a worker, which makes the layouts; rates are read at 19, 35 and where Trainer logs."""
-    speedups = {"speedups": ["attention", "packing", "masked_lm_head"], "attention": "padded"}
-    settings = {"max_steps": 35, "logging_steps": 100, "save_strategy": "no", "report_to": "none", **settings}
-    sizes = {"per_device_train_batch_size": 4, "dataloader_num_workers": 1, "disable_tqdm": True}
-    args = FastTrainingArguments(str(tmp_path), use_cpu=True, **settings, **sizes, **speedups)
-    counting = ReadsOfSteps(20, 34)
-    trainer = FastTrainer(tiny_esm(), args, collator, datasets.Dataset.from_list(ROWS * 80), callbacks=[counting])
-    trainer.train()
-    trainer.end()
-    return counting.reads
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"max_grad_norm": 0.0}])
-def test_whole_steps_wait_for_nothing_until_one_is_logged(collator, tmp_path, settings):
-    assert count_reads_of_steps(tmp_path, collator, **settings) == []
-    assert "_local_scalar_dense" in count_reads_of_steps(tmp_path, collator, **settings, logging_steps=7)

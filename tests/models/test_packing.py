@@ -104,16 +104,6 @@ def test_left_padding_and_empty_rows(name, kernel):
         assert largest_error(packed(HEADS[name](), kernel), HEADS[name](), batch, without_empty_rows) < BOUND
 
 
-def test_states_are_zero_where_padding_is():
-    others = (packed(tiny_esmc(EsmcModel)), packed(tiny_bert(BertModel)))
-    for model in (packed(esm_encoder()), packed(tiny_t5(), "padded", True), *others):
-        batch = make_batch()
-        states = model(**batch).last_hidden_state
-        assert states.shape == (4, 9, 32)
-        assert (states[batch["attention_mask"] == 0] == 0).all()
-        assert (states[batch["attention_mask"] == 1].abs().sum(-1) > 0).all()
-
-
 # --- broken twins: each is what packing would be if one part were forgotten -----------------------------------------
 
 

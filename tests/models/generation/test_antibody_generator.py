@@ -7,7 +7,6 @@ import torch
 from tiny_generators import NAMES, make_batch, make_generator, make_named, make_rows
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_ext.data.antibodies import AntibodyPair, decode_pairs
 from hf_ext.errors import ArgumentError
@@ -44,18 +43,6 @@ def count_parameters(architecture, size, part=("encoder.", "decoder.")):
 )
 def test_architectures_have_the_sizes_of_the_specification(architecture, numbers):
     assert tuple(count_parameters(architecture, size) for size in SIZES[architecture]) == numbers
-
-
-def test_the_light_transformer_shares_one_layer():
-    more = GeneratorConfig.of_size("light", "tiny", num_encoder_layers=9, num_decoder_layers=9)
-    shapes = {name: p.shape for name, p in AntibodyGenerator(more).named_parameters()}
-    plain = AntibodyGenerator(GeneratorConfig.of_size("light", "tiny"))
-    assert shapes == {name: p.shape for name, p in plain.named_parameters()}
-    assert plain.encoder.num_applications == plain.decoder.num_applications == 4
-    rows = make_batch()
-    twin = AntibodyGenerator(more).eval()
-    twin.load_state_dict(plain.state_dict())
-    assert not torch.allclose(twin(**rows).logits, plain.eval()(**rows).logits)  # it is applied that often
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------
@@ -150,21 +137,6 @@ def test_a_batch_that_does_not_fit_together_is_refused():
             make_generator()(**{**make_batch(), **change})
 
 
-@pytest.mark.parametrize("name", ["lstm", "light"])
-def test_gradients_reach_the_middle_of_a_long_antigen(name):
-    model = make_generator(name)
-    ids = torch.randint(4, 24, (1, 400), generator=torch.Generator().manual_seed(0))
-    embedded = []
-    model.encoder.embed_tokens.register_forward_hook(lambda module, args, output: embedded.append(output))
-    loss = model(ids, labels=torch.tensor([[4, 5, 6]])).loss
-    sizes = torch.autograd.grad(loss, embedded)[0][0].norm(dim=1)
-    assert sizes[200] > 1e-4 * sizes[[0, -1]].max()
-    if name == "lstm":  # a twin that reads the last states alone
-        last = model.encode(ids).memory.sum()
-        sizes = torch.autograd.grad(last, embedded[-1:])[0][0].norm(dim=1)
-        assert sizes[200] < 1e-12 * sizes[[0, -1]].max()
-
-
 # --- affinity ---------------------------------------------------------------------------------------------------------
 
 
@@ -244,14 +216,6 @@ def test_configurations_of_which_nothing_can_be_built_are_refused():
         GeneratorConfig.of_size("lstm", "huge")
 
 
-def test_attention_has_no_dropout_and_layers_have():
-    batch, model = make_batch(), make_generator("transformer").train()
-    assert torch.equal(model(**batch).loss, model(**batch).loss)
-    other = make_generator("transformer", dropout=0.5).train()
-    assert not torch.equal(other(**batch).loss, other(**batch).loss)
-    assert {module.dropout for module in other.modules() if isinstance(module, T5Attention)} == {0.0}
-
-
 BOUND = 2e-5  # float32, logits of about 1
 
 
@@ -271,15 +235,6 @@ def test_it_learns_pairs_by_heart_and_tells_antigens_apart(name):
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_transformers_decoder_knows_where_a_token_stands_without_distances():
-    model, batch = make_named("transformer"), make_batch()
-    with torch.no_grad():
-        model.decoder.stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight.zero_()
-        same = torch.full((4, 6), 7)  # attention without distances tells equal tokens apart by their waves alone
-        logits = model(**{**batch, "labels": None}, decoder_input_ids=same).logits
-    assert (logits[:, 1:] - logits[:, :1]).abs().amax(2).min() > 1e-3
 
 
 def decode_step_by_step(model, batch, ids, forgets_at=None):
@@ -382,14 +337,3 @@ def test_masked_tokens_are_as_if_they_were_not_there():
     assert (seen - attend(queries, summarise(keys[:, :, :5], values[:, :, :5], None))).abs().max() < 1e-12
     assert (seen - attend(queries, summarise(keys, values, None))).abs().max() > 0.01
     assert attend(queries, summarise(keys, values, mask * 0)).eq(0).all()
-
-
-def test_sums_stay_float32_under_autocast():
-    short = [x.float() for x in parts(75)]
-    exact, _ = attend_causally(*short)
-    with torch.autocast("cpu", torch.bfloat16):
-        seen, summary = attend_causally(*short)
-        assert summary.dtype == summarise(*short[1:], None).dtype == torch.float32
-    assert torch.equal(seen, exact)
-    halves, _ = attend_causally(*(x.bfloat16() for x in short))
-    assert halves.dtype == torch.bfloat16
