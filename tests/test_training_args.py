@@ -5,8 +5,6 @@ import dataclasses
 import io
 import pathlib
 import pickle
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -97,19 +95,6 @@ def test_a_value_that_is_wrong_or_would_mean_something_else_is_refused_by_name()
     for end, use_cpu in (("", True), ("", False), ("_full_eval", False)):
         with pytest.raises(ArgumentError, match=f"bf16{end}=True with fp16{end}=True: a run computes in one precision"):
             make(use_cpu=use_cpu, **{f"bf16{end}": True, f"fp16{end}": True})
-
-
-def test_none_and_words_beside_a_choice_are_taken_where_the_type_or_the_default_has_them():
-    @dataclass
-    class Theirs(FastTrainingArguments):
-        flavour: Literal["a", "b"] = None  # as libraries write it
-        parts: list[Literal["a", "b"]] | None = None
-        place: str | Literal[False] | None = None
-
-    args = Theirs(output_dir="o", local_checkpoint_dir=None, parts=["a"], place="here")
-    assert (args.local_checkpoint_dir, args.flavour, args.parts, args.place) == (None, None, ["a"], "here")
-    with pytest.raises(ArgumentError, match="flavour='c': allowed are a, b"):
-        Theirs(output_dir="o", flavour="c")
 
 
 def test_what_stock_trainer_has_a_use_for_stays_allowed():

@@ -1,7 +1,6 @@
 """What outputs are worth: valid, new, distinct, read from their antigen, believed by a discriminator; and the gates."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from antibody_examples import HEAVY_V, KAPPA_CONSTANT, LIGHT_CDR3, antibodies, h
 
 from hf_ext.errors import ArgumentError, DataError, MissingDependencyError
 from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.generation.judging.baselines import RANDOM, RETRIEVAL, SHUFFLED, make_baselines
+from hf_ext.generation.judging.baselines import RETRIEVAL, SHUFFLED, make_baselines
 from hf_ext.generation.judging.conditions import judge_condition, shuffle_affinities, shuffle_antigens
 from hf_ext.generation.judging.copies import judge_diversity, judge_novelty, judge_recovery
 from hf_ext.generation.judging.discriminator import Discriminator, find_doubts, find_roles, judge_affinities
@@ -29,39 +28,6 @@ from hf_ext.optional import import_problem
 
 def by_antigen(values) -> Sampling:
     return Sampling(ResamplingUnits.of("antigen", values))
-
-
-def test_rows_come_from_pairs_and_are_selected_together():
-    pairs = [SimpleNamespace(heavy="AA", light="CC"), SimpleNamespace(heavy="DD", light="")]
-    rows = AntibodyRows.of(pairs, ["X", "Y"], [None, "no <eos>"])
-    assert rows.pairs == [("AA", "CC"), ("DD", None)]
-    assert rows.chain("light") == ["CC", ""]
-    kept = rows.select(np.array([False, True]))
-    assert (kept.pairs, kept.antigens, kept.malformed) == ([("DD", None)], ("Y",), ("no <eos>",))
-    with pytest.raises(DataError, match=r"'heavy': 2.*'antigens': 1"):
-        AntibodyRows.of_columns(["A", "B"], [None, None], ["X"])
-
-
-def test_the_interval_of_a_mean_is_that_of_its_units():
-    values = np.tile([0.0, 1.0], 50)
-    rows, antigens = by_antigen(range(100)), by_antigen(np.repeat(range(20), 5))
-    one, other = mean_score(values, rows), mean_score(values, antigens)
-    assert one["value"] == other["value"] == 0.5
-    assert (other["interval_by"], other["num_units"], other["is_trusted"]) == ("antigen", 20, True)
-    # Units of equal rows: 20 numbers of which 10 are 1 vary more than 100 of which 50 are.
-    equal = mean_score(np.repeat([0.0, 1.0] * 10, 5), antigens)
-    assert equal["high"] - equal["low"] > 1.8 * (one["high"] - one["low"])
-    with pytest.raises(DataError, match="units of 100 rows for 2"):
-        mean_score([1.0, 2.0], rows)
-
-
-def test_a_share_of_all_rows_has_the_exact_binomial_interval_of_its_units():
-    score = mean_score(np.ones(100, dtype=bool), by_antigen(range(100)))
-    assert (score["value"], score["high"]) == (1.0, 1.0)
-    assert score["low"] == pytest.approx(0.025 ** (1 / 100))  # 0.9638
-    fewer = mean_score(np.zeros(100, dtype=bool), by_antigen(np.repeat(range(10), 10)))
-    assert (fewer["value"], fewer["low"]) == (0.0, 0.0)
-    assert fewer["high"] == pytest.approx(1 - 0.025 ** (1 / 10))  # 0.3085
 
 
 def test_rows_without_a_value_are_left_out_and_counted_out():
@@ -193,16 +159,6 @@ def test_shuffled_antibodies_are_training_pairs_drawn_without_replacement():
     assert make_baselines(["x"] * 30, training, seed=1)[SHUFFLED] != rows
     with pytest.raises(DataError, match="no training antibodies"):
         make_baselines(["x"], training.select([]))
-
-
-def test_random_residues_have_real_lengths_and_training_frequencies():
-    training = AntibodyRows.of_columns(["A" * 90 + "C" * 30] * 5, ["D" * 50, None, None, None, None], ["x"] * 5)
-    rows = make_baselines(["x"] * 50, training)[RANDOM]
-    assert {len(one) for one in rows.heavy} == {120}
-    assert sorted({len(one) for one in rows.chain("light")}) == [0, 50]
-    text = "".join(rows.heavy)
-    assert set(text) == {"A", "C"}
-    assert text.count("A") / len(text) == pytest.approx(0.75, abs=0.02)
 
 
 CDR3 = "ARDRSTYFDY"

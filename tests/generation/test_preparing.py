@@ -17,7 +17,7 @@ from hf_ext.data.batching import TokenBudgetBatchSampler, count_tokens
 from hf_ext.data.demo import make_demo_pairs
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.building import Inputs, build_inputs, build_model, fill_in_demo
+from hf_ext.generation.building import Inputs, build_inputs, build_model
 from hf_ext.generation.generator import load_generator
 from hf_ext.generation.judging.rows import AntibodyRows
 from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
@@ -164,25 +164,19 @@ def test_a_stage_sets_what_the_user_did_not(tmp_path):
     assert "num_train_epochs" not in changed
 
 
-@pytest.mark.parametrize(
-    ("stage", "given", "rates"),
-    [
+def test_the_learning_rate_goes_by_architecture_and_width_unless_it_was_given(tmp_path):
+    esm = {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "lora"}
+    for stage, given, rates in (
         (1, {}, (0.01, None)),  # an LSTM of 128
-        (3, {}, (0.0025, None)),
-        (1, {"architecture": "transformer"}, (0.003, None)),
         (3, {"architecture": "light"}, (0.00075, None)),
-        (2, {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "lora"}, (0.0015, 0.0003)),
-    ],
-)
-def test_the_learning_rate_goes_by_architecture_and_width(tmp_path, stage, given, rates):
-    args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", learning_rate=0.7)
-    model_args = GeneratorArguments(**given)
-    changed = settle_stage(stage, model_args, DataArguments(), args, ())
-    assert (args.learning_rate, args.encoder_learning_rate) == rates
-    assert changed["learning_rate"] == rates[0]
-    args.learning_rate = 0.7
-    settle_stage(stage, model_args, DataArguments(), args, ("learning_rate",))
-    assert args.learning_rate == 0.7
+        (2, esm, (0.0015, 0.0003)),
+    ):
+        args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", learning_rate=0.7)
+        model_args = GeneratorArguments(**given)
+        settle_stage(stage, model_args, DataArguments(), args, ("learning_rate",))
+        assert args.learning_rate == 0.7
+        settle_stage(stage, model_args, DataArguments(), args, ())
+        assert (args.learning_rate, args.encoder_learning_rate) == rates
 
 
 def test_arguments_that_cannot_be_are_refused(tmp_path):
@@ -252,12 +246,6 @@ def test_affinities_of_training_set_the_scale_of_the_model_and_adapters_are_aske
 SIZES = {"d_model": 16, "d_ff": 24, "hidden_size": 12, "num_heads": 2, "size": "tiny"}
 
 
-def test_the_demo_keeps_what_the_user_gave(tmp_path):
-    args, training = GeneratorArguments(hidden_size=24), make_training(tmp_path)
-    fill_in_demo(args, training, frozenset({"hidden_size"}))
-    assert (args.hidden_size, args.d_model, training.learning_rate) == (24, None, 5e-5)
-
-
 def test_a_frozen_encoder_reads_each_antigen_once_and_batches_carry_its_states(tmp_path, demo_encoders, monkeypatch):
     args = GeneratorArguments(architecture="esm", antigen_encoder=demo_encoders[1], **SIZES)
     training, data = make_training(tmp_path), make_data()
@@ -317,35 +305,22 @@ CARDS = {"a100-80gb": ("bf16", 1, A100), "t4": ("fp16", 8, ())}  # half precisio
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_it_is_the_full_decoder_of_stage_3_on_a_frozen_encoder_as_its_card_can_train_it(card, tmp_path):
+def test_the_configuration_file_is_stage_3_on_a_frozen_encoder_as_its_card_can_train_it(card, tmp_path):
     precision, passes, flags = CARDS[card]
     words = ["--config", str(CONFIGS / "generate_antibody.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
-
-    def resolve(*given):
-        parser, parsed = parse_command(TASK.all_arguments, TASK.defaults, None, [*words, *flags, *given])
-        changed = settle_stage(int(parsed[0].stage), *parsed, parser.explicit)
-        settle_columns(parsed[0], parsed[1], parser.explicit)
-        return changed, *parsed
-
-    changed, model_args, data_args, args = resolve()
+    parser, (model_args, data_args, args) = parse_command(TASK.all_arguments, TASK.defaults, None, [*words, *flags])
+    settle_stage(int(model_args.stage), model_args, data_args, args, parser.explicit)
+    settle_columns(model_args, data_args, parser.explicit)
     assert (model_args.stage, model_args.size, model_args.encoder_training) == ("3", "full", "frozen")
     assert args.effective_batch_size == args.per_device_train_batch_size * passes == 128
     assert (args.num_train_epochs, args.early_stopping_patience) == (50, 5)  # of the stage
-    assert "size" not in changed
     assert data_args.cluster_column == "antigen"
     # Without weights, on an encoder of ESM-2 35M's shape.
     shape = EsmConfig(vocab_size=33, hidden_size=480, num_hidden_layers=12, num_attention_heads=20, pad_token_id=1)
     spec = {"name_or_path": model_args.antigen_encoder, "config": shape.to_dict(), "training": "frozen"}
     with torch.device("meta"):
         model = AntibodyGenerator(GeneratorConfig.of_size(model_args.architecture, "full", antigen_encoder=spec))
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert 25e6 < trained < 26e6  # 6 layers of 8 x 512^2 + 2 x 512 x 2048, and what stands around them
-
     plan = make_plan(args, model, hardware=describe_hardware(card))
     assert [one.name for one in plan.decisions if one.status == "refused"] == []
     assert plan["precision"].status == "applied"
     assert precision in plan["precision"].reason
-    if card == "t4":  # the twin: bfloat16 there
-        *_, args = resolve("--bf16", "true")
-        plan = make_plan(args, model, hardware=describe_hardware(card))
-        assert [one.name for one in plan.decisions if one.status == "refused"] == ["precision"]

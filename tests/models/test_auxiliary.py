@@ -1,14 +1,11 @@
 """Terms that are due in every n-th step, and points drawn per seed, epoch and row: worked out by hand, and uniform."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerControl
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.auxiliary import OptimizerStep, choose_points, compute_every, subsample
+from hf_ext.models.auxiliary import choose_points, compute_every, subsample
 
 # --- compute_every ---------------------------------------------------------------------------------------------------
 
@@ -22,13 +19,6 @@ def test_a_term_is_due_in_the_first_step_and_every_nth_after_it_and_always_in_an
     assert values(3) == [2.0, 0.0, 0.0, 2.0, 0.0, 0.0, 2.0]
     assert values(3, scale=True) == [6.0, 0.0, 0.0, 6.0, 0.0, 0.0, 6.0]
     assert values(3, training=False) == values(3, training=False, scale=True) == [2.0] * 7
-
-
-def test_a_models_forward_learns_the_step_from_a_callback_it_was_given():
-    clock, control = OptimizerStep(), TrainerControl()
-    assert clock.taken == 0
-    clock.on_step_begin(None, SimpleNamespace(global_step=41), control)
-    assert clock.taken == 41
 
 
 # --- subsample -------------------------------------------------------------------------------------------------------

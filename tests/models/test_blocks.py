@@ -30,7 +30,6 @@ from hf_ext.models.blocks import (
     block_lists,
     choose_classes,
     describe_blocks,
-    exact_modules,
     find_blocks,
     name_blocks,
     unused_parameters,
@@ -170,13 +169,3 @@ def test_only_the_contact_head_of_esm_is_without_a_gradient():
         parameter.requires_grad_(False)
     assert unused_parameters(model) == {}
     assert unused_parameters(bert()) == {}
-
-
-def test_heads_and_frozen_encoders_compute_in_their_own_precision(make_affinity):
-    model, _ = make_affinity("frozen", "full")
-    model.attach_encoders()
-    assert exact_modules(model) == [model.encoders["0"], model.head]
-    several, _ = make_affinity(num_seeds=2)
-    several.attach_encoders()
-    assert len(exact_modules(several)) == 4  # two encoders, two heads
-    assert exact_modules(tiny_esm()) == []

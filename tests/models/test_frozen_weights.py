@@ -1,16 +1,13 @@
 """Frozen layers in 8 and 4 bits: which are stored so, what that leaves of their numbers, and gradients that arrive."""
 
-import sys
-
 import pytest
 import torch
 from miniature_esm import make_wide_esm
 from torch import nn
 from transformers import EsmForSequenceClassification
 
-from hf_ext.errors import ArgumentError, MissingDependencyError
+from hf_ext.errors import ArgumentError
 from hf_ext.models.frozen_weights import quantize_linear_layers, quantized_bytes, quantized_layers
-from hf_ext.optional import import_problem
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -76,12 +73,3 @@ def test_weights_that_cannot_be_coded_are_refused_with_the_layer(value):
         quantize_linear_layers(model, 8)
     with pytest.raises(ArgumentError, match="3 bits: frozen layers are stored in 8 or 4 bits"):
         quantize_linear_layers(model, 3)
-
-
-def test_without_bitsandbytes_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
-    import_problem.cache_clear()
-    with pytest.raises(MissingDependencyError, match=r'pip install "hf_ext\[quantization\]"'):
-        quantize_linear_layers(make_layer(), 8)
-    monkeypatch.undo()
-    import_problem.cache_clear()

@@ -119,18 +119,6 @@ def test_each_partner_has_weights_of_its_own_and_a_stranger_those_of_all(ridge):
     assert plain(rows(PARTNERS)).tolist() == [22, 22]
 
 
-def test_rounding_does_not_make_a_stranger_of_a_partner_but_a_tenth_of_their_distance_does(ridge):
-    apart = 2**0.5
-    near, far = (PARTNERS[:1] + torch.tensor([[0.0, share * apart]]) for share in (0.09, 0.11))
-    assert ridge(rows(near)).tolist() == [30]
-    assert ridge(rows(far)).tolist() == [22]
-    # Partners far from the origin, where distances by a product of matrices would be off by more than they are apart.
-    moved = StackedRidge(4, [(2, 2)], num_partners=2)
-    moved.fill(WEIGHTS, INTERCEPTS, rows(1e3 + 0.1 * PARTNERS))
-    many = rows(1e3 + 0.1 * PARTNERS.repeat(100, 1))
-    assert moved(many).tolist() == [30, 9] * 100
-
-
 # -log Phi(1), -log Phi(-1); log(1 + exp(-1)), log(1 + exp(-2)), log(1 + exp(-3)), log(1 + exp(1))
 NLL_PLUS, NLL_MINUS = 0.17275378, 1.84102165
 SOFT_1, SOFT_2, SOFT_3, SOFT_PLUS_1 = 0.31326169, 0.12692801, 0.04858735, 1.31326169

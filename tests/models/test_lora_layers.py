@@ -4,7 +4,6 @@ import pytest
 import torch
 from any_models import gpt2, vit
 from miniature_esm import NO_DROPOUT, make_esm
-from peft import PeftModel
 from safetensors.torch import load_file
 from tiny_affinity import make_batch, make_model, predict, shift
 from tiny_t5 import write_t5_encoder
@@ -145,8 +144,7 @@ def test_a_merged_peft_model_predicts_the_same_and_loads_without_peft(tmp_path, 
     assert not [name for name in load_file(tmp_path / "model.safetensors") if "lora" in name or "base_layer" in name]
     again = EsmForSequenceClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(again(**IDS).logits, adapted, rtol=0, atol=1e-5)
-    torch.testing.assert_close(model(**IDS).logits, adapted, rtol=0, atol=0)  # the model itself keeps its adapters
-    assert isinstance(model, PeftModel)
+    assert torch.equal(model(**IDS).logits, adapted)  # the model itself keeps its adapters
 
 
 @pytest.fixture

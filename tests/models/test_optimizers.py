@@ -17,7 +17,7 @@ from transformers import (
 from transformers.optimization import Adafactor
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.host_optimizer import HostOptimizer, find_host_optimizer, move_to_host
+from hf_ext.models.host_optimizer import HostOptimizer
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.muon import MuonAdamW, block_matrices
 
@@ -43,14 +43,6 @@ def test_a_pooler_is_no_layer_and_frozen_matrices_and_adapters_do_not_count():
     model.encoder.layer[0].attention.requires_grad_(False)
     assert names_of(model) == {"encoder.layer.0.intermediate.dense.weight", "encoder.layer.0.output.dense.weight"}
     assert names_of(wrap_with_lora(EsmForSequenceClassification(ESM), LoraSettings(r=2))) == set()
-
-
-def test_towers_give_the_matrices_of_those_that_train(make_affinity):
-    model, _ = make_affinity("full", "frozen")
-    assert len(names_of(model)) == 12  # two layers
-    assert all(name.startswith("encoders.0.") for name in names_of(model))
-    assert names_of(make_affinity("frozen", "frozen")[0]) == set()
-    assert block_matrices(None) == block_matrices(nn.ModuleList([nn.Linear(2, 2)])) == []
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
@@ -251,39 +243,7 @@ def test_a_loss_scaler_unscales_leaves_out_and_goes_on_as_without_the_host(name)
 # --- in the middle of a run ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_scaler", [False, True])
-def test_accelerates_wrapper_stays_and_steps_what_is_in_it(has_scaler):
-    def begin() -> Training:
-        accelerator = Accelerator(cpu=True)
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=100) if has_scaler else None
-        training = Training(make_adamw, accelerator.prepare_optimizer)
-        training.scale = accelerator.scaler.scale if has_scaler else training.scale
-        return training.run(3)
-
-    plain, ours = begin().run(3), begin()
-    assert find_host_optimizer(ours.optimizer) is None
-    assert move_to_host(ours.optimizer) is move_to_host(ours.optimizer) is ours.optimizer
-    assert plain.difference(ours.run(3)) == 0.0
-    assert find_host_optimizer(ours.optimizer) is not None
-
-
 # --- states and copies -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", ["adamw_fused", "muon", "adafactor", "sgd"])
-@pytest.mark.parametrize(("saves", "loads"), [("host", "device"), ("device", "host"), ("host", "host")])
-def test_a_run_goes_on_bit_for_bit_with_and_without_the_host(tmp_path, name, saves, loads):
-    wrap = {"host": HostOptimizer, "device": lambda optimizer: optimizer}
-    whole = Training(MAKERS[name], wrap[saves]).run(8)
-    torch.save(whole.optimizer.state_dict(), tmp_path / "optimizer.pt")
-    ours = Training(MAKERS[name], wrap[loads])
-    ours.optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
-    ours.net.load_state_dict(whole.net.state_dict())
-    ours.schedule.load_state_dict(whole.schedule.state_dict())
-    ours.num_done = 8
-    assert whole.run(STEPS - 8).difference(ours.run(STEPS - 8)) == 0.0
-    assert whole.difference(Training(MAKERS[name]).run()) == 0.0
 
 
 def test_what_cannot_be_stepped_there_is_refused_by_name():

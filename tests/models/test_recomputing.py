@@ -14,7 +14,6 @@ from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import make_batch, packed, real_outputs, states_and_gradients, tiny_esm, tiny_t5
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertConfig, BertModel
 
 from hf_ext.errors import ArgumentError
 from hf_ext.memory.probe import OTHER, Ledger
@@ -145,22 +144,9 @@ def test_frozen_models_and_unknown_policies():
         set_policy(make(), "most")
 
 
-class Around(nn.Module):
-    """A plain module around a model of transformers."""
-
-    def __init__(self):
-        super().__init__()
-        shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-        self.inner = BertModel(BertConfig(vocab_size=40, **shape), add_pooling_layer=False)
-
-    def forward(self, x):
-        return self.inner((x.abs() * 10).long().clamp(max=39)).last_hidden_state
-
-
 MADE = {
     "Sequential": (Net, 4),
     "TransformerEncoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.2), 3), 3),
-    "around a PreTrainedModel": (Around, 2),
 }
 
 

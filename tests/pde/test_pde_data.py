@@ -23,19 +23,6 @@ def test_solutions_are_the_initial_state_moved_by_speed_times_time():
         assert np.abs(targets[:, k] - np.roll(inputs, k + 2, axis=1)).max() > 0.5  # the wrong speed is seen
 
 
-def test_initial_states_are_two_sines_of_modes_1_to_8():
-    inputs, _ = make_advection(500, points=64, times=1, seed=0)
-    amplitudes = np.abs(np.fft.rfft(inputs.astype(np.float64), axis=1)) / 32
-    is_there = amplitudes > 1e-5
-    assert not is_there[:, 0].any()
-    assert not is_there[:, 9:].any()
-    assert is_there[:, 1:9].any(0).all()
-    assert set(is_there.sum(1)) == {1, 2}  # 1: both sines have one mode
-    alone = amplitudes[is_there.sum(1) == 2]
-    assert 0.4 < alone[alone > 1e-5].mean() < 0.6
-    assert amplitudes.max() < 2
-
-
 def harmonic(a: float, b: float) -> float:
     return 2 * a * b / (a + b)
 
@@ -96,22 +83,6 @@ def load(cache_dir, name="darcy2d", split="train", num=3, **given):
 
 def are_equal(one, other) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[kind], other[kind]) for kind in one)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_samples_have_the_shapes_that_tasks_say(name):
-    found = load(None, name, resolution=16)
-    assert found["inputs"].shape == (3, *TASKS[name].input_shape(16))
-    assert found["targets"].shape == (3, *TASKS[name].target_shape(16))
-    assert found["targets"][0].size == len(TASKS[name].query_grid(16)) == 256
-
-
-def test_query_grids_by_hand():
-    x_t = TASKS["advection1d"].query_grid(4)
-    assert x_t[:5].tolist() == [[0, 0.25], [0.25, 0.25], [0.5, 0.25], [0.75, 0.25], [0, 0.5]]
-    assert x_t[-1].tolist() == [0.75, 1.0]
-    x_y = TASKS["darcy2d"].query_grid(2)
-    assert x_y.tolist() == [[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]]
 
 
 def test_splits_share_no_sample():

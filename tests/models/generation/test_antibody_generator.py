@@ -262,16 +262,6 @@ def test_decoding_through_the_cache_equals_decoding_all_at_once(model):
     assert (broken - whole)[:, 40:].abs().amax((1, 2)).min() > 100 * BOUND
 
 
-def test_a_cache_goes_on_after_several_tokens_at_once(model):
-    batch = {**make_batch(), "labels": None}
-    ids = torch.randint(4, 24, (4, 50), generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        whole = model(**batch, decoder_input_ids=ids).logits
-        first = model(**batch, decoder_input_ids=ids[:, :37], use_cache=True)
-        rest = model(**batch, decoder_input_ids=ids[:, 37:], cache=first.cache, use_cache=True)
-    assert (torch.cat([first.logits, rest.logits], dim=1) - whole).abs().max() < BOUND
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "how",

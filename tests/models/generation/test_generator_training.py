@@ -3,19 +3,14 @@
 import pytest
 import torch
 from run_outcomes import losses
-from tiny_generators import ANTIGENS, TINY, make_batch, make_named, make_rows
+from tiny_generators import TINY, make_batch, make_named, make_rows
 from transformers import EsmModel, EsmTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
-from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.data.antibodies import AntibodyCollator
 from hf_ext.data.varlen_layout import LayoutMaker
-from hf_ext.embeddings.dataset import StateTable
-from hf_ext.embeddings.encode import fill_store
-from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.errors import ArgumentError
 from hf_ext.models.attention import register_attention
 from hf_ext.models.encoders import read_encoder
-from hf_ext.models.generation.esm import state_encoder, state_key
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings, has_adapters, merged_copy
 from hf_ext.models.packing import find_encoders, pack_encoders
@@ -30,35 +25,12 @@ class Kill(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.fixture
-def frozen_esm(demo_encoders, tmp_path):
-    """Makes a generator on a frozen encoder, and the collator that hands it cached states."""
-    spec = read_encoder(demo_encoders[1], None, "frozen", LoraSettings())
-    esm = EsmTokenizer.from_pretrained(demo_encoders[1])
-
-    def build(dropout=0.0):
-        torch.manual_seed(0)
-        model = AntibodyGenerator.from_encoder(spec, "tiny", **{**TINY, "dropout": dropout})
-        store = EmbeddingStore(tmp_path / "cache", state_key(model.encoder, ResidueTokenizer(esm)))
-        encode = state_encoder(model.encoder, ResidueTokenizer(esm))
-        fill_store(store, ANTIGENS, encode, tokens_per_batch=64, show_progress=False)
-        distinct = sorted(set(ANTIGENS))
-        table = StateTable(store, distinct, PairEncoder(esm).encode_antigens(distinct))
-        model.encoder.release()
-        return model, AntibodyCollator(states_of=table), make_rows(esm)
-
-    return build
-
-
 def make(cls, folder, name, *callbacks, dropout=0.0, **given):
-    """`name`: one of NAMES, or what makes model, collator and rows."""
-    model, collator, rows = (
-        (make_named(name, dropout=dropout), AntibodyCollator(), make_rows()) if isinstance(name, str) else name(dropout)
-    )
+    model, rows = make_named(name, dropout=dropout), make_rows()
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "seed": 1, "learning_rate": 1e-2}
     settings |= {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "save_steps": 2}
     args = Seq2SeqTrainingArguments(output_dir=str(folder), **{**settings, **given})
-    data = {"train_dataset": rows * 3, "eval_dataset": rows, "data_collator": collator}
+    data = {"train_dataset": rows * 3, "eval_dataset": rows, "data_collator": AntibodyCollator()}
     return cls(model, args, **data, callbacks=list(callbacks))
 
 
@@ -94,18 +66,17 @@ def test_the_loss_does_not_depend_on_how_a_step_or_an_evaluation_is_split(tmp_pa
     assert sum(per_batch) / 2 != pytest.approx(exact, rel=1e-4)  # what a mean of batch means would have been
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", [*KINDS, "frozen ESM"])
-def test_a_killed_run_continues_to_the_same_weights(tmp_path, name, frozen_esm):
-    what = frozen_esm if name == "frozen ESM" else name
-    whole = make(FastSeq2SeqTrainer, tmp_path / "whole", what, dropout=0.1)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_killed_run_continues_to_the_same_weights(tmp_path, name):
+    whole = make(FastSeq2SeqTrainer, tmp_path / "whole", name, dropout=0.1)
     before = whole.model.shared.weight.detach().clone()
     whole.train()
-    killed = make(FastSeq2SeqTrainer, tmp_path / "killed", what, Kill(), dropout=0.1)
+    killed = make(FastSeq2SeqTrainer, tmp_path / "killed", name, Kill(), dropout=0.1)
     with pytest.raises(KeyboardInterrupt):
         killed.train()
     killed.close()
-    resumed = make(FastSeq2SeqTrainer, tmp_path / "killed", what, dropout=0.1)
+    resumed = make(FastSeq2SeqTrainer, tmp_path / "killed", name, dropout=0.1)
     resumed.train(resume_from_checkpoint=True)
     weights = zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in weights)
@@ -142,13 +113,8 @@ def esm(demo_encoders):
 
 
 @pytest.fixture
-def tokenizer(esm):
-    return EsmTokenizer.from_pretrained(esm)
-
-
-@pytest.fixture
-def batch(tokenizer):
-    return make_batch(make_rows(tokenizer))
+def batch(esm):
+    return make_batch(make_rows(EsmTokenizer.from_pretrained(esm)))
 
 
 BOUND = 2e-5
@@ -196,7 +162,7 @@ def test_a_frozen_encoder_is_used_but_is_no_part_of_the_model_unless_asked_for(d
         make_on(demo_encoders[0])
 
 
-def test_given_states_give_the_same_and_the_encoder_is_never_loaded(esm, batch, tokenizer, tmp_path):
+def test_given_states_give_the_same_and_the_encoder_is_never_loaded(esm, batch, tmp_path):
     model = make_on(esm).eval()
     live, written = model(**batch), model.generate(**batch, num_beams=2, max_new_tokens=9)
     states, mask = model.encode(batch.pop("input_ids"), batch["attention_mask"])[0], batch["attention_mask"]
