@@ -11,7 +11,6 @@ from transformers.trainer_utils import IntervalStrategy
 from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.evaluate import EvaluateArguments
-from hf_ext.comparing.sides import merge_yaml
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError, exit_on_errors
@@ -191,13 +190,6 @@ def test_a_file_that_cannot_be_read_is_refused_and_an_empty_one_changes_nothing(
     with pytest.raises(ArgumentError, match="can't decode byte 0xff"):
         parse_toy("--config", str(tmp_path / "run.yaml"))
     assert parse_toy("--config", config("# nothing yet\n"))[1] == Run()
-
-
-def test_the_sides_of_a_comparison_are_read_by_the_same_rules(config):
-    plain, other = config("seed: 1\nlearning_rate: 1e-3\nfp16: no\n", "b.yaml"), config("a: &a 1\nb: *a\n", "a.yaml")
-    with pytest.raises(ArgumentError, match=r"a\.yaml line 2: tags and aliases"):
-        merge_yaml(other, plain)
-    assert merge_yaml(plain, plain) == "seed: 1\nlearning_rate: 1e-3\nfp16: no\n"
 
 
 def test_no_mistake_beside_a_token_shows_it(config, capsys):

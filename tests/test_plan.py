@@ -13,7 +13,6 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
-from hf_ext.plan import make_plan
 from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
 from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, compile, packing
 from hf_ext.speedups.facts import describe_model, padding_share
@@ -26,15 +25,6 @@ NAMES = [speedup.NAME for speedup in REGISTRY]
 def make_args(folder="o", **given) -> FastTrainingArguments:
     settings = {"use_cpu": True, "report_to": "none", "embedding_cache_dir": f"{folder}/cache"}
     return FastTrainingArguments(output_dir=str(folder), **settings, **given)
-
-
-def test_a_plan_has_every_speedup_exactly_once_in_the_order_of_application(demo_rows, make_affinity):
-    model, collator = make_affinity()
-    for given in ({}, {"speedups": ["all"]}, {"speedups": ["tf32"], "without": ["tf32"]}):
-        plan = make_plan(make_args(**given), model, demo_rows, collator, describe_hardware("A100"))
-        assert [decision.name for decision in plan.decisions] == NAMES
-        assert all(decision.status in ("applied", "skipped", "refused", "off") for decision in plan.decisions)
-        assert all(decision.reason for decision in plan.decisions)
 
 
 def test_all_refusals_are_named_together_and_nothing_is_touched(tmp_path, torch_settings, make_affinity, demo_rows):

@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
 from tiny_affinity import ROWS
 from tiny_t5 import write_t5_encoder
-from transformers import RobertaConfig, T5EncoderModel
+from transformers import RobertaConfig
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, tower_inputs
@@ -17,7 +17,7 @@ from hf_ext.affinity.rows import check_splits
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.configuration import EncoderSpec, TowerSpec, build_config
-from hf_ext.models.encoders import build_encoder, fingerprint_weights, load_encoder, read_encoder
+from hf_ext.models.encoders import fingerprint_weights, load_encoder, read_encoder
 from hf_ext.models.lora import LoraSettings
 from hf_ext.running import STREAM_CHECK_ROWS, check_inputs
 
@@ -198,13 +198,6 @@ def test_missing_weights_are_refused_unless_no_embedding_needs_them(demo_encoder
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArgumentError, match=r"lacks weights: .*query\.weight.*1 in all"):
         load_encoder(read_encoder(str(folder), None, "frozen", LoraSettings()))
-
-
-def test_a_t5_tower_is_its_encoder_alone(tmp_path):
-    spec = read_encoder(write_t5_encoder(tmp_path), None, "frozen", LoraSettings())
-    for encoder in (load_encoder(spec), build_encoder(spec)):
-        assert isinstance(encoder, T5EncoderModel)
-        assert not any("decoder" in name for name, _ in encoder.named_parameters())
 
 
 def test_fingerprints_follow_weights_and_configuration_and_not_other_files(demo_encoders, tmp_path):

@@ -34,7 +34,6 @@ from hf_ext.models.blocks import (
     name_blocks,
     unused_parameters,
 )
-from hf_ext.models.lora import LoraSettings, wrap_with_lora
 
 
 def places(model, pattern=None) -> dict[str, int]:
@@ -96,15 +95,6 @@ def test_a_layer_that_is_used_twice_is_one_block_and_lists_of_it_are_not_cut():
     assert {part.name: part.kept for part in slice_layers(model)} == {"layers": 6, "others": 2}
     alike = Listed(trunk=nn.Sequential(*(Layer() for _ in range(8))))
     assert {part.name: part.kept for part in slice_layers(alike)} == {"trunk": 4}
-
-
-def test_adapters_in_some_layers_only_hide_no_layer():
-    settings = LoraSettings(r=2, target_modules=("query",))
-    model = wrap_with_lora(bert(num_hidden_layers=4), settings)
-    assert describe_blocks(find_blocks(model)) == "4 BertLayer"
-    for layer in model.get_base_model().bert.encoder.layer[:2]:
-        layer.attention.self.query = layer.attention.self.query.base_layer
-    assert describe_blocks(find_blocks(model)) == "4 BertLayer"
 
 
 # --- by pattern ------------------------------------------------------------------------------------------------------

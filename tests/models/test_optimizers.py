@@ -99,13 +99,6 @@ def test_state_loads_bit_for_bit(tmp_path):
     assert distance(whole, lost) > 1e-4
 
 
-def test_what_is_no_matrix_of_the_optimizer_is_refused():
-    net = make_small_net()
-    for matrices, says in (([], "0 of 0"), ([nn.Parameter(torch.zeros(2, 2))], "1 of 1"), ([net[0].bias], "2D")):
-        with pytest.raises(ValueError, match=says):
-            MuonAdamW(make_small_adamw(net.parameters()), matrices)
-
-
 def encoder():
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
 

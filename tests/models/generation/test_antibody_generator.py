@@ -293,15 +293,6 @@ def written_out(queries, keys, values, allowed):
     return (weights / weights.sum(-1, keepdim=True)) @ values
 
 
-def test_two_tokens_by_hand():
-    # phi(0) = 1, phi(1) = 2: the second query of 1 weighs keys 0 and 1 as 2 and 4, so values 10 and 40 make 30.
-    queries, keys, values = (torch.tensor(x).view(1, 1, 2, 1) for x in ([0.0, 1.0], [0.0, 1.0], [10.0, 40.0]))
-    seen, summary = attend_causally(queries, keys, values)
-    assert seen.flatten().tolist() == [10.0, 30.0]
-    assert summary.flatten().tolist() == [90.0, 3.0]  # 1 * 10 + 2 * 40, and 1 + 2
-    assert attend(queries, summary).flatten().tolist() == [30.0, 30.0]
-
-
 @pytest.mark.parametrize("num_tokens", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 75])
 def test_chunks_change_nothing_and_a_summary_stands_for_the_tokens_before(num_tokens):
     causal = torch.ones(num_tokens, num_tokens, dtype=torch.float64).tril()
