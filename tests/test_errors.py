@@ -1,20 +1,21 @@
-"""How a recipe ends: its message last, in a launcher's report too."""
+"""How a recipe ends: its message last, in a launcher's report too; output that nobody can take ends nothing."""
 
 import errno
-import importlib
 import json
 import logging
+import os
+import pty
 import re
 import subprocess
+import sys
 import time
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-import torch
-from launches import RECIPES, TWO_CPUS, Launch, clean_environment
-from other_runs import plant_lock
+from locations import ROOT
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from tqdm.auto import tqdm
 
 from hf_ext.errors import ArgumentError, MissingDependencyError, TrainingStopped, exit_on_errors
 from hf_ext.reporting.run_log import start_run_log
@@ -83,15 +84,6 @@ def test_errors_that_nobody_expected_keep_their_traceback(error):
     assert kept.value is error
 
 
-def test_an_unknown_metric_is_refused_before_training(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(RECIPES)
-    for recipe, known in (("max_speed", "loss, spearman, pearson"), ("mlm", "loss, token_loss, perplexity")):
-        words = ["--output_dir", str(tmp_path / recipe), "--metric_for_best_model", "bogus", "--use_cpu", "true"]
-        with pytest.raises(ArgumentError, match=f"metric_for_best_model='bogus': allowed are {known}"):
-            importlib.import_module(recipe).main(words)
-        assert not (tmp_path / recipe).exists()
-
-
 def test_the_report_of_torchs_launcher_shows_the_message(tmp_path, monkeypatch, capsys):
     file = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
@@ -107,25 +99,53 @@ def test_the_report_of_torchs_launcher_shows_the_message(tmp_path, monkeypatch, 
     )
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
-@pytest.mark.parametrize(("num", "flags"), [(1, ("--quiet",)), (2, TWO_CPUS.flags)])
-def test_a_refusal_is_the_last_word_through_the_launcher(num, flags, tmp_path):
-    """All processes of a run that is refused end, and the launcher's last block holds the reason."""
-    plant_lock(tmp_path / "run", pid=1)
-    before = (tmp_path / "run" / ".run.lock").read_bytes()
-    script = [str(RECIPES / "max_speed.py"), "--output_dir", str(tmp_path / "run"), "--disable_tqdm", "true"]
-    (command,) = Launch("cpu", "MULTI_CPU", num, flags).commands(script)
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
-    lines = done.stderr.rstrip().splitlines()
-    reason = f"FolderError: {tmp_path / 'run'} is in use by another run: process 1 on "
-    assert done.returncode == 1
-    assert sum(line.startswith(reason) for line in lines) == num, done.stderr
-    if num == 1:
-        assert lines[-1].startswith(reason)
-    else:  # the report's last block: the first process to fail, then a line of signs
-        last = done.stderr[done.stderr.rindex("Root Cause") :]
-        assert f"traceback : {reason}" in last
-        assert set(lines[-1]) == {"="}
-    assert (tmp_path / "run" / ".run.lock").read_bytes() == before
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [".run.lock"]
+LINES = "for line in range(20_000): print('line', line, file=sys.{0}, flush=line % 100 == 0)"
+PLAIN = f"import sys\n{LINES}"
+OURS = f"import sys\nfrom hf_ext.errors import exit_on_errors\nwith exit_on_errors():\n    {LINES}\nopen('done', 'w')"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_output_that_nobody_reads_any_more_ends_a_plain_program_and_not_ours(tmp_path, stream):
+    turned = "2>&1 >/dev/null" if stream == "stderr" else ""
+    for code, ends in ((PLAIN, True), (OURS, False)):
+        command = ["bash", "-c", f'set -o pipefail; "$@" {turned} | head -n 2', "-", sys.executable, "-c"]
+        given = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run([*command, code.format(stream)], cwd=tmp_path, check=False, **given)
+        assert done.stdout == "line 0\nline 1\n"
+        assert (done.returncode != 0) == ends
+    assert (tmp_path / "done").exists()
+
+
+def broken_streams():
+    """Descriptors that cannot be written to: a closed terminal, a full disk, a pipe that nobody reads."""
+    master, terminal = pty.openpty()
+    reader, pipe = os.pipe()
+    os.close(master)
+    os.close(reader)
+    return terminal, os.open("/dev/full", os.O_WRONLY), pipe
+
+
+def test_output_that_cannot_be_written_for_any_reason_is_dropped_and_the_other_stream_works(tmp_path, monkeypatch):
+    for dead, alive in (("stdout", "stderr"), ("stderr", "stdout")):
+        for descriptor in broken_streams():
+            with monkeypatch.context() as patch, open(tmp_path / "alive", "w") as still:
+                patch.setattr(sys, dead, os.fdopen(descriptor, "w", 1 if dead == "stderr" else -1))
+                patch.setattr(sys, alive, still)
+                with exit_on_errors():
+                    for step in tqdm(range(3), file=getattr(sys, dead), mininterval=0):
+                        print("line", file=getattr(sys, dead), flush=step == 1)
+                        print("kept", file=still)
+                    print("buffered to the end", file=getattr(sys, dead))
+                getattr(sys, dead).close()
+            assert (tmp_path / "alive").read_text().count("kept") == 3
+
+
+def test_a_full_disk_is_still_told_where_the_output_is_dropped(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, open(tmp_path / "err", "w") as err:
+        patch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
+        patch.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as end, exit_on_errors():  # noqa: PT012
+            print("x", flush=True)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+    assert end.value.code == 74
+    assert "model.safetensors" in (tmp_path / "err").read_text()

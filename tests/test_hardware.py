@@ -1,8 +1,6 @@
 """The hardware table, looked up by name and matched to what drivers say; no device has to be present."""
 
 import contextlib
-import dataclasses
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -37,17 +35,6 @@ def card(monkeypatch):
     return plug_in
 
 
-def test_rows_have_unique_names_a_source_and_peaks_only_where_the_card_has_the_units():
-    rows = [describe_hardware(name) for name in known_hardware()]
-    assert len({row.name for row in rows}) == len(rows) == 49
-    assert {row.kind for row in rows} == {"cpu", "mps", "cuda"}
-    for row in rows:
-        assert row.source
-        assert set(row.peak_tflops) <= {"fp32", "tf32", "fp16", "bf16"}
-        assert ("tf32" in row.peak_tflops) <= row.tf32, row.name
-        assert ("bf16" in row.peak_tflops) <= row.native_bf16, row.name
-
-
 def test_what_each_device_can_do():
     for name, can in {
         "T4": (False, True, False, False),
@@ -59,17 +46,6 @@ def test_what_each_device_can_do():
     }.items():
         row = describe_hardware(name)
         assert (row.native_bf16, row.native_fp16, row.tf32, row.flash_attention_2) == can, name
-
-
-def test_peaks_are_dense_with_fp32_accumulation():
-    for name, precision, tflops in (
-        ("T4", "fp16", 65),
-        ("A100-40GB", "bf16", 312),
-        ("H100", "bf16", 989.5),  # the data sheet's 1979 is with sparsity
-        ("L4", "bf16", 121),  # 242 with sparsity
-        ("RTX-4090", "bf16", 165.2),  # 330.3 is with fp16 accumulation
-    ):
-        assert describe_hardware(name).peak_tflops[precision] == tflops
 
 
 def test_names_are_found_in_any_spelling_and_a_family_is_its_smallest_card():
@@ -88,19 +64,17 @@ def test_names_are_found_in_any_spelling_and_a_family_is_its_smallest_card():
         assert describe_hardware(spelled).name == name
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_ones():
-    with pytest.raises(
-        ArgumentError, match=r"'A100-60GB'\. Did you mean 'A100-[48]0GB'\? Known: cpu, .*RTX-5090.*'sm86'"
-    ):
-        describe_hardware("A100-60GB")
-
-
-def test_a_compute_capability_can_be_described_and_a_row_changed_and_written_alone():
+def test_names_are_known_by_rows_of_the_table_or_capabilities_and_others_are_refused():
+    rows = [describe_hardware(name) for name in known_hardware()]
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        assert row.source
+        assert ("tf32" in row.peak_tflops) <= row.tf32, row.name
+        assert ("bf16" in row.peak_tflops) <= row.native_bf16, row.name
     assert describe_hardware("sm_120").compute_capability == (12, 0)
-    assert describe_hardware("sm75").memory_gib is None
-    describe_hardware("T4").peak_tflops["fp16"] = 1.0
-    assert describe_hardware("T4").peak_tflops["fp16"] == 65
-    assert json.loads(json.dumps(dataclasses.asdict(describe_hardware("T4"))))["compute_capability"] == [7, 5]
+    known = r"'A100-60GB'\. Did you mean 'A100-[48]0GB'\? Known: cpu, .*RTX-5090.*'sm86'"
+    with pytest.raises(ArgumentError, match=known):
+        describe_hardware("A100-60GB")
 
 
 def test_a_live_card_is_recognised_by_its_driver_name(card):
@@ -136,15 +110,6 @@ def test_a_variant_gets_its_capability_but_never_the_peaks_of_the_card_it_is_nam
         assert found.flash_attention_2 == (sm >= (8, 0))
         assert found.memory_gib == pytest.approx(memory_gib, abs=0.01)
         assert "not in the table" in found.source
-
-
-def test_memory_core_count_and_bf16_of_a_live_card_come_from_the_driver(card, monkeypatch):
-    card("NVIDIA A10G", (8, 6), 22.19, num_sms=79)
-    asked = []
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **kwargs: asked.append(kwargs))
-    found = detect_hardware("cuda:0")
-    assert (found.memory_gib, found.num_cores, found.native_bf16) == (22.19, 79, None)
-    assert asked == [{"including_emulation": False}]
 
 
 def test_a_t4_is_never_credited_with_the_bf16_that_torch_emulates(card, monkeypatch):

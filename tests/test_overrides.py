@@ -1,9 +1,7 @@
 """Whoever overrides a method of Trainer, or gives a loss or an optimizer, gets the numbers of stock Trainer."""
 
-import random
 import types
 
-import numpy as np
 import pytest
 import torch
 from stock_twins import Numbers, make_model, make_rows, run, run_both, settings
@@ -117,53 +115,6 @@ def test_a_loss_that_is_assigned_to_the_trainer_is_stock(tmp_path):
 def test_label_smoothing_is_stock(tmp_path):
     given = {"label_smoothing_factor": 0.2, "gradient_accumulation_steps": 2}
     assert same(run_both(tmp_path, "EsmForTokenClassification", **given))
-
-
-class Noisy:
-    """Data whose rows are another every time that they are read."""
-
-    def __init__(self, rows):
-        self.rows, self.generator = list(rows), np.random.default_rng(0)
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        row = self.rows[i]
-        return {**row, "input_ids": self.generator.permutation(row["input_ids"]).tolist()}
-
-
-class NoisyCollator:
-    def __init__(self):
-        self.generator = random.Random(0)
-
-    def __call__(self, rows):
-        batch = pad_rows(rows)
-        return {**batch, "labels": (batch["labels"] + self.generator.randrange(3)) % 3}
-
-
-def drawing(base):
-    class Drawing(base):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.generator = torch.Generator().manual_seed(self.args.seed)
-
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-            loss = loss * torch.rand((), generator=self.generator)
-            return (loss, outputs) if return_outputs else loss
-
-    return Drawing
-
-
-def test_generators_of_the_users_are_where_they_would_be_in_stock_trainer(tmp_path):
-    numbers = []
-    for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
-        args = arguments(**settings(tmp_path / cls.__name__))
-        rows, evals = Noisy(make_rows("Plain", 12)), make_rows("Plain", 8)
-        trainer = drawing(cls)(make_model("Plain"), args, NoisyCollator(), rows, evals)
-        numbers.append(run(trainer))
-    assert numbers[0].differences(numbers[1]) == []
 
 
 @pytest.mark.sampled(2)

@@ -1,16 +1,22 @@
-"""Five layers, one conversion rule, and no key or value that is silently ignored; of YAML, only `field: value`."""
+"""Five layers, one conversion rule, no key or value that is silently ignored; presets; names of other programs."""
 
 import dataclasses
-import sys
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from transformers import TrainingArguments
+from transformers import HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from hf_ext import FastArgumentParser
-from hf_ext.comparing.sides import merge_yaml
+from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.evaluate import EvaluateArguments
+from hf_ext.data.arguments import DataArguments
+from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.generation.sample import SampleArguments
+from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.speedups import REGISTRY
 
 
 @dataclasses.dataclass
@@ -35,19 +41,19 @@ class Run:
     tokens_seen: str | bool = False
 
 
-PRESETS = {
+TOY = {
     "max_speed": {"bf16": True, "steps": 20, "learning_rate": 1e-3},
     "low_disk": {"limit": 1, "steps": 30},
     "named": {"model_name": "from-preset"},
 }
 
 
-def make(**kwargs: Any) -> FastArgumentParser:
-    return FastArgumentParser((Model, Run), presets=PRESETS, **kwargs)
+def make_parser(**kwargs: Any) -> FastArgumentParser:
+    return FastArgumentParser((Model, Run), presets=TOY, **kwargs)
 
 
-def parse(*args: str, parser: FastArgumentParser | None = None) -> tuple[Model, Run]:
-    return (parser or make()).parse_args_into_dataclasses(["--model_name", "m", *args])
+def parse_toy(*args: str, parser: FastArgumentParser | None = None) -> tuple[Model, Run]:
+    return (parser or make_parser()).parse_args_into_dataclasses(["--model_name", "m", *args])
 
 
 @pytest.fixture
@@ -65,10 +71,10 @@ def config(tmp_path):
 
 def test_each_layer_beats_the_one_below_it(config):
     def steps(*words: str) -> int:
-        return parse(*words, parser=make(defaults={"steps": 15}))[1].steps
+        return parse_toy(*words, parser=make_parser(defaults={"steps": 15}))[1].steps
 
     path = config("steps: 40\n")
-    assert parse()[1].steps == 10
+    assert parse_toy()[1].steps == 10
     assert steps() == 15
     assert steps("--preset", "max_speed") == 20
     assert steps("--preset", "max_speed", "--config", path) == 40
@@ -77,9 +83,9 @@ def test_each_layer_beats_the_one_below_it(config):
 
 
 def test_origins_and_explicit_say_who_set_what(config):
-    parser = make(defaults={"dropout": 0.2})
+    parser = make_parser(defaults={"dropout": 0.2})
     path = config("learning_rate: 1e-4\npreset: max_speed+low_disk\n")
-    parse("--config", path, "--kernel", "flash", parser=parser)
+    parse_toy("--config", path, "--kernel", "flash", parser=parser)
     set_by = {name: origin for name, origin in parser.origins.items() if origin != "default"}
     assert set_by == {
         "model_name": "command line",
@@ -92,37 +98,32 @@ def test_origins_and_explicit_say_who_set_what(config):
     }
     assert len(parser.origins) == 14
     assert parser.explicit == {"model_name", "kernel", "learning_rate"}
-    assert parse(parser=parser)[1] == Run()  # and nothing of it is left for the next
+    assert parse_toy(parser=parser)[1] == Run()  # and nothing of it is left for the next
     assert parser.explicit == {"model_name"}
 
 
 def test_the_preset_of_the_command_line_beats_the_yamls_which_beats_the_recipes(config):
-    path, parser = config("preset: low_disk\n"), make(defaults={"preset": "max_speed"})
-    assert parse("--config", path)[1].steps == 30
-    assert parse("--config", path, "--preset", "max_speed")[1].steps == 20
-    assert parse("--config", path, "--preset", "none")[1].steps == 10
-    assert parse(parser=parser)[1].steps == 20
-    assert parse("--config", path, parser=parser)[1].steps == 30
-    assert parse("--config", config("preset:\n", "no.yaml"), parser=parser)[1].steps == 10
+    path, parser = config("preset: low_disk\n"), make_parser(defaults={"preset": "max_speed"})
+    assert parse_toy("--config", path)[1].steps == 30
+    assert parse_toy("--config", path, "--preset", "max_speed")[1].steps == 20
+    assert parse_toy("--config", path, "--preset", "none")[1].steps == 10
+    assert parse_toy(parser=parser)[1].steps == 20
+    assert parse_toy("--config", path, parser=parser)[1].steps == 30
+    assert parse_toy("--config", config("preset:\n", "no.yaml"), parser=parser)[1].steps == 10
 
-
-def test_a_dataclass_field_named_preset_receives_the_string(config):
     @dataclasses.dataclass
-    class WithPreset:
+    class WithPreset:  # receives the string
         preset: str | None = None
         steps: int = 1
 
     parser = FastArgumentParser(WithPreset, presets={"a": {"steps": 2}, "b": {"steps": 3}})
-    assert parser.parse_args_into_dataclasses([]) == (WithPreset(None, 1),)
     assert parser.parse_args_into_dataclasses(["--preset", "a+b"]) == (WithPreset("a+b", 3),)
-    assert parser.parse_args_into_dataclasses(["--config", config("preset: a\n")]) == (WithPreset("a", 2),)
-    assert (parser.origins, parser.explicit) == ({"preset": "run.yaml", "steps": "preset a"}, {"preset"})
 
 
 def test_a_required_field_may_come_from_any_layer_and_from_none_is_an_error_every_time(config):
     for words in (["--config", config("model-name: x\n")], ["--preset", "named"]):
-        assert make().parse_args_into_dataclasses(words)[0].model_name in ("x", "from-preset")
-    parser = make()
+        assert make_parser().parse_args_into_dataclasses(words)[0].model_name in ("x", "from-preset")
+    parser = make_parser()
     for _ in range(2):
         with pytest.raises(ArgumentError, match="model_name is required: give --model_name or put 'model_name'"):
             parser.parse_args_into_dataclasses([])
@@ -131,9 +132,8 @@ def test_a_required_field_may_come_from_any_layer_and_from_none_is_an_error_ever
 # YAML values become what the command line would make of them
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
+def test_a_yaml_value_is_converted_to_its_fields_type(config):
+    for line, value in (
         ("learning_rate: 1e-3", 0.001),  # PyYAML alone reads the text "1e-3"
         ("learning_rate: .inf", float("inf")),
         ("steps: 010", 10),  # YAML 1.1 alone reads 8
@@ -148,19 +148,15 @@ def test_a_required_field_may_come_from_any_layer_and_from_none_is_an_error_ever
         ("tokens_seen: all", "all"),
         ("layers: [2, 3]", [2, 3]),
         ("layers: []", []),
-    ],
-)
-def test_a_yaml_value_is_converted_to_its_fields_type(config, line, value):
-    model, run = parse("--config", config(f"\ufeff{line}\n"))
-    name = line.partition(":")[0].replace("-", "_")
-    seen = getattr(run if hasattr(run, name) else model, name)
-    assert seen == value
-    assert type(seen) is type(value)
+    ):
+        model, run = parse_toy("--config", config(f"\ufeff{line}\n"))
+        name = line.partition(":")[0].replace("-", "_")
+        seen = getattr(run if hasattr(run, name) else model, name)
+        assert (seen, type(seen)) == (value, type(value)), line
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_a_mistake_in_a_yaml_file_is_refused_with_its_place(config):
+    for line, message in (
         ("learning_rate: fast", "learning_rate: 'fast' is not float"),
         ("steps: 1.5", "steps: '1.5' is not int"),
         ("steps: [1, 2]", r"steps: \['1', '2'\] is not int"),
@@ -173,39 +169,27 @@ def test_a_yaml_value_is_converted_to_its_fields_type(config, line, value):
         ("output_dir: a\noutput-dir: b", "'output_dir' is already given on line 2"),
         ("options: &a {}\nreport_to: *a", "tags and aliases are not read: write the value out"),
         ("options: !!python/name:os.system x", "tags and aliases are not read"),
-    ],
-)
-def test_a_mistake_in_a_yaml_file_is_refused_with_its_place(config, line, message):
-    with pytest.raises(ArgumentError, match=rf"run\.yaml line [23]: {message}"):
-        parse("--config", config(f"# comment\n{line}\n"))
-
-
-def test_a_file_that_is_no_plain_yaml_is_refused(config):
+    ):
+        with pytest.raises(ArgumentError, match=rf"run\.yaml line [23]: {message}"):
+            parse_toy("--config", config(f"# comment\n{line}\n"))
     for text, message in (
         ("- steps\n", "the top level must be lines of 'field: value'"),
         ("steps: [1\n", "not valid YAML: .*line 2"),
         ("steps: 1\n---\nsteps: 2\n", "expected a single document"),
     ):
         with pytest.raises(ArgumentError, match=rf"run\.yaml: .*{message}"):
-            parse("--config", config(text))
+            parse_toy("--config", config(text))
 
 
 def test_a_file_that_cannot_be_read_is_refused_and_an_empty_one_changes_nothing(config, tmp_path):
     with pytest.raises(ArgumentError, match=r"--config 'no_such\.yaml': cannot be read from /"):
-        parse("--config", "no_such.yaml")
+        parse_toy("--config", "no_such.yaml")
     with pytest.raises(ArgumentError, match="Is a directory"):
-        parse("--config", str(tmp_path))
+        parse_toy("--config", str(tmp_path))
     (tmp_path / "run.yaml").write_bytes("steps: 1\n".encode("utf-16"))
     with pytest.raises(ArgumentError, match="can't decode byte 0xff"):
-        parse("--config", str(tmp_path / "run.yaml"))
-    assert parse("--config", config("# nothing yet\n"))[1] == Run()
-
-
-def test_the_sides_of_a_comparison_are_read_by_the_same_rules(config):
-    plain, other = config("seed: 1\nlearning_rate: 1e-3\nfp16: no\n", "b.yaml"), config("a: &a 1\nb: *a\n", "a.yaml")
-    with pytest.raises(ArgumentError, match=r"a\.yaml line 2: tags and aliases"):
-        merge_yaml(other, plain)
-    assert merge_yaml(plain, plain) == "seed: 1\nlearning_rate: 1e-3\nfp16: no\n"
+        parse_toy("--config", str(tmp_path / "run.yaml"))
+    assert parse_toy("--config", config("# nothing yet\n"))[1] == Run()
 
 
 def test_no_mistake_beside_a_token_shows_it(config, capsys):
@@ -246,35 +230,29 @@ def test_preset_and_recipe_values_are_converted_checked_and_copied_by_the_same_r
 # The command line itself
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_a_mistake_on_the_command_line_raises_and_names_what_may_be_meant():
+    for words, message in (
         ("--learning_rat 1", r"unknown argument '--learning_rat', did you mean '--learning_rate'\?"),
         ("--stepz=1", r"unknown argument '--stepz', did you mean '--steps'\?"),
         ("--learning 1", "unknown argument '--learning'"),  # no abbreviations
         ("--steps 1 extra", "unknown argument 'extra'"),
         ("--steps x", "--steps: invalid int value: 'x'"),
         ("--preset low_disk+max_sped", r"Unknown preset 'max_sped' in .*mean 'max_speed'\?\. Known: low_disk, max"),
-    ],
-)
-def test_a_mistake_on_the_command_line_raises_and_names_what_may_be_meant(words, message):
-    with pytest.raises(ArgumentError, match=message):
-        parse(*words.split())
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            parse_toy(*words.split())
+    for option in ({"return_remaining_strings": True}, {"args_filename": "x.args"}):
+        with pytest.raises(ArgumentError, match="use --config"):
+            make_parser().parse_args_into_dataclasses([], **option)
 
 
 def test_boolean_flags_and_both_spellings_work():
     for words, frozen in ((["--no-frozen"], False), (["--frozen=False"], False), (["--frozen"], True), ([], True)):
-        parser = make()
-        assert parse(*words, parser=parser)[0].frozen is frozen
+        parser = make_parser()
+        assert parse_toy(*words, parser=parser)[0].frozen is frozen
         assert parser.origins["frozen"] == ("command line" if words else "default")
-    assert parse("--output-dir", "a")[1].output_dir == "a"
-    assert parse("--output_dir", "b")[1].output_dir == "b"
-
-
-def test_the_parents_ways_to_ignore_arguments_are_refused():
-    for option in ({"return_remaining_strings": True}, {"args_filename": "x.args"}):
-        with pytest.raises(ArgumentError, match="use --config"):
-            make().parse_args_into_dataclasses([], **option)
+    assert parse_toy("--output-dir", "a")[1].output_dir == "a"
+    assert parse_toy("--output_dir", "b")[1].output_dir == "b"
 
 
 def test_training_arguments_parse_from_yaml_preset_and_command_line(config, tmp_path):
@@ -295,6 +273,118 @@ def test_training_arguments_parse_from_yaml_preset_and_command_line(config, tmp_
     assert args.include_num_input_tokens_seen == "non_padding"
 
 
-def test_a_script_reads_its_own_command_line(config, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["script.py", "--config", config("steps: 9\n")])
-    assert FastArgumentParser(Run).parse_args_into_dataclasses()[0].steps == 9
+def parse(*argv: str) -> FastTrainingArguments:
+    parser = FastArgumentParser(FastTrainingArguments, presets=PRESETS)
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "out", *argv])
+    args.mark_explicit(parser.explicit)
+    return args
+
+
+def make_args(**given) -> FastTrainingArguments:
+    return FastTrainingArguments("out", use_cpu=True, **given)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_sets_what_it_says_from_both_sides(preset):
+    typed, ours = parse("--preset", preset, "--use_cpu"), make_args(preset=preset)
+    assert typed.preset == ours.preset == preset
+    assert typed.explicit_fields == ours.explicit_fields == {"output_dir", "preset", "use_cpu"}
+    known = ours.to_dict()
+    assert {n for n, value in typed.to_dict().items() if n != "logging_dir" and known[n] != value} == set()
+    for name, value in PRESETS[preset].items():
+        assert getattr(ours, name) == ([] if (name, value) == ("report_to", "none") else value), name
+
+
+def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
+    args = parse("--preset", "max_speed+reproducible")
+    assert args.speedups == ["all"]
+    assert args.full_determinism
+    rounding = {speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"}
+    assert set(args.without) == rounding - {"quantized_base"}  # which comes by the user's own word alone
+
+
+def test_presets_compose_and_the_later_one_wins():
+    assert parse("--preset", "max_speed+baseline").speedups == []
+    assert parse("--preset", "baseline+max_speed").speedups == ["all"]
+    assert parse("--preset", "low_disk+low_memory", "--save_total_limit", "7").save_total_limit == 7
+    args = make_args(preset="low_memory+quick_eval", per_device_train_batch_size=4, eval_subset=0.5)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 8)
+    assert (args.eval_subset, args.eval_every_epochs) == (0.5, 2)
+    assert args.explicit_fields >= {"per_device_train_batch_size", "eval_subset"}
+    assert "gradient_accumulation_steps" not in args.explicit_fields
+    args.speedups.append("ddp")
+    assert PRESETS["low_memory"]["speedups"] == ["all"]
+    assert dataclasses.replace(args, seed=1).speedups == ["all", "ddp"]
+    for none in ("none", "", None):
+        assert make_args(preset=none).speedups == []
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name():
+    message = r"'max_sped' in 'low_disk\+max_sped', did you mean 'max_speed'\?\. Known: "
+    for refused in (lambda name: parse("--preset", name), lambda name: make_args(preset=name)):
+        with pytest.raises(ArgumentError, match=message):
+            refused("low_disk+max_sped")
+    with pytest.raises(ArgumentError, match=r"preset=\[.max_speed.\]: must be str or None"):
+        make_args(preset=["max_speed"])
+
+
+@dataclass
+class ScriptArguments:
+    """As in the example scripts of transformers."""
+
+    model_name_or_path: str = field(default="m", metadata={"help": "Path."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Truncate the evaluation set."})
+
+
+def make(task: type) -> FastArgumentParser:
+    return FastArgumentParser((task, DataArguments, FastTrainingArguments))
+
+
+def test_a_script_of_hugging_face_parses_with_only_the_import_swapped():
+    words = "--output_dir out --use_cpu --max_eval_samples 7 --speedups all --preset low_disk+low_memory"
+    parser = HfArgumentParser((ScriptArguments, FastTrainingArguments))
+    script, args = parser.parse_args_into_dataclasses(
+        [*words.split(), "--gradient_accumulation_steps", "2"], look_for_args_file=False
+    )
+    assert (script.max_eval_samples, args.eval_subset, args.speedups) == (7, None, ["all"])
+    assert (args.save_total_limit, args.per_device_train_batch_size, args.gradient_accumulation_steps) == (1, 1, 2)
+
+
+def test_names_of_other_programs_are_answered_with_the_right_flag(tmp_path):
+    parser = make(AffinityArguments)
+    for others, flag in (
+        ("--lr --learning_rat", "learning_rate"),
+        ("--batch_size --batch-size --bs", "per_device_train_batch_size"),
+        ("--grad_accum", "gradient_accumulation_steps"),
+        ("--epochs --num_epochs", "num_train_epochs"),
+        ("--optim_ext --find_batch_size", "speedups"),
+        ("--patience", "early_stopping_patience"),
+        ("--test_size", "split_sizes"),
+        ("--model --model_name_or_path", "encoders"),
+        ("--data --dataset", "dataset_name"),
+        ("--label --target", "label_column"),
+        ("--max_eval_samples", "eval_subset"),
+    ):
+        for other in others.split():
+            with pytest.raises(ArgumentError, match=rf"unknown argument '{other}', did you mean '--{flag}'\?"):
+                parser.parse_args_into_dataclasses([other, "3"])
+    (tmp_path / "a.yaml").write_text("lr: 1e-3\n")
+    with pytest.raises(ArgumentError, match=r"unknown key 'lr', did you mean 'learning_rate'\?"):
+        parser.parse_args_into_dataclasses(["--config", str(tmp_path / "a.yaml")])
+    with pytest.raises(ArgumentError, match=r"'--model', did you mean '--model_name_or_path'\?"):
+        make(MaskedLMArguments).parse_args_into_dataclasses(["--model", "x"])
+
+
+def test_a_flag_of_another_command_names_that_command():
+    parser = make(AffinityArguments)
+    owners = {
+        "doctor": (DoctorArguments, ["device", "json"]),
+        "evaluate": (EvaluateArguments, ["test_of"]),
+        "sample": (SampleArguments, ["antigen", "num_samples"]),
+        "mlm": (MaskedLMArguments, ["model_size"]),
+    }
+    for command, (owner, names) in owners.items():
+        assert set(names) <= {field.name for field in dataclasses.fields(owner)}
+        for name in names:
+            with pytest.raises(ArgumentError, match=rf"'--{name}', did you mean that of `hf-ext {command}`\?"):
+                parser.parse_args_into_dataclasses([f"--{name}", "x"])

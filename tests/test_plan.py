@@ -1,23 +1,21 @@
-"""The plan: one entry per speed-up, refusals before anything changes, evidence in plan.json, settings switched back."""
+"""The plan: an entry per speed-up, refusals before anything changes, settings switched back; launched processes."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
+from accelerate.parallelism_config import ParallelismConfig
 from miniature_esm import make_esm
-from tiny_generators import TINY, make_named
-from torch import nn
-from transformers import EsmForSequenceClassification
+from tiny_generators import TINY
 
-from hf_ext.errors import PlanRefused
+from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
-from hf_ext.plan import make_plan
-from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, Run, compile, packing
-from hf_ext.speedups.facts import describe_data, describe_model, padding_share
+from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
+from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, compile, packing
+from hf_ext.speedups.facts import describe_model, padding_share
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -25,24 +23,8 @@ NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
 def make_args(folder="o", **given) -> FastTrainingArguments:
-    return FastTrainingArguments(
-        output_dir=str(folder),
-        **{
-            "use_cpu": True,
-            "report_to": "none",
-            "embedding_cache_dir": str(folder / "cache") if folder != "o" else "c",
-        },
-        **given,
-    )
-
-
-def test_a_plan_has_every_speedup_exactly_once_in_the_order_of_application(demo_rows, make_affinity):
-    model, collator = make_affinity()
-    for given in ({}, {"speedups": ["all"]}, {"speedups": ["tf32"], "without": ["tf32"]}):
-        plan = make_plan(make_args(**given), model, demo_rows, collator, describe_hardware("A100"))
-        assert [decision.name for decision in plan.decisions] == NAMES
-        assert all(decision.status in ("applied", "skipped", "refused", "off") for decision in plan.decisions)
-        assert all(decision.reason for decision in plan.decisions)
+    settings = {"use_cpu": True, "report_to": "none", "embedding_cache_dir": f"{folder}/cache"}
+    return FastTrainingArguments(output_dir=str(folder), **settings, **given)
 
 
 def test_all_refusals_are_named_together_and_nothing_is_touched(tmp_path, torch_settings, make_affinity, demo_rows):
@@ -103,53 +85,16 @@ def test_process_wide_settings_are_switched_back_at_the_end_and_where_no_trainer
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
-def test_facts_of_models_of_every_kind(make_affinity):
-    facts = describe_model(make_affinity("frozen", "lora")[0])
-    assert (facts.families, facts.frozen_inputs) == (("bert", "esm"), ("heavy", "light"))
-    assert facts.trains_encoders
-    assert 0 < facts.num_trainable < facts.num_parameters
-    assert not describe_model(make_affinity()[0]).trains_encoders
-    plain = describe_model(make_esm(EsmForSequenceClassification))
-    assert (plain.families, plain.frozen_inputs, plain.trains_encoders) == (("esm",), (), True)
-    module = describe_model(nn.Linear(2, 3))
-    assert (module.families, module.num_parameters) == ((), 9)
-    assert describe_model(None).num_parameters == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "families"), [("lstm", ()), ("light", ()), ("transformer", ("t5",)), ("frozen", ()), ("lora", ("esm",))]
-)
+@pytest.mark.parametrize(("name", "families"), [("frozen", ()), ("lora", ("esm",))])
 def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encoders, name, families):
-    if name in ("frozen", "lora"):
-        spec = read_encoder(demo_encoders[1], None, name, LoraSettings(r=2))
-        model = AntibodyGenerator.from_encoder(spec, "tiny", **TINY)
-    else:
-        model = make_named(name)
-    facts = describe_model(model)
+    spec = read_encoder(demo_encoders[1], None, name, LoraSettings(r=2))
+    facts = describe_model(AntibodyGenerator.from_encoder(spec, "tiny", **TINY))
     assert facts.families == tuple(sorted((*families, "hf_ext_generator")))
     args = make_args(speedups=["all"])
     context = Context(describe_hardware("A100"), args, facts, DataFacts(has_lengths=True, padding_share_random=0.5))
-    expected = "applied" if families else "skipped"
-    assert packing.decide(context).status == expected
+    assert packing.decide(context).status == ("applied" if families else "skipped")
     assert LengthGrouping.decide(context).status == "applied"  # the decoder's tokens are not packed
     assert compile.decide(context).status == "skipped"
-    twin = replace(context, model=replace(facts, families=("t5",), has_own_decoder=False, blocks="2 T5Block"))
-    assert (LengthGrouping.decide(twin).status, compile.decide(twin).status) == ("skipped", "applied")
-
-
-def test_facts_of_datasets_of_every_kind(demo_rows, make_affinity):
-    _, collator = make_affinity()
-    args = make_args()
-    facts = describe_data(demo_rows, collator, args)
-    assert (facts.num_rows, facts.has_lengths, facts.streaming) == (200, True, False)
-    assert set(facts.distinct_inputs) == {"heavy", "light", "antigen"}
-    stream = describe_data(demo_rows.to_iterable_dataset(), collator, args)
-    assert (stream.num_rows, stream.streaming) == (None, True)
-    plain = describe_data([{"input_ids": [1, 2]}], None, args)
-    assert (plain.num_rows, plain.has_lengths, plain.distinct_inputs) == (1, False, {})
-    lengths = describe_data(demo_rows.add_column("length", [7] * 200), None, args)
-    assert (lengths.has_lengths, lengths.padding_share_random) == (True, 0.0)
-    assert describe_data(None, collator, args).num_rows is None
 
 
 def test_the_padding_of_random_batches_does_not_depend_on_how_a_file_is_sorted():
@@ -160,12 +105,53 @@ def test_the_padding_of_random_batches_does_not_depend_on_how_a_file_is_sorted()
     assert padding_share(sorted(lengths), 16) == shares[1]
 
 
-def test_deciding_twice_gives_the_same_plan(demo_rows, make_affinity):
-    model, collator = make_affinity()
-    args = make_args(speedups=["all"], without=["cpu_matmul"])
-    first, second = (make_plan(args, model, demo_rows, collator, describe_hardware("cpu")) for _ in range(2))
-    assert first.to_dict() == second.to_dict()
-    first.apply(Run(args, model, collator, demo_rows))
-    for applied, decided in zip(first.decisions, second.decisions):
-        assert (applied.status, applied.reason, applied.settings) == (decided.status, decided.reason, decided.settings)
-        assert (applied.evidence != decided.evidence) == (applied.name == "attention")  # its parity
+def test_use_cpu_is_for_several_launched_processes_without_an_accelerator(monkeypatch):
+    launched = {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    for launcher, has_accelerator, expected in (
+        (launched, False, True),
+        (launched, True, False),
+        ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, False, False),
+        ({"WORLD_SIZE": "2"}, False, False),  # of a cluster, not of a launcher: nothing says how to meet
+        ({**launched, "ACCELERATE_USE_DEEPSPEED": "true"}, False, False),
+        ({}, False, False),
+    ):
+        for name in ("WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_USE_DEEPSPEED"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in launcher.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda given=has_accelerator: given)
+        assert need_cpu_backend() is expected
+
+
+def test_processes_that_would_each_train_alone_are_refused_with_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    check_together(1)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    check_together(3)
+    with pytest.raises(ArgumentError, match=r"3 processes .* alone, on all rows.*--use_cpu true"):
+        check_together(1)
+    with pytest.raises(ArgumentError, match="3 processes were launched"):
+        FastTrainingArguments(str(tmp_path))
+
+
+def test_fsdp_is_refused_where_one_process_would_hold_the_whole_model(monkeypatch, tmp_path):
+    args = FastTrainingArguments(str(tmp_path), use_cpu=True)
+    check_fsdp(args)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(PlanRefused, match=r"\(cpu\) accelerate would run a single process"):
+        check_fsdp(args)
+
+
+def test_splitting_by_tensor_context_or_sequence_is_refused_with_what_to_take_and_hsdp_passes(monkeypatch, tmp_path):
+    args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    for sizes in ({"tp_size": 2}, {"cp_size": 4}, {"sp_size": 2}, {"tp_size": 2, "dp_shard_size": 2}):
+        args.parallelism_config = ParallelismConfig(**sizes)
+        with pytest.raises(PlanRefused, match=r"cannot split esm, t5: .*fsdp2.*hsdp.*zero3"):
+            check_parallelism(args, ("esm", "t5"))
+    args.parallelism_config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=4)
+    check_parallelism(args, ("esm", "t5"))
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
+    with pytest.raises(PlanRefused, match=r"tp_size=2, cp_size=1, sp_size=1\) cannot split esm"):
+        FastTrainer(make_esm(), FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))

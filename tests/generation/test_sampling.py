@@ -46,6 +46,7 @@ def test_sequences_do_not_depend_on_other_antigens_or_on_how_many_samples_there_
     assert draw(model, [ANTIGENS[1]] * 4) == [[one] for one in first[1]]  # a second request goes on
 
 
+@pytest.mark.sampled(2)
 def test_each_distinct_antigen_is_encoded_once_however_many_batches_there_are(model):
     seen = []
     model.encoder.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
@@ -105,6 +106,7 @@ def test_without_chance_it_is_what_plain_generate_writes(model, settings):
     assert drawn == letters
 
 
+@pytest.mark.sampled(2)
 def test_the_score_is_the_loss_of_the_pair_under_the_model(model):
     """Whatever the temperature, and given the affinity that was asked for."""
     (found,) = sample_pairs(model, None, ["ACD"], num_samples=30, temperature=1.5, affinity=9.5, **LONG)
@@ -143,21 +145,6 @@ def test_modes_settings_and_random_states_are_left_as_they_were():
     assert draw(make_generator(dropout=0.5), num_samples=3) == first  # without dropout, and without that penalty
 
 
-def test_states_may_be_given_in_place_of_the_encoder():
-    model = make_generator()
-    seen = []
-    model.encoder.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
-
-    def states_of(antigens):
-        return [model.encode(torch.as_tensor(ids)[None]).last_hidden_state[0] for ids in antigens]
-
-    plain = draw(model, num_samples=3)
-    seen.clear()
-    assert draw(model, num_samples=3, encoder_states=states_of) == plain
-    assert seen == [1, 1, 1]
-    assert draw(model, num_samples=3, encoder_states=lambda ids: [-one for one in states_of(ids)]) != plain
-
-
 def test_scores_that_are_not_finite_are_refused():
     model = make_generator()
     with torch.no_grad():
@@ -166,9 +153,8 @@ def test_scores_that_are_not_finite_are_refused():
         draw(model)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_settings_that_cannot_be_met_are_refused():
+    for settings, words in (
         ({"num_samples": 0}, "num_samples=0: must be at least 1"),
         ({"temperature": 0.0}, "temperature=0.0: must be above 0"),
         ({"max_new_tokens": 10**9}, "max_new_tokens=1000000000"),
@@ -177,14 +163,9 @@ def test_scores_that_are_not_finite_are_refused():
         ({"greedy": True, "num_samples": 2}, "num_samples=2: greedy decoding writes at most 1"),
         ({"affinity": [8.0]}, "1 affinities for 3 antigens"),
         ({"affinity": math.inf}, "affinity=inf: must be finite"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_refused(settings, words):
-    with pytest.raises(ArgumentError, match=words):
-        draw(make_generator(), **settings)
-
-
-def test_antigens_that_are_no_list_or_no_proteins_are_refused():
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            draw(make_generator(), **settings)
     with pytest.raises(ArgumentError, match=r"give a list, \[antigen\]"):
         draw(make_generator(), "ACD")
     with pytest.raises(DataError, match="'1'"):

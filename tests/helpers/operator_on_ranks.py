@@ -1,4 +1,4 @@
-"""What each process of `test_pde_processes.py` runs: `python operator_on_ranks.py FOLDER`, launched.
+"""What each process of `test_pde_setups.py` runs: `python operator_on_ranks.py FOLDER`, launched.
 
 Writes to FOLDER, by rank 0: the gradients of an operator under DDP and FSDP2, each process having half of the rows, and
 of one process that has all.
@@ -8,22 +8,20 @@ import sys
 from pathlib import Path
 
 import torch
+from operators import make_operator, make_samples
 from safetensors.torch import save_file
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_ext.pde.configuration import OperatorConfig
-from hf_ext.pde.data import TASKS, load_task, measure_units
 from hf_ext.pde.model import OperatorTransformer
 
-ROWS, RESOLUTION = 4, 16
+ROWS = 4
 
 
-def make_operator(samples) -> OperatorTransformer:
+def make() -> OperatorTransformer:
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return OperatorTransformer(OperatorConfig(resolution=RESOLUTION, **shape, **measure_units(samples))).train()
+    return make_operator().train()
 
 
 def backward(module, batch, rows: slice, share: int) -> None:
@@ -40,13 +38,13 @@ def main() -> None:
     folder = Path(sys.argv[1])
     distributed.init_process_group("gloo")
     rank, processes = distributed.get_rank(), distributed.get_world_size()
-    samples = {name: load_task(name, "train", ROWS, resolution=RESOLUTION, seed=0) for name in TASKS}
+    samples = make_samples(ROWS)
     labels = [torch.from_numpy(found["targets"]).flatten(1) for found in samples.values()]
     batch = {f"{name}_inputs": torch.from_numpy(found["inputs"]) for name, found in samples.items()}
     batch["labels"] = torch.stack(labels, dim=1)
     own = slice(rank * ROWS // processes, (rank + 1) * ROWS // processes)
 
-    alone, replicated, sharded = (make_operator(samples) for _ in range(3))
+    alone, replicated, sharded = (make() for _ in range(3))
     backward(alone, batch, slice(0, ROWS), 1)
     backward(DistributedDataParallel(replicated), batch, own, processes)
     mesh = distributed.init_device_mesh("cpu", (processes,))

@@ -1,20 +1,24 @@
-"""Models of named or given shape, ESM-2's tokenizer from its 33 tokens, and arguments that contradict each other."""
+"""Models of named or given shape and their tokenizers; scores are sums over counts of masked residues, by hand."""
+
+import math
+from types import SimpleNamespace
 
 import datasets
+import numpy as np
 import pytest
 import torch
-from transformers import EsmForMaskedLM, TrainingArguments
+from transformers import EsmForMaskedLM, EvalPrediction, TrainingArguments
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.errors import ArgumentError, DataError
-from hf_ext.masked_lm.arguments import SIZES, MaskedLMArguments
+from hf_ext.errors import ArgumentError, DataError, NotFiniteError
+from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import (
     build_collator,
     build_model,
     build_tokenizer,
-    make_demo_sequences,
     prepare_splits,
 )
+from hf_ext.masked_lm.results import UnigramBaseline, compute_metrics, format_scores, score_splits, sum_rows
 from hf_ext.tasks.running import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
@@ -35,7 +39,7 @@ def test_named_sizes_have_the_parameters_of_the_published_models(size, millions)
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(millions * 1e6, rel=0.01)
 
 
-def test_a_new_model_is_built_as_esm2():
+def test_a_new_model_is_built_as_esm2_or_esm_c_are_and_single_sizes_override_a_named_one():
     config = build_model(MaskedLMArguments(**TINY)).config
     assert (config.vocab_size, config.pad_token_id, config.mask_token_id) == (33, 1, 32)
     assert (config.position_embedding_type, config.token_dropout, config.emb_layer_norm_before) == (
@@ -44,37 +48,22 @@ def test_a_new_model_is_built_as_esm2():
         False,
     )
     assert (config.intermediate_size, config.layer_norm_eps, config.hidden_dropout_prob) == (64, 1e-5, 0.0)
-
-
-def test_a_new_esm_c_is_built_as_published():
     config = build_model(MaskedLMArguments(model_size="esmc_600M", **TINY)).config
     assert (config.model_type, config.vocab_size, config.pad_token_id, config.mask_token_id) == ("esmc", 64, 1, 32)
     assert (config.intermediate_size, config.hidden_act, config.attention_dropout) == (256, "silu", 0.0)
-    assert MaskedLMArguments(model_size="esmc_6B").shape["intermediate_size"] == 6912
-
-
-def test_the_tokenizer_of_a_new_esm_c_is_its_own(tmp_path):
-    tokenizer = build_tokenizer(MaskedLMArguments(model_size="esmc_300M"))
-    assert tokenizer("MKT<mask>X")["input_ids"] == [0, 20, 15, 11, 32, 24, 2]
-    assert tokenizer.model_max_length == 2048
-    tokenizer.save_pretrained(tmp_path)
-    again = build_tokenizer(MaskedLMArguments(model_name_or_path=str(tmp_path)))
-    assert (again.get_vocab(), again.model_max_length) == (tokenizer.get_vocab(), 2048)
-
-
-def test_single_sizes_override_a_named_one():
     shape = MaskedLMArguments(model_size="esm2_8M", num_hidden_layers=2, intermediate_size=99).shape
     assert shape == {"num_hidden_layers": 2, "hidden_size": 320, "num_attention_heads": 20, "intermediate_size": 99}
 
 
-def test_the_tokenizer_of_a_new_model_is_esm2s(tmp_path):
-    tokenizer = build_tokenizer(MaskedLMArguments(**TINY))
+@pytest.mark.parametrize(("given", "limit"), [(TINY, 1024), ({"model_size": "esmc_300M"}, 2048)])
+def test_the_tokenizer_of_a_new_model_is_that_of_its_family(tmp_path, given, limit):
+    tokenizer = build_tokenizer(MaskedLMArguments(**given))
     # As facebook/esm2_t6_8M_UR50D's vocab.txt gives them.
     assert tokenizer("MKT<mask>X")["input_ids"] == [0, 20, 15, 11, 32, 24, 2]
-    assert (len(tokenizer), tokenizer.model_max_length) == (33, 1024)
+    assert tokenizer.model_max_length == limit
     tokenizer.save_pretrained(tmp_path)
     again = build_tokenizer(MaskedLMArguments(model_name_or_path=str(tmp_path)))
-    assert again.get_vocab() == tokenizer.get_vocab()
+    assert (again.get_vocab(), again.model_max_length) == (tokenizer.get_vocab(), limit)
 
 
 def test_training_continues_from_saved_weights(tmp_path):
@@ -103,83 +92,112 @@ def test_the_shorter_limit_counts_and_loading_learns_of_it():
         assert data_args.max_residues == expected
 
 
-def test_demo_sequences_are_distinct():
-    sequences = make_demo_sequences()["sequence"][:]
-    assert len(sequences) == len(set(sequences)) == 739
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_cannot_be_trained_is_refused():
+    model, tokenizer = build_model(MaskedLMArguments(**TINY)), build_tokenizer(MaskedLMArguments(**TINY))
+    for given, message in (
         ({"model_size": "esm2_9M"}, "esm2_8M"),
         ({"model_name_or_path": "x", "model_size": "esm2_8M", "hidden_size": 8}, "leave model_size, hidden_size out"),
         ({"model_revision": "main"}, "--model_name_or_path"),
         ({"mlm_probability": 0.0}, "above 0"),
-    ],
-)
-def test_arguments_that_contradict_each_other_are_refused(given, message):
-    with pytest.raises(ArgumentError, match=message):
-        MaskedLMArguments(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
         ({}, "What to train"),
         ({"hidden_size": 64}, "num_hidden_layers, num_attention_heads are missing"),
         ({"num_hidden_layers": 1, "hidden_size": 18, "num_attention_heads": 2}, "even width"),
         ({"model_name_or_path": "absent/folder/x"}, "no masked language model there"),
-    ],
-)
-def test_models_that_cannot_be_built_are_refused(given, message):
-    with pytest.raises(ArgumentError, match=message):
-        build_model(MaskedLMArguments(**given))
-    esm2 = {"esm2_8M", "esm2_35M", "esm2_150M", "esm2_650M", "esm2_3B"}
-    assert set(SIZES) == esm2 | {"esmc_300M", "esmc_600M", "esmc_6B"}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [({"too_long": "window", "max_residues": 9}, "window"), ({"sequence_columns": ["a", "b", "c"]}, "two that form")],
-)
-def test_inputs_that_cannot_be_masked_are_refused(given, message):
-    model, tokenizer = build_model(MaskedLMArguments(**TINY)), build_tokenizer(MaskedLMArguments(**TINY))
-    with pytest.raises(ArgumentError, match=message):
-        build_collator(tokenizer, model, MaskedLMArguments(), DataArguments(**given), 0)
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            build_model(MaskedLMArguments(**given))
+    for given, message in (
+        ({"too_long": "window", "max_residues": 9}, "window"),
+        ({"sequence_columns": ["a", "b", "c"]}, "two that form"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            build_collator(tokenizer, model, MaskedLMArguments(), DataArguments(**given), 0)
 
 
 def make_args(tmp_path, **given) -> FastTrainingArguments:
     return FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
 
 
-def test_stock_arguments_are_plain_and_keep_their_values(tmp_path):
-    args = make_args(tmp_path, speedups=["all"], learning_rate=3e-4, eval_strategy="steps", eval_steps=0.1, seed=5)
+def test_arguments_of_the_stock_trainer_are_plain_and_speedups_that_were_asked_for_are_refused(tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 0.1, "seed": 5, "effective_batch_size": 16}
+    args = make_args(tmp_path, speedups=["all"], learning_rate=3e-4, **given)
     plain = stock_arguments(args, frozenset({"preset", "learning_rate"}), remove_unused_columns=False)
     assert type(plain) is TrainingArguments
     assert (plain.learning_rate, plain.eval_steps, plain.seed, plain.remove_unused_columns) == (3e-4, 0.1, 5, False)
-
-
-def test_the_stock_trainer_refuses_speedups_that_were_asked_for(tmp_path):
     with pytest.raises(ArgumentError, match="effective_batch_size, speedups"):
-        stock_arguments(
-            make_args(tmp_path, speedups=["tf32"], effective_batch_size=16),
-            frozenset({"speedups", "effective_batch_size", "seed"}),
-        )
+        stock_arguments(args, frozenset({"speedups", "effective_batch_size", "seed"}))
 
 
-def test_a_stream_needs_max_steps_and_evaluation_needs_rows(tmp_path):
-    rows = datasets.Dataset.from_dict({"sequence": ["MKT"]})
+def test_a_stream_needs_max_steps_and_evaluations_need_rows_which_are_read_once(tmp_path):
+    rows = datasets.Dataset.from_dict({"sequence": ["MKT", "LAG"]})
     with pytest.raises(ArgumentError, match="--max_steps"):
         prepare_splits({"train": rows.to_iterable_dataset()}, make_args(tmp_path), {}, stock=False)
     with pytest.raises(ArgumentError, match="no validation split"):
         prepare_splits({"train": rows}, make_args(tmp_path, eval_strategy="epoch"), {}, stock=False)
-
-
-def test_evaluation_streams_are_read_once_and_must_have_rows(tmp_path):
-    rows = datasets.Dataset.from_dict({"sequence": ["MKT", "LAG"]})
     splits = {"train": rows, "validation": rows.to_iterable_dataset()}
     ready = prepare_splits(splits, make_args(tmp_path), {}, stock=False)
     assert ready["validation"][:] == {"sequence": ["MKT", "LAG"], "mask_epoch": [-1, -1]}
     splits["validation"] = splits["validation"].filter(lambda row: False)
     with pytest.raises(DataError, match="validation part of the stream has no rows"):
         prepare_splits(splits, make_args(tmp_path), {}, stock=False)
+
+
+def certain(ids: list[int], probability: float) -> torch.Tensor:
+    """Logits (tokens, 4) that give token i the probability, the other three the rest in equal parts."""
+    rest = (1 - probability) / 3
+    return torch.tensor([[math.log(probability if i == j else rest) for j in range(4)] for i in ids])
+
+
+def test_rows_are_summed_over_masked_residues_only():
+    logits = torch.stack([certain([0, 1, 2], 0.7), certain([3, 3, 3], 0.4)])
+    labels = torch.tensor([[0, -100, 3], [-100, 3, -100]])
+    sums = sum_rows(logits, labels)
+    # Row 0: right with 0.7, wrong with 0.1. Row 1: right with 0.4.
+    expected = [[-math.log(0.7) - math.log(0.1), 1, 2], [-math.log(0.4), 1, 1]]
+    assert sums.tolist() == [pytest.approx(row) for row in expected]
+    assert torch.equal(sum_rows((logits, None), labels), sums)
+
+
+def test_metrics_weigh_every_residue_alike_and_a_mean_of_batch_means_does_not():
+    scores = compute_metrics(EvalPrediction(np.array([[4.0, 1, 1], [2.0, 3, 9]]), None))
+    expected = {"token_loss": 0.6, "perplexity": math.exp(0.6), "accuracy": 0.4, "num_tokens": 10}
+    assert scores == pytest.approx(expected)
+    assert scores["token_loss"] != pytest.approx(np.mean([4.0 / 1, 2.0 / 9]))
+
+
+def test_unigram_baseline_by_hand_and_its_losses_of_rows():
+    # 5 of token 4 and 1 of token 5, one more for each of the 3 residues: 6/9, 2/9 and 1/9.
+    baseline = UnigramBaseline(np.array([0, 0, 0, 0, 5, 1, 0]), np.array([4, 5, 6]))
+    labels = np.array([[-100, 4, 4], [5, -100, 6], [-100, -100, -100]])
+    losses = [-2 * math.log(6 / 9), -math.log(2 / 9) - math.log(1 / 9), 0.0]
+    assert baseline.row_losses(labels).tolist() == pytest.approx(losses)
+    loss = sum(losses) / 4
+    expected = {"token_loss": loss, "perplexity": math.exp(loss), "accuracy": 0.5, "num_tokens": 4}
+    assert baseline.score(labels) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_baseline_counts_training_residues(streaming):
+    args = MaskedLMArguments(num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
+    collator = build_collator(build_tokenizer(args), build_model(args), args, DataArguments(), 0)
+    rows = datasets.Dataset.from_dict({"sequence": ["LLLLA", "LG"]})
+    baseline = UnigramBaseline.fit(rows.to_iterable_dataset() if streaming else rows, collator)
+    # 26 letters count once more (20 standard, X, U, Z, O, B, and J as X): 25 tokens and 7 residues.
+    assert np.exp(baseline.log_probabilities[[4, 5, 6, 7]]) == pytest.approx([6 / 32, 2 / 32, 2 / 32, 1 / 32])
+    assert baseline.most_frequent == 4
+    assert np.exp(baseline.log_probabilities).sum() == pytest.approx(1)
+    assert baseline.log_probabilities[0] == -math.inf  # <cls> is never predicted
+
+
+def test_the_verdict_stands_above_the_table():
+    values = {"token_loss": 1.0, "perplexity": 2.718, "accuracy": 0.5, "num_tokens": 10}
+    verdict = {"text": "No better than unigram frequencies: ...", "is_better": False}
+    lines = format_scores({"verdict": verdict, "test": {"model": values, "unigram": values}}).splitlines()
+    assert lines[:2] == ["No better than unigram frequencies: ...", ""]
+    assert [line.split()[1] for line in lines[4:]] == ["model", "unigram"]
+
+
+def test_losses_that_are_no_numbers_get_no_score():
+    output = SimpleNamespace(predictions=np.array([[1.0, 1.0, 2.0], [np.nan, 0.0, 1.0]]), label_ids=np.zeros((2, 2)))
+    with pytest.raises(NotFiniteError, match="1 of 2 test rows"):
+        score_splits(SimpleNamespace(predict=lambda rows: output), {"test": []}, None)

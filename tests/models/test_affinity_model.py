@@ -1,9 +1,12 @@
+"""AffinityModel: towers, what trains, precision, units, effective batches; an input that a row lacks is exact zeros."""
+
 import pytest
 import torch
 from tiny_affinity import ROWS, make_batch, make_model, predict, shift
 from tiny_t5 import write_t5_encoder
 
 from hf_ext.errors import ArgumentError
+from hf_ext.models.head import HEADS
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +56,6 @@ def test_a_batch_gives_what_its_rows_give_one_by_one(all_three, pooling):
     assert (predict(model, batch) - one_by_one).abs().max() > 1e-6  # attention to padding is told apart
 
 
-def test_towers_that_name_the_same_encoder_share_its_weights(folders):
-    model = make_model([folders["esm"], folders["esm"]], "full")
-    assert list(model.encoders) == ["0"]
-    alone = make_model([folders["esm"]])
-    batch = make_batch(model)["sequences"]
-    model.eval(), alone.eval()
-    for name in ("heavy", "light"):
-        assert torch.equal(model.encode(name, batch[name]), alone.encode("heavy", batch[name]))
-
-
 def test_sequences_embeddings_and_a_mixture_give_the_same_logits(all_three):
     model = make_model(all_three).eval()
     batch = make_batch(model)
@@ -97,72 +90,29 @@ def test_every_trainable_parameter_gets_a_gradient(all_three, training):
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert [name for name, parameter in trainable.items() if parameter.grad is None] == []
     assert not any("contact_head" in name for name in trainable)
-    assert any("contact_head" in name for name, _ in model.named_parameters())
+    if training == "lora":
+        assert all(name.startswith("head.") or "lora_" in name for name in trainable)
+        # Two layers each: 6 linear layers in BERT and ESM; q, k, v, o, wi_0, wi_1, wo in T5; two matrices per layer.
+        adapters = [sum(f"encoders.{i}." in name for name in trainable) for i in range(3)]
+        assert adapters == [2 * 6 * 2, 2 * 7 * 2, 2 * 6 * 2]
 
 
-def test_only_adapters_and_head_train_under_lora(all_three):
-    model = make_model(all_three, "lora")
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert {name.startswith("head.") or "lora_" in name for name in trainable} == {True}
-    # Two layers each: 6 linear layers in BERT and ESM; q, k, v, o, wi_0, wi_1, wo in T5; two matrices per layer.
-    adapters = [sum(f"encoders.{i}." in name for name in trainable) for i in range(3)]
-    assert adapters == [2 * 6 * 2, 2 * 7 * 2, 2 * 6 * 2]
-
-
-def linear_dtypes(model, batch):
-    """Dtypes that come out of the first attention layer's query."""
-    dtypes = []
-    model.attach_encoders()
-    query = model.encoders["0"].encoder.layer[0].attention.self.query
-    handle = query.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    embedding = model.encode("heavy", batch)
-    handle.remove()
-    return dtypes, embedding
-
-
-@pytest.mark.parametrize(
-    ("training", "encoder_autocast", "outer", "dtype"),
-    [
+def test_training_towers_follow_the_trainers_autocast_and_frozen_ones_their_own(folders):
+    for training, own, outer, expected in (
         ("full", None, True, torch.bfloat16),
         ("lora", None, True, torch.bfloat16),
-        ("full", None, False, torch.float32),
         ("frozen", None, True, torch.float32),
         ("frozen", "bfloat16", False, torch.bfloat16),
         ("full", "bfloat16", False, torch.float32),
-    ],
-)
-def test_training_towers_follow_the_trainers_autocast_and_frozen_ones_their_own(
-    folders, training, encoder_autocast, outer, dtype
-):
-    model = make_model([folders["esm"]], training, encoder_autocast=encoder_autocast).eval()
-    batch = make_batch(model)["sequences"]["heavy"]
-    with torch.autocast("cpu", torch.bfloat16, enabled=outer):
-        dtypes, embedding = linear_dtypes(model, batch)
-    assert dtypes == [dtype]
-    assert embedding.dtype == torch.float32
-
-
-def test_released_encoders_leave_the_model_and_come_back_equal(folders):
-    model = make_model([folders["bert"], folders["esm"]]).eval()
-    assert not any(name.startswith("encoders.") for name in model.state_dict())
-    expected = predict(model, make_batch(model))  # loads them
-    assert sorted(model.encoders) == ["0", "1"]
-    model.release_encoders()
-    assert not any(name.startswith("encoders.") for name in model.state_dict())
-    assert torch.equal(predict(model, make_batch(model)), expected)
-
-
-def test_a_transform_reaches_encoders_in_memory_and_those_loaded_later(folders):
-    model = make_model([folders["bert"], folders["esm"]])
-    model.encode("heavy", make_batch(model)["sequences"]["heavy"])
-    model.release_encoders()
-    seen = []
-    model.transform_encoders(lambda encoder: seen.append(encoder.config.model_type))
-    assert seen == []
-    model.attach_encoders()
-    assert seen == ["bert", "esm"]
-    model.transform_encoders(lambda encoder: seen.append("again"))
-    assert seen[2:] == ["again", "again"]
+    ):
+        model = make_model([folders["esm"]], training, encoder_autocast=own).eval()
+        model.attach_encoders()
+        dtypes = []
+        query = model.encoders["0"].encoder.layer[0].attention.self.query
+        query.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(output.dtype))
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            embedding = model.encode("heavy", make_batch(model)["sequences"]["heavy"])
+        assert (dtypes, embedding.dtype) == ([expected], torch.float32)
 
 
 def test_predictions_are_in_label_units_and_the_loss_in_standard_deviations(folders):
@@ -221,3 +171,99 @@ def test_an_input_given_neither_way_is_refused(folders):
     del batch["sequences"]["light"]
     with pytest.raises(ArgumentError, match=r"No sequences or embeddings for \['light'\]; this model reads"):
         model(**batch)
+
+
+COLUMNS = ["heavy", "light"]
+LACKING = [ROWS[0], {**ROWS[1], "light": ""}, ROWS[2], {**ROWS[3], "light": ""}]
+NONE = [{**row, "light": ""} for row in ROWS]
+MISSING = torch.tensor([False, True, False, True])
+
+
+@pytest.fixture
+def build(demo_encoders):
+    """A model of heavy and light, whose scales were measured on rows of its own; `settings` as in `make_model`."""
+
+    def inner(**settings):
+        model = make_model([demo_encoders[1]], inputs=[[["heavy"], ["light"]]], **settings)
+        generator = torch.Generator().manual_seed(1)
+        embeddings = {
+            name: 3 + torch.randn(8, width, generator=generator) for name, width in model.embedding_sizes.items()
+        }
+        model.fit_scaling(7.0, 1.0, embeddings)
+        return model.eval()
+
+    return inner
+
+
+def collate(model, rows):
+    return make_batch(model, rows, sequence_columns=COLUMNS, missing_chains=["light"])
+
+
+@pytest.mark.parametrize(("form", "size"), [(form, 1) for form in HEADS] + [(HEADS[0], 2)])
+def test_nothing_leaks_from_what_stands_in_the_place_of_a_missing_input(build, form, size):
+    model = build(head_form=form, ensemble_size=size)
+    labels = torch.tensor([row["label"] for row in LACKING])
+    clean = {name: torch.randn(4, width) for name, width in model.embedding_sizes.items()}
+
+    def run(embeddings, missing):
+        embeddings = {name: x.clone().requires_grad_() for name, x in embeddings.items()}
+        model.zero_grad()
+        output = model(embeddings=embeddings, missing=missing, labels=labels)
+        output.loss.backward()
+        weights = [parameter.grad.clone() for parameter in model.head.parameters()]
+        return [output.logits, output.loss, *weights, *(x.grad for x in embeddings.values())]
+
+    expected = run(clean, {"light": MISSING})
+    for value in (float("nan"), float("inf"), 1e30):
+        dirty = {**clean, "light": torch.where(MISSING[:, None], value, clean["light"])}
+        found = run(dirty, {"light": MISSING})
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert torch.all(found[-1][MISSING] == 0)
+        assert not all(torch.equal(a, b) for a, b in zip(expected, run(dirty, {})))  # the mask is what keeps it out
+
+
+def test_a_missing_input_does_not_reach_the_encoder_and_one_that_is_no_input_is_refused(build):
+    model = build()
+    rows = []
+    model.attach_encoders()
+    model.encoders["0"].register_forward_pre_hook(
+        lambda encoder, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    batch = collate(model, LACKING)
+    model(**batch)
+    assert rows == [4, 2]  # heavy, light
+    with pytest.raises(ArgumentError, match=r"missing names \['lihgt'\]; this model reads \['heavy', 'light'\]"):
+        model(**{**batch, "missing": {"lihgt": MISSING}})
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_encoders_learn_from_the_rows_that_have_the_input_alone(build, training):
+    model = build(training=training)
+    shift(model, "lora_" if training == "lora" else "encoder")
+
+    def encoder_gradients(rows):
+        model.zero_grad()
+        model(**collate(model, rows), num_items_in_batch=4).loss.backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None and "encoders" in n}
+
+    both = encoder_gradients([LACKING[0], LACKING[1]])
+    heavy = torch.tensor(0.0)
+    apart = [encoder_gradients([row]) for row in LACKING[:2]]
+    assert both.keys() == apart[0].keys() == apart[1].keys()
+    for name, gradient in both.items():
+        torch.testing.assert_close(gradient, apart[0][name] + apart[1][name], rtol=1e-4, atol=1e-6)
+        heavy = max(heavy, apart[1][name].abs().max())
+    assert heavy > 0
+
+
+def test_a_batch_in_which_no_row_has_it_gives_every_weight_of_its_tower_a_gradient_of_zero(demo_encoders):
+    model = make_model([demo_encoders[1], demo_encoders[0]], "lora", inputs=[[["heavy"]], [["light"]]])
+    shift(model, "lora_")
+    model(**collate(model, NONE)).loss.backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and name.startswith("encoders")}
+    assert all(parameter.grad is not None for parameter in trained.values())  # DDP waits for each
+    light = [p.grad for name, p in trained.items() if name.startswith("encoders.1.")]
+    heavy = [p.grad for name, p in trained.items() if name.startswith("encoders.0.")]
+    assert light
+    assert all(torch.all(gradient == 0) for gradient in light)
+    assert any(torch.any(gradient != 0) for gradient in heavy)

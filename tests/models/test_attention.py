@@ -5,22 +5,27 @@ import copy
 import pytest
 import torch
 from closeness import relative_error
-from tiny_encoders import esm_encoder, largest_error, make_batch, packed, tiny_esm, tiny_t5, use_kernel
+from tiny_encoders import esm_encoder, largest_error, make_batch, packed, real_outputs, tiny_esm, tiny_t5, use_kernel
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.models import attention, cpu_attention
 from hf_ext.models.attention import (
+    BLOCK,
     KERNELS,
     PREFIX,
+    block_mask,
     blocked_attention,
     padded_attention,
 )
-from hf_ext.models.process_settings import read_matmul_precision
+from hf_ext.models.cpu_attention import flop_counter
+from hf_ext.reporting.flops import flops_coefficients
 
-pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+pytestmark = [
+    pytest.mark.usefixtures("blocked_in_float32"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+]
 
 LENGTHS = (3, 7, 3, 1, 12, 0, 7)
 HEADS, SIZE, SCALING = 3, 8, 0.3
@@ -75,12 +80,6 @@ def error_of(kernel, dtype=torch.float32, **settings):
     return relative_error(ours, expected, bound=2e-6)
 
 
-def count_calls(function, name):
-    with torch.profiler.profile() as profile:
-        function()
-    return {event.key: event.count for event in profile.key_averages()}.get(name, 0)
-
-
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
 def test_scores_that_float16_cannot_hold_are_computed(kernel):
     segments, *rows, _ = make_inputs(dtype=torch.float16)
@@ -92,83 +91,28 @@ def test_scores_that_float16_cannot_hold_are_computed(kernel):
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("bias", [False, True])
-def test_float64_stays_float64(kernel, bias):
-    assert error_of(kernel, torch.float64, bias=bias) < 1e-12
-
-
-@pytest.mark.parametrize("kernel", CPU_KERNELS)
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("round_up", [False, True])
 def test_outputs_and_gradients_equal_one_sequence_at_a_time(kernel, bias, round_up):
-    assert error_of(kernel, bias=bias, round_up=round_up) < 2e-6
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_comparison_tells_a_leak_apart(bias):
-    assert error_of(whole_row, bias=bias) > 0.1
+    # bfloat16 has 8 significant bits: steps of 0.8 %
+    for dtype, bound in ((torch.float32, 2e-6), (torch.float64, 1e-12), (torch.bfloat16, 1.5e-2)):
+        assert error_of(kernel, dtype, bias=bias, round_up=round_up) < bound
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
-def test_the_comparison_tells_a_wrong_scale_and_a_lost_bias_apart(kernel):
+def test_the_comparison_tells_a_leak_a_wrong_scale_and_a_lost_bias_apart(kernel):
+    assert error_of(whole_row) > 0.1
     assert error_of(lambda q, k, v, s, scaling, d, b: kernel(q, k, v, s, 1.1 * scaling, d, b)) > 1e-2
     assert error_of(lambda q, k, v, s, scaling, d, b: kernel(q, k, v, s, scaling, d, None), bias=True) > 1e-2
 
 
-@pytest.mark.parametrize("kernel", CPU_KERNELS)
-@pytest.mark.parametrize("bias", [False, True])
-def test_bfloat16_is_within_its_own_rounding(kernel, bias):
-    assert error_of(kernel, torch.bfloat16, bias=bias) < 1.5e-2  # 8 significant bits: steps of 0.8 %
-
-
 @pytest.mark.parametrize(
-    ("kept_bytes", "softmaxes", "kept"), [(0, 3, 0), (3 * 4 * 9, 2, 27), (3 * 4 * (9 + 25), 1, 102), (1 << 20, 0, 249)]
+    ("bound", "size"),  # blocks of one and of 5 matrices; scores of 5 tokens kept for backward; 7 tokens fit, 12 do not
+    [("BLOCK_BYTES", 100), ("BLOCK_BYTES", 500), ("KEPT_BYTES", 0), ("KEPT_BYTES", 300), ("MAX_HEAD_BYTES", 4 * 7 * 7)],
 )
-def test_weights_are_kept_for_backward_up_to_a_bound_and_change_no_bit(monkeypatch, kept_bytes, softmaxes, kept):
-    def run():
-        segments, *rows, _ = make_inputs((3, 5, 7))  # three heads of 9, 25 and 49 scores
-        saved = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-            output = blocked_attention(*rows, segments, SCALING, 0.0, None)
-        name = "aten::_softmax"
-        count = count_calls(lambda: output.backward(torch.ones_like(output)), name)
-        # Queries, keys and values are 8 wide, which no sequence is long.
-        return count, sum(x.numel() for x in saved if x.shape[-1] != SIZE), [x.grad for x in rows]
-
-    monkeypatch.setattr(cpu_attention, "KEPT_BYTES", 0)
-    expected = run()[2]
-    monkeypatch.setattr(cpu_attention, "KEPT_BYTES", kept_bytes)
-    found = run()
-    assert found[:2] == (softmaxes, kept)
-    assert all(torch.equal(a, b) for a, b in zip(found[2], expected))
-
-
-@pytest.mark.parametrize(("block_bytes", "blocks"), [(100, 12), (500, 3), (1200, 1)])
-def test_results_do_not_depend_on_where_blocks_end(monkeypatch, block_bytes, blocks):
-    monkeypatch.setattr(cpu_attention, "BLOCK_BYTES", block_bytes)
-    settings = {"lengths": (5, 5, 5, 5)}  # 12 score matrices of 100 bytes; in blocks of 5 the last has 2
-    segments, *rows, bias = make_inputs(**settings)
-    calls = count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), "aten::bmm")
-    assert calls == 2 * blocks
-    assert error_of(blocked_attention, **settings) < 2e-6
-
-
-def test_sequences_whose_scores_leave_the_cache_go_to_sdpa(monkeypatch):
-    monkeypatch.setattr(cpu_attention, "MAX_HEAD_BYTES", 4 * 7 * 7)  # 7 tokens fit, 12 do not
-    segments, *rows, bias = make_inputs()
-    name = "aten::scaled_dot_product_attention"
-    assert count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), name) == 1
-    assert error_of(blocked_attention) < 2e-6
-
-
-def test_float32_without_onednn_goes_to_sdpa(monkeypatch):
-    monkeypatch.setattr(cpu_attention, "read_matmul_precision", read_matmul_precision)
-    segments, *rows, bias = make_inputs()
-    name = "aten::scaled_dot_product_attention"
-    assert count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), name) == len(
-        list(segments.groups())
-    )
-    half = [x.bfloat16() for x in rows]
-    assert count_calls(lambda: blocked_attention(*half, segments, SCALING, 0.0, bias), name) == 0
+def test_results_depend_on_no_bound_of_memory(monkeypatch, bound, size):
+    monkeypatch.setattr(cpu_attention, bound, size)
+    for lengths in (LENGTHS, (5, 5, 5, 5)):
+        assert error_of(blocked_attention, lengths=lengths) < 2e-6
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
@@ -183,17 +127,6 @@ def test_dropout_keeps_the_mean_and_adds_the_variance_of_dropped_weights(kernel,
     assert output.var().item() == pytest.approx(1 / 40, rel=0.4)
 
 
-@pytest.mark.parametrize(
-    ("bias", "dropout", "dtype"), [(True, 0.0, "bfloat16"), (False, 0.5, "bfloat16"), (False, 0.0, "float32")]
-)
-def test_varlen_leaves_what_its_kernel_does_not_know_to_padded(bias, dropout, dtype):
-    segments, *rows, scores = make_inputs(bias=bias, dtype=getattr(torch, dtype))
-    torch.manual_seed(0)
-    found = KERNELS["varlen"](*rows, segments, SCALING, dropout, scores)
-    torch.manual_seed(0)
-    assert torch.equal(found, padded_attention(*rows, segments, SCALING, dropout, scores))
-
-
 # --- as transformers calls them, on padded batches -------------------------------------------------------------------
 
 
@@ -202,14 +135,6 @@ def test_varlen_leaves_what_its_kernel_does_not_know_to_padded(bias, dropout, dt
 def test_a_padded_batch_gives_what_sdpa_gives_at_real_tokens(kernel, left):
     stock = tiny_esm()
     assert largest_error(use_kernel(tiny_esm(), kernel), stock, make_batch(left=left)) < 2e-5
-
-
-def test_a_backend_without_a_mask_function_would_see_padding():
-    backend = attention._as_backend(blocked_attention)
-    attention.AttentionInterface.register("tests_no_mask", backend)
-    model = tiny_esm()
-    model.set_attn_implementation("tests_no_mask")
-    assert largest_error(model, tiny_esm(), make_batch()) > 0.01
 
 
 def test_masks_with_holes_and_no_mask_at_all_are_read_as_sdpa_reads_them():
@@ -265,25 +190,132 @@ def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
 # --- T5's bias --------------------------------------------------------------------------------------------------------
 
 
-class CountBiases(TorchFunctionMode):
-    """Keeps the mask of each call of torch's attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.masks = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is nn.functional.scaled_dot_product_attention:
-            self.masks.append(kwargs["attn_mask"])
-        return function(*args, **(kwargs or {}))
+def large_esm(scale=60.0):
+    """An encoder whose queries and keys are far larger than those of a trained one."""
+    encoder = esm_encoder()
+    with torch.no_grad():
+        for layer in encoder.encoder.layer:
+            for part in (layer.attention.self.query, layer.attention.self.key):
+                part.weight.mul_(scale / part.weight.std())
+    return encoder
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_layers_of_a_packed_t5_share_one_bias(half):
-    model = packed(tiny_t5(num_layers=3), "padded")
-    with CountBiases() as counted, torch.autocast("cpu", torch.bfloat16, enabled=half):
-        model(**make_batch()).last_hidden_state.sum().backward()
-    assert len(counted.masks) == 3
-    assert len({mask.untyped_storage().data_ptr() for mask in counted.masks}) == 1
-    assert counted.masks[0].dtype == (torch.bfloat16 if half else torch.float32)
-    assert model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad.abs().sum() > 0
+@pytest.mark.parametrize("kernel", ["padded", "sdpa", "eager"])
+def test_an_encoder_under_autocast_to_float16_stays_finite_but_with_eager_attention(kernel):
+    encoder, batch = large_esm(), make_batch()
+    if kernel == "padded":
+        packed(encoder, kernel)
+    else:
+        encoder.set_attn_implementation(kernel)
+    with torch.autocast("cpu", torch.float16):
+        states = encoder(**batch).last_hidden_state[batch["attention_mask"].bool()]
+    states.float().square().sum().backward()
+    gradients = [p.grad for p in encoder.parameters() if p.grad is not None]
+    finite = all(x.isfinite().all() for x in (states, *gradients))
+    assert finite is (kernel != "eager")  # which stores them
+
+
+def test_a_bias_with_the_lowest_number_where_padding_is_stays_finite():
+    encoder, batch = packed(tiny_t5(), "padded"), make_batch()
+    with torch.no_grad():  # scores that are already as low as float16 goes
+        encoder.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.sub_(60_000)
+    with torch.autocast("cpu", torch.float16):
+        states = encoder(**batch).last_hidden_state
+    assert states.isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
+def test_an_encoder_counts_what_its_configuration_says(kernel):
+    """Of two sequences of 12 tokens: 6 per weight, and 12 per pair and width, or 14 where scores are computed again."""
+    length, rows = 12, 2
+    encoder, batch = esm_encoder(attn_implementation="sdpa"), make_batch((length, length))
+    if kernel != "sdpa":
+        packed(encoder, kernel)
+    with flop_counter() as counted:
+        encoder(**batch).last_hidden_state.sum().backward()
+    per_token, per_pair = flops_coefficients(encoder)
+    again = 1 if kernel == "blocked" else 14 / 12
+    expected = rows * length * (per_token + again * per_pair * length)
+    unused = sum(2 * p.numel() * 3 * rows * length for p in encoder.contact_head.parameters() if p.dim() == 2)
+    assert counted.get_total_flops() == pytest.approx(expected - unused, rel=0.02)
+
+
+LAYOUTS = [(3, 7, 3, 1, 12, 0, 7), (130, 7, 300, 128, 0, 128), (256,), (600, 5), (BLOCK, BLOCK)]
+
+
+def layout(lengths, round_up=False) -> VarlenLayout:
+    return VarlenLayout.from_mask(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], round_up)
+
+
+def make_bias(segments):
+    """(1, 3 heads, longest, longest), another number for each distance, as T5 has it."""
+    longest = segments.max_length
+    distances = torch.arange(longest)[:, None] - torch.arange(longest)
+    return torch.stack([(distances * (head + 1) * 0.7).sin() for head in range(3)])[None]
+
+
+def make_rows(segments, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(len(segments.slots), 3, 8, generator=generator).to(dtype) for _ in range(3)]
+
+
+def flex(query, key, value, segments, scaling, bias=None):
+    return KERNELS["flex"](query, key, value, segments, scaling, 0.0, bias)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("round_up", [False, True])
+@pytest.mark.parametrize("lengths", LAYOUTS)
+def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_up, biased):
+    segments = layout(lengths, round_up)
+    rows, num = make_rows(segments), len(segments.indices)
+    bias = make_bias(segments) if biased else None
+    found = flex(*rows, segments, 0.3, bias)[:num]
+    expected = padded_attention(*rows, segments, 0.3, 0.0, bias)[:num]
+    assert (found - expected).abs().max() < 2e-6
+    assert (flex(*rows, segments, 0.33, bias)[:num] - expected).abs().max() > 1e-3  # would be seen
+    if biased:  # and so would a bias of the other direction
+        assert (flex(*rows, segments, 0.3, bias.transpose(2, 3))[:num] - expected).abs().max() > 1e-3
+
+
+def test_the_comparison_sees_sequences_that_meet(monkeypatch):
+    segments = layout((40, 30))
+    rows = make_rows(segments)
+    expected = padded_attention(*rows, segments, 0.3, 0.0, None)
+    whole = layout((70,))
+    monkeypatch.setattr(attention, "block_mask", lambda _: block_mask(whole))
+    assert (flex(*rows, segments, 0.3) - expected).abs().max() > 0.1
+
+
+def test_a_packed_encoder_gives_the_states_of_a_padded_one():
+    batch = make_batch()
+    with torch.no_grad():
+        expected = real_outputs(esm_encoder(), batch)["last_hidden_state"]
+        found = real_outputs(packed(esm_encoder(), "flex"), batch)["last_hidden_state"]
+        assert torch.allclose(found, expected, atol=2e-5)
+        expected = real_outputs(tiny_t5(), batch)["last_hidden_state"]
+        biased = real_outputs(packed(tiny_t5(), "flex"), batch)["last_hidden_state"]
+        assert torch.allclose(biased, expected, atol=2e-5)
+        assert not torch.equal(biased, real_outputs(packed(tiny_t5(), "padded"), batch)["last_hidden_state"])
+
+
+def test_torch_has_no_backward_pass_on_a_cpu():
+    """When this fails, `--attention flex` need not be refused for training on CPUs any more."""
+    segments = layout((5, 9))
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        flex(*(x.requires_grad_() for x in make_rows(segments)), segments, 0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("biased", [False, True])
+def test_on_a_gpu_outputs_and_gradients_are_those_of_padded_attention(biased):
+    segments = layout((130, 7, 300))
+    results = []
+    for kernel in ("flex", "padded"):
+        inputs = [x.cuda().requires_grad_() for x in make_rows(segments, torch.bfloat16)]
+        inputs += [make_bias(segments).cuda().requires_grad_()] if biased else []
+        output = KERNELS[kernel](*inputs[:3], segments.to("cuda"), 0.3, 0.0, inputs[3] if biased else None)
+        results.append([output, *torch.autograd.grad(output.float().square().sum(), inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        assert ((ours - theirs).float().norm() / theirs.float().norm()).item() < 2e-2

@@ -1,14 +1,11 @@
 """Terms that are due in every n-th step, and points drawn per seed, epoch and row: worked out by hand, and uniform."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerControl
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.auxiliary import OptimizerStep, choose_points, compute_every, subsample
+from hf_ext.models.auxiliary import choose_points, compute_every, subsample
 
 # --- compute_every ---------------------------------------------------------------------------------------------------
 
@@ -17,36 +14,11 @@ def values(n, steps=7, **given):
     return [compute_every(n, lambda: 2.0, step=step, **{"training": True, **given}) for step in range(steps)]
 
 
-def test_a_term_is_due_in_the_first_step_and_every_nth_after_it():
-    assert values(1) == [2.0] * 7
+def test_a_term_is_due_in_the_first_step_and_every_nth_after_it_and_always_in_an_evaluation():
+    assert values(1) == values(1, scale=True) == [2.0] * 7
     assert values(3) == [2.0, 0.0, 0.0, 2.0, 0.0, 0.0, 2.0]
     assert values(3, scale=True) == [6.0, 0.0, 0.0, 6.0, 0.0, 0.0, 6.0]
-    assert values(1, scale=True) == [2.0] * 7
-
-
-def test_an_evaluation_has_the_term_always_and_never_scaled():
     assert values(3, training=False) == values(3, training=False, scale=True) == [2.0] * 7
-
-
-def test_scaled_terms_have_the_mean_gradient_of_every_step():
-    weight = torch.ones(1, requires_grad=True)
-    for step in range(8):
-        loss = weight.sum() * 0 + compute_every(4, lambda: 3 * weight.sum(), step=step, training=True, scale=True)
-        loss.backward()
-    assert weight.grad.item() == 8 * 3.0
-
-
-@pytest.mark.parametrize("n", [0, -1])
-def test_a_frequency_below_one_is_refused(n):
-    with pytest.raises(ArgumentError, match=f"n={n} must be at least 1"):
-        values(n)
-
-
-def test_a_models_forward_learns_the_step_from_a_callback_it_was_given():
-    clock, control = OptimizerStep(), TrainerControl()
-    assert clock.taken == 0
-    clock.on_step_begin(None, SimpleNamespace(global_step=41), control)
-    assert clock.taken == 41
 
 
 # --- subsample -------------------------------------------------------------------------------------------------------
@@ -90,20 +62,13 @@ def test_a_rows_points_depend_on_seed_epoch_and_row_and_on_nothing_else():
     assert len({tuple(row) for row in together.tolist()}) == 10
 
 
-def test_gradients_reach_the_points_that_were_taken():
-    points = torch.rand(2, 6, requires_grad=True)
-    subsample(points, 2, **DRAW, row_ids=[0, 1]).sum().backward()
-    assert points.grad.sum(1).tolist() == [2.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("points", "k", "says"),
-    [
+def test_what_fits_no_row_or_step_is_refused():
+    for points, k, says in (
         (torch.rand(2, 6), 0, "k=0 must be at least 1"),
         (torch.rand(3, 6), 2, "for 2 rows of row_ids"),
         ((torch.rand(2, 6), torch.rand(2, 5)), 2, r"shapes \[\(2, 5\), \(2, 6\)\]"),
-    ],
-)
-def test_what_fits_no_row_is_refused(points, k, says):
-    with pytest.raises(ArgumentError, match=says):
-        subsample(points, k, **DRAW, row_ids=[0, 1])
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            subsample(points, k, **DRAW, row_ids=[0, 1])
+    with pytest.raises(ArgumentError, match="n=0 must be at least 1"):
+        values(0)

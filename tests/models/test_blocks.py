@@ -1,9 +1,8 @@
-"""The repeated layers of any model: found in every architecture, in modules made by hand, or named by a pattern."""
+"""The repeated layers of any model: found in every architecture or named by a pattern; what FSDP2 splits by."""
 
 import re
 
 import pytest
-import torch
 from any_models import (
     Attributes,
     Layer,
@@ -21,16 +20,20 @@ from any_models import (
     t5,
     vit,
 )
+from tiny_encoders import tiny_esm
 from torch import nn
 
 from hf_ext.errors import ArgumentError
 from hf_ext.memory.fakes import slice_layers
-from hf_ext.models.blocks import block_lists, choose_classes, describe_blocks, find_blocks, name_blocks
-from hf_ext.models.lora import LoraSettings, wrap_with_lora
-
-
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 3, enable_nested_tensor=False)
+from hf_ext.models.blocks import (
+    block_classes,
+    block_lists,
+    choose_classes,
+    describe_blocks,
+    find_blocks,
+    name_blocks,
+    unused_parameters,
+)
 
 
 def places(model, pattern=None) -> dict[str, int]:
@@ -68,40 +71,21 @@ def test_the_repeated_layers_of_every_architecture_are_found(make, expected):
     assert places(make()) == expected
 
 
-def two_widths():
-    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
+def test_in_modules_made_by_hand_what_repeats_is_found_and_what_only_looks_like_it_is_not():
+    for model, expected in (
         (Net(), {"trunk.#": 4}),
         (nn.Sequential(nn.Linear(5, 8), Layer(), Layer(), nn.Linear(8, 3)), {"#": 2}),
-        (Listed(layers=nn.ModuleList([Layer()])), {"layers.#": 1}),
         (Listed(layers=nn.ModuleList([Layer(8), Layer(8), Layer(4)])), {"layers.#": 3}),
         (Listed(stages=nn.ModuleList([nn.Sequential(Layer(w), Layer(w)) for w in (4, 8)])), {"stages.#.#": 4}),
-        (
-            Listed(one=nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 2, enable_nested_tensor=False)),
-            {"one.layers.#": 2},
-        ),
-        # What only looks like them.
+        (Listed(members=nn.ModuleList([bert(), bert()])), {"members.#.bert.encoder.layer.#": 6}),
+        (Listed(tower1=Net(), tower2=Net()), {"tower#.trunk.#": 8}),
         (Listed(heads=nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])), {}),
-        (Listed(tables=nn.ModuleList([nn.Embedding(9, 8), nn.Embedding(9, 8)])), {}),
-        (Listed(parts=nn.ModuleList([two_widths(), Layer()])), {}),
         (Listed(stages=nn.ModuleList([Layer(4), Layer(8), Layer(16)])), {}),
         (Listed(heads=nn.ModuleDict({"advection": Layer(), "darcy": Layer()})), {}),
         (Listed(acts=nn.Sequential(nn.ReLU(), nn.ReLU())), {}),
-        (nn.Linear(2, 2), {}),
         (Attributes(), {}),
-    ],
-)
-def test_in_modules_made_by_hand_what_repeats_is_found_and_what_does_not_is_not(model, expected):
-    assert places(model) == expected
-
-
-def test_an_ensemble_and_two_towers_are_searched_and_are_not_blocks_themselves():
-    assert places(Listed(members=nn.ModuleList([bert(), bert()]))) == {"members.#.bert.encoder.layer.#": 6}
-    assert places(Listed(tower1=Net(), tower2=Net())) == {"tower#.trunk.#": 8}
+    ):
+        assert places(model) == expected
 
 
 def test_a_layer_that_is_used_twice_is_one_block_and_lists_of_it_are_not_cut():
@@ -111,15 +95,6 @@ def test_a_layer_that_is_used_twice_is_one_block_and_lists_of_it_are_not_cut():
     assert {part.name: part.kept for part in slice_layers(model)} == {"layers": 6, "others": 2}
     alike = Listed(trunk=nn.Sequential(*(Layer() for _ in range(8))))
     assert {part.name: part.kept for part in slice_layers(alike)} == {"trunk": 4}
-
-
-def test_adapters_in_some_layers_only_hide_no_layer():
-    settings = LoraSettings(r=2, target_modules=("query",))
-    model = wrap_with_lora(bert(num_hidden_layers=4), settings)
-    assert describe_blocks(find_blocks(model)) == "4 BertLayer"
-    for layer in model.get_base_model().bert.encoder.layer[:2]:
-        layer.attention.self.query = layer.attention.self.query.base_layer
-    assert describe_blocks(find_blocks(model)) == "4 BertLayer"
 
 
 # --- by pattern ------------------------------------------------------------------------------------------------------
@@ -140,35 +115,47 @@ def test_a_pattern_names_blocks_that_the_structure_does_not_show():
     assert choose_classes(net, None) == ["Linear"]
 
 
-@pytest.mark.parametrize(
-    ("make", "pattern", "says"),
-    [
+def test_a_pattern_that_cannot_be_meant_is_refused_with_those_that_can():
+    for make, pattern, says in (
         (bert, "layer", r"matches the name of no module.*There are: bert\\\.encoder\\\.layer\\\.\\d\+\."),
         (Net, r"trunk(\.\d)?", r"matches trunk\.0, which is inside trunk, and that matches too"),
-        (Net, ".*", r"which only holds modules|which is inside"),
         (Net, "", r"matches the name of no module"),
         (bert, r"bert\.encoder\.layer", r"matches bert\.encoder\.layer, which only holds modules: match its members"),
-        (lambda: Listed(a=Layer(), b=Layer()), "c", r"There are: a, b\."),
-    ],
-)
-def test_a_pattern_that_cannot_be_meant_is_refused_with_those_that_can(make, pattern, says):
-    with pytest.raises(ArgumentError, match=says):
-        places(make(), pattern)
-
-
-def test_what_an_error_offers_does_match():
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            places(make(), pattern)
     with pytest.raises(ArgumentError) as caught:
         places(swin(), "nothing")
-    (offered,) = re.findall(r"There are: (\S+)\.$", str(caught.value))
     model = swin()
-    model.block_pattern = offered
-    assert describe_blocks(find_blocks(model)) == "5 SwinLayer"
+    (model.block_pattern,) = re.findall(r"There are: (\S+)\.$", str(caught.value))
+    assert describe_blocks(find_blocks(model)) == "5 SwinLayer"  # what is offered does match
 
 
-def test_of_towers_that_are_not_loaded_nothing_can_match_yet(make_affinity):
-    model, _ = make_affinity("frozen", "frozen")
-    model.block_pattern = r"encoders\.0\.encoder\.layer\.\d+"
-    assert find_blocks(model) == []
-    model.attach_encoders()
-    assert len(find_blocks(model)) == 2
-    assert torch.is_tensor(next(find_blocks(model)[0].parameters()))
+def test_towers_are_split_by_the_layers_of_all_their_encoders(make_affinity):
+    model, _ = make_affinity("lora", "full")
+    assert block_classes(model) == ["BertLayer", "EsmLayer"]
+    several, _ = make_affinity(num_seeds=3)
+    several.attach_encoders()
+    assert block_classes(several) == ["BertLayer", "EsmLayer"]  # the list of heads is none of an encoder's
+    several.release_encoders()
+    assert block_classes(several) == []
+
+
+def test_a_class_that_was_asked_for_is_kept_and_one_that_is_not_there_refused():
+    model = tiny_esm()
+    assert choose_classes(model, None) == ["EsmLayer"]
+    assert choose_classes(model, ["EsmAttention"]) == ["EsmAttention"]
+    with pytest.raises(ArgumentError, match=r"T5Block: the model has no such module. Its layers are EsmLayer"):
+        choose_classes(model, ["EsmLayer", "T5Block"])
+
+
+def test_only_the_contact_head_of_esm_is_without_a_gradient():
+    model = tiny_esm()
+    assert [*unused_parameters(model)] == [
+        "esm.contact_head.regression.weight",
+        "esm.contact_head.regression.bias",
+    ]
+    for parameter in unused_parameters(model).values():
+        parameter.requires_grad_(False)
+    assert unused_parameters(model) == {}
+    assert unused_parameters(bert()) == {}

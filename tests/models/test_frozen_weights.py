@@ -1,18 +1,13 @@
 """Frozen layers in 8 and 4 bits: which are stored so, what that leaves of their numbers, and gradients that arrive."""
 
-import copy
-import sys
-
 import pytest
 import torch
 from miniature_esm import make_wide_esm
-from tiny_t5 import write_t5_encoder
 from torch import nn
-from transformers import EsmForSequenceClassification, T5EncoderModel
+from transformers import EsmForSequenceClassification
 
-from hf_ext.errors import ArgumentError, MissingDependencyError
+from hf_ext.errors import ArgumentError
 from hf_ext.models.frozen_weights import quantize_linear_layers, quantized_bytes, quantized_layers
-from hf_ext.optional import import_problem
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -70,16 +65,6 @@ def test_frozen_layers_of_encoders_are_quantised_and_heads_and_what_trains_are_n
     assert len(quantize_linear_layers(broken, bits, skip=())) == 15  # its twin without the list of heads
 
 
-def test_a_t5_encoder_whose_layers_have_no_bias_computes_close_to_itself(tmp_path):
-    model = T5EncoderModel.from_pretrained(write_t5_encoder(tmp_path)).eval().requires_grad_(False)
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 8, 1]])}
-    expected = model(**batch).last_hidden_state
-    for bits, error in ((4, 0.5), (8, 0.05)):
-        stored = copy.deepcopy(model)
-        assert quantize_linear_layers(stored, bits)
-        assert 0 < (stored(**batch).last_hidden_state - expected).norm() / expected.norm() < error
-
-
 @pytest.mark.parametrize("value", [float("nan"), 1e6])
 def test_weights_that_cannot_be_coded_are_refused_with_the_layer(value):
     model = make_layer()
@@ -88,12 +73,3 @@ def test_weights_that_cannot_be_coded_are_refused_with_the_layer(value):
         quantize_linear_layers(model, 8)
     with pytest.raises(ArgumentError, match="3 bits: frozen layers are stored in 8 or 4 bits"):
         quantize_linear_layers(model, 3)
-
-
-def test_without_bitsandbytes_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
-    import_problem.cache_clear()
-    with pytest.raises(MissingDependencyError, match=r'pip install "hf_ext\[quantization\]"'):
-        quantize_linear_layers(make_layer(), 8)
-    monkeypatch.undo()
-    import_problem.cache_clear()

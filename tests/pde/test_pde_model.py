@@ -1,24 +1,115 @@
-"""The operator: its loss by hand, any split of a batch, any points, one task or two; saved, compiled, recomputed."""
-
-from __future__ import annotations
+"""The operator: rows of all tasks, its loss by hand, any points, one task or two, auxiliary terms; saved, compiled."""
 
 import pytest
 import torch
+from operators import RESOLUTION, TASKS, make_operator, make_samples
+from torch.utils.data import DataLoader
 
 from hf_ext.errors import ArgumentError
 from hf_ext.pde.configuration import OperatorConfig
-from hf_ext.pde.data import TASKS, load_task, measure_units
-from hf_ext.pde.layers import rotate
-from hf_ext.pde.model import OperatorTransformer, relative_l2
+from hf_ext.pde.data import OperatorCollator, OperatorRows, measure_units
+from hf_ext.pde.model import OperatorTransformer, TaskStep, relative_l2
+from hf_ext.pde.results import ErrorMetrics, score_split, trivial_errors
+from hf_ext.pde.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
 
-RESOLUTION = 16
+NUM_POINTS = 12
+
+
+def make_rows(is_evaluation: bool = False, numbers=(5, 3)) -> OperatorRows:
+    """Task k, sample i, point q has the value 100 k + 20 i + q."""
+    samples = {
+        name: {
+            "inputs": torch.arange(num, dtype=torch.float32)[:, None],
+            "targets": 100.0 * k + 20 * torch.arange(num)[:, None] + torch.arange(NUM_POINTS),
+        }
+        for k, (name, num) in enumerate(zip(TASKS, numbers))
+    }
+    return OperatorRows(samples, is_evaluation)
+
+
+def test_a_task_with_fewer_samples_begins_anew():
+    rows = make_rows()
+    assert len(rows) == 5
+    batch = OperatorCollator(TASKS, NUM_POINTS)([rows[i] for i in range(5)])
+    assert batch["advection1d_inputs"].flatten().tolist() == [0, 1, 2, 3, 4]
+    assert batch["darcy2d_inputs"].flatten().tolist() == [0, 1, 2, 0, 1]
+    assert "points" not in batch  # all of them
+    assert batch["labels"][3, 1].tolist() == [100.0 + q for q in range(NUM_POINTS)]
+
+
+def test_labels_are_those_of_the_points_and_a_row_keeps_them_in_any_batch():
+    rows, collator = make_rows(), OperatorCollator(TASKS, NUM_POINTS, 4, seed=1)
+    together = collator([rows[i] for i in range(5)])
+    assert together["points"].shape == together["labels"].shape == (5, 2, 4)
+    for i, (row, alone) in enumerate((i, collator([rows[i]])) for i in (4, 0, 2)):
+        assert torch.equal(alone["points"][0], together["points"][row]), i
+        for k, sample in enumerate((row, row % 3)):
+            assert torch.equal(alone["labels"][0, k], 100.0 * k + 20 * sample + alone["points"][0, k])
+    assert len({tuple(points.tolist()) for points in together["points"].flatten(0, 1)}) > 5  # not one choice for all
+    rows = make_rows(is_evaluation=True)  # which has all points
+    batch = collator([rows[0], rows[1]])
+    assert "points" not in batch
+    assert batch["labels"].shape == (2, 2, NUM_POINTS)
+
+
+def test_another_epoch_or_seed_draws_other_points_also_in_workers_that_live_on():
+    rows, collator = make_rows(), OperatorCollator(TASKS, NUM_POINTS, 4)
+    loader = DataLoader(rows, 5, collate_fn=collator, num_workers=1, persistent_workers=True)
+    seen = []
+    for epoch in (0, 1, 0):
+        collator.set_epoch(epoch)
+        (batch,) = loader
+        seen.append(batch["points"])
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(
+        seen[0], OperatorCollator(TASKS, NUM_POINTS, 4, seed=9)([rows[i] for i in range(5)])["points"]
+    )
+
+
+def test_metrics_are_means_over_rows_of_each_task_by_hand():
+    labels = torch.tensor([[[3.0, 4.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 5.0]]])
+    logits = torch.tensor([[[3.0, 4.5], [1.5, 0.0]], [[0.0, 1.0], [0.0, 5.0]]])
+    metrics = ErrorMetrics(TASKS)
+    errors = metrics.reduce(logits, labels)
+    assert errors.flatten().tolist() == pytest.approx([0.1, 0.5, 0.5, 0.0])
+
+    class Prediction:
+        predictions = errors.numpy()
+
+    expected = {"advection1d_nrmse": 0.3, "darcy2d_nrmse": 0.25, "nrmse": 0.275}
+    assert metrics(Prediction) == pytest.approx(expected)
+    weighted = ErrorMetrics(TASKS, [1.0, 3.0])
+    rows = {name: weighted.row_values(name, Prediction.predictions).tolist() for name in weighted.row_metrics}
+    assert rows["loss"] == pytest.approx([1.6, 0.5])
+    assert rows["nrmse"] == pytest.approx([0.3, 0.25])
+    assert (rows["advection1d_nrmse"], rows["darcy2d_nrmse"]) == (pytest.approx([0.1, 0.5]), pytest.approx([0.5, 0.0]))
+
+
+def test_scores_stand_beside_the_best_trivial_prediction_of_each_task():
+    train = {name: {"inputs": torch.ones(2, 2).numpy(), "targets": torch.ones(2, 1, 2).numpy()} for name in TASKS}
+    split = {
+        name: {"inputs": torch.full((40, 2), 4.0).numpy(), "targets": torch.full((40, 1, 2), 2.0).numpy()}
+        for name in TASKS
+    }
+    trivial = trivial_errors(train, split)  # the mean is half of it, the initial state twice
+    assert trivial["training mean"].tolist() == [[0.5, 0.5]] * 40
+    assert trivial["persistence"][:, 0].tolist() == [1.0] * 40
+    found = score_split(torch.full((40, 2), 0.1).double().numpy(), trivial, TASKS, seed=0)
+    assert found["factors"] == pytest.approx({"advection1d": 5.0, "darcy2d": 5.0})
+    assert found["verdict"]["outcome"] == "better"
+    worse = score_split(torch.full((40, 2), 0.7).double().numpy(), trivial, TASKS, seed=0)
+    assert worse["verdict"]["outcome"] == "no better"
+    assert "darcy2d_nrmse" not in found["scores"]["persistence"]
+
+
 POINTS = RESOLUTION**2
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "decoder_channels": 8}
 
 
 @pytest.fixture(scope="module")
 def samples():
-    return {name: load_task(name, "train", 6, resolution=RESOLUTION, seed=0) for name in TASKS}
+    return make_samples(6)
 
 
 @pytest.fixture
@@ -56,25 +147,18 @@ def test_relative_l2_by_hand():
     found = relative_l2(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
     assert found.tolist() == pytest.approx([0.8, 0.0])
     assert relative_l2(torch.ones(2), torch.zeros(2)).isfinite()
-
-
-def test_an_exact_prediction_has_a_finite_gradient():
     exact = torch.ones(3, requires_grad=True)
     relative_l2(exact, torch.ones(3)).backward()
     assert exact.grad.tolist() == [0, 0, 0]
 
 
 def test_the_loss_is_the_weighted_sum_of_relative_l2(make, batch):
-    output = make(task_weights=[1.0, 3.0])(**batch)
-    errors = (output.logits - batch["labels"]).norm(dim=2) / batch["labels"].norm(dim=2)
-    assert output.loss.item() == pytest.approx((errors[:, 0] + 3 * errors[:, 1]).mean().item(), rel=1e-5)
-    assert output.logits.shape == (6, 2, POINTS)
-
-
-def test_row_losses_add_up_to_the_loss(make, batch):
     model = make(task_weights=[1.0, 3.0]).eval()
     output = model(**batch)
+    errors = (output.logits - batch["labels"]).norm(dim=2) / batch["labels"].norm(dim=2)
+    assert output.loss.item() == pytest.approx((errors[:, 0] + 3 * errors[:, 1]).mean().item(), rel=1e-5)
     assert model.row_losses(output.logits, batch["labels"]).mean().item() == pytest.approx(output.loss.item())
+    assert output.logits.shape == (6, 2, POINTS)
 
 
 def test_parts_of_a_batch_add_up_to_its_gradient(make, batch):
@@ -109,13 +193,6 @@ def test_single_points_are_predicted_as_among_all(make, batch):
     assert not torch.allclose(found, expected.roll(1, dims=2), atol=1e-3)
 
 
-def test_points_lie_where_the_grid_says(make):
-    model = make()
-    for name, task in TASKS.items():
-        grid = torch.from_numpy(task.query_grid(RESOLUTION))
-        assert torch.equal(model.coordinates(name, torch.arange(POINTS)), grid)
-
-
 def test_both_tasks_in_one_batch_are_as_each_alone(make, batch):
     model = make().eval()
     encoded = [model.encode(name, batch[f"{name}_inputs"]) for name in TASKS]
@@ -126,16 +203,6 @@ def test_both_tasks_in_one_batch_are_as_each_alone(make, batch):
         assert torch.allclose(alone, both, atol=1e-5)
     (other,) = model.propagate(encoded[0], tasks=["darcy2d"])
     assert not torch.allclose(other, together[0], atol=1e-3)
-
-
-def test_attention_knows_distances_not_places():
-    angles = torch.arange(6.0).view(1, 1, 6, 1) * torch.tensor([1.0, 0.5])
-    query, key = (rotate(torch.randn(1, 1, 1, 4).expand(1, 1, 6, 4), angles.cos(), angles.sin()) for _ in range(2))
-    scores = (query @ key.transpose(2, 3))[0, 0]
-    for distance in range(-2, 3):
-        diagonal = scores.diagonal(distance)
-        assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5)
-    assert scores[0].std() > 0.1
 
 
 def test_advection_is_periodic_and_darcy_flow_vanishes_at_the_boundary(make, batch):
@@ -149,31 +216,6 @@ def test_advection_is_periodic_and_darcy_flow_vanishes_at_the_boundary(make, bat
     edge[:, ::2, 0], edge[:, 1::2, 1] = 0.0, 1.0
     assert model.decode("darcy2d", latents[1], edge).abs().max() == 0
     assert model.decode("darcy2d", latents[1], torch.full((6, 1, 2), 0.5)).abs().min() > 0
-
-
-def test_between_points_of_the_grid_maps_are_interpolated(make, batch):
-    """With coordinates that say nothing, and linear layers, the middle of two points is their mean."""
-    model = make().eval()
-    decoder = model.decoders["advection1d"]
-    decoder.from_place.weight.data.zero_()
-    decoder.from_maps.bias.data.fill_(100.0)  # where GELU is linear
-    decoder.hidden.weight.data.abs_()
-    latents = model.encode("advection1d", batch["advection1d_inputs"])
-    spots = torch.tensor([[3 / 64, 1.0], [3.5 / 64, 1.0], [4 / 64, 1.0]]).expand(6, -1, -1)
-    first, middle, second = model.decode("advection1d", latents, spots).unbind(1)
-    assert torch.allclose(middle, (first + second) / 2, atol=1e-3 * (first - second).abs().max().item() + 1e-3)
-    assert (first - second).abs().max() > 0.05
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_inputs_are_read_back_at_places_of_their_grid(make, batch, name):
-    model = make()
-    inputs = batch[f"{name}_inputs"]
-    places = torch.arange(inputs[0].numel()).expand(6, -1)
-    decoded = model.decode_inputs(name, model.encode(name, inputs), places)
-    assert decoded.shape == inputs.flatten(1).shape
-    few = model.decode_inputs(name, model.encode(name, inputs), places[:, 5:9])
-    assert torch.allclose(few, decoded[:, 5:9], atol=1e-5)
 
 
 def test_predictions_are_in_the_unit_of_the_data(make, batch):
@@ -219,14 +261,6 @@ def test_under_autocast_latents_and_loss_stay_float32(make, batch, dtype):
     assert 0 < (half.loss - plain.loss).abs() < 0.02
 
 
-def test_a_model_all_in_half_precision_predicts_float32(make, batch):
-    model = make().eval()
-    expected = model(**batch)
-    found = model.to(torch.bfloat16)(**batch)
-    assert found.logits.dtype == torch.float32
-    assert abs(found.loss - expected.loss) < 0.1
-
-
 def test_blocks_compile_and_recompute_with_the_same_gradients(make, batch):
     plain, compiled, recomputed = make(), make(), make()
     for block in compiled.blocks:
@@ -239,49 +273,22 @@ def test_blocks_compile_and_recompute_with_the_same_gradients(make, batch):
     assert recomputed.blocks[0].gradient_checkpointing
 
 
-def test_terms_see_the_step_and_are_added_with_the_weight_of_their_task(make, batch):
-    model = make(task_weights=[1.0, 3.0])
-    plain, seen = model(**batch).loss, []
-
-    def terms(of_model, task, step):
-        seen.append((task, step))
-        assert of_model is model
-        return torch.full((6,), 0.5) if task == "darcy2d" else 0.0
-
-    model.terms = terms
-    points = torch.arange(3).expand(6, 2, 3)
-    assert (model(**batch).loss - plain).item() == pytest.approx(1.5, rel=1e-4)
-    few = model(**{**batch, "labels": batch["labels"][..., :3]}, points=points)
-    assert [task for task, _ in seen] == [*TASKS] * 2
-    assert torch.equal(seen[-1][1].predictions, few.logits[:, 1])
-    assert torch.equal(seen[-1][1].inputs, batch["darcy2d_inputs"])
-    assert seen[-1][1].points.shape == (6, 3)
-    assert seen[-1][1].latents.shape == seen[-1][1].encoded.shape == (6, 16, 16)
-    count = len(seen)
-    assert model.eval()(**batch).loss.item() == pytest.approx(plain.item())
-    assert len(seen) == count
+def test_batches_that_do_not_fit_are_refused(make, batch):
+    for change, words in (
+        ({"burgers_inputs": batch["labels"]}, "burgers_inputs"),
+        ({"darcy2d_inputs": batch["darcy2d_inputs"][:, :8]}, r"must be \(rows, 16, 16\)"),
+        ({"labels": batch["labels"][:, :1]}, "labels and points"),
+        ({"labels": batch["labels"][..., :9]}, "labels and points"),
+        ({"points": torch.zeros(6, 2, 4, dtype=torch.int64)}, "labels and points"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            make()(**{**batch, **change})
+    with pytest.raises(ArgumentError, match="must be advection1d_inputs, darcy2d_inputs"):
+        make()(advection1d_inputs=batch["advection1d_inputs"], labels=batch["labels"])
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda b: b.pop("darcy2d_inputs"), "must be advection1d_inputs, darcy2d_inputs"),
-        (lambda b: b.update(burgers_inputs=b["labels"]), "burgers_inputs"),
-        (lambda b: b.update(darcy2d_inputs=b["darcy2d_inputs"][:, :8]), r"must be \(rows, 16, 16\)"),
-        (lambda b: b.update(labels=b["labels"][:, :1]), "labels and points"),
-        (lambda b: b.update(labels=b["labels"][..., :9]), "labels and points"),
-        (lambda b: b.update(points=torch.zeros(6, 2, 4, dtype=torch.int64)), "labels and points"),
-    ],
-)
-def test_batches_that_do_not_fit_are_refused(make, batch, change, words):
-    change(batch)
-    with pytest.raises(ArgumentError, match=words):
-        make()(**batch)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_what_no_model_could_be_built_of_is_refused():
+    for given, words in (
         ({"tasks": ["burgers"]}, "advection1d, darcy2d"),
         ({"tasks": []}, "one or more"),
         ({"tasks": ["darcy2d", "darcy2d"]}, "each once"),
@@ -291,20 +298,108 @@ def test_batches_that_do_not_fit_are_refused(make, batch, change, words):
         ({"resolution": 18}, "patch_size"),
         ({"patch_size": 1}, "even"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
-    ],
-)
-def test_what_no_model_could_be_built_of_is_refused(given, words):
-    with pytest.raises(ArgumentError, match=words):
-        OperatorConfig(**{"resolution": RESOLUTION, **SHAPE, **given})
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            OperatorConfig(**{"resolution": RESOLUTION, **SHAPE, **given})
 
 
-def test_few_steps_learn_the_training_rows(make, batch):
-    model = make()
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    first = model(**batch).loss.item()
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < first / 3
+class Exact:
+    """Stands in for a trained operator: decodes what it is given, wherever that lies on the grid."""
+
+    def __init__(self, field: torch.Tensor, model):
+        self.field, self.config, self.coordinates = field, model.config, model.coordinates
+
+    def decode(self, task: str, latents: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        row = (queries[..., 0] * RESOLUTION).floor().long()
+        column = (queries[..., 1] * RESOLUTION).floor().long()
+        return self.field.flatten(1).take_along_dim(row * RESOLUTION + column, dim=1)
+
+
+def all_points(num: int) -> torch.Tensor:
+    """Every cell among the 5th ones, in their order."""
+    return torch.arange(RESOLUTION**2).repeat_interleave(5).expand(num, -1)
+
+
+@pytest.fixture(scope="module")
+def darcy():
+    samples = make_samples(3)["darcy2d"]
+    model = make_operator()
+    inputs, u = torch.from_numpy(samples["inputs"]), torch.from_numpy(samples["targets"])
+    points = all_points(len(u))
+
+    def energy(field: torch.Tensor) -> torch.Tensor:
+        step = TaskStep(inputs, inputs, inputs, points, field.flatten(1))
+        return ritz_energy(Exact(field, model), step)
+
+    return energy, u, model
+
+
+def test_the_solution_has_the_least_energy_of_all_fields(darcy):
+    energy, u, _ = darcy
+    least = energy(u)
+    bump = torch.zeros_like(u)
+    bump[:, 5, 9] = 0.1 * u.mean()
+    noise = 0.05 * u.mean() * torch.randn(u.shape, generator=torch.Generator().manual_seed(0))
+    for other in (0.9 * u, 1.1 * u, u + bump, u - bump, u + noise, u + 0.05 * u.mean(), torch.zeros_like(u)):
+        assert (energy(other) > least).all()
+
+
+@pytest.mark.parametrize(("speed", "is_solution"), [(0.4, True), (0.5, False)])
+def test_only_the_right_speed_is_constant_along_characteristics(speed, is_solution):
+    model = make_operator()
+
+    class Wave:
+        config, coordinates = model.config, model.coordinates
+
+        def decode(self, task, latents, queries):
+            x, t = queries.unbind(-1)
+            return torch.sin(2 * torch.pi * 3 * (x - speed * t))
+
+    points = torch.arange(RESOLUTION**2)[None]
+    wave = Wave()
+    here = wave.decode("advection1d", None, model.coordinates("advection1d", points))
+    initial = wave.decode("advection1d", None, torch.stack([torch.linspace(0, 1, 65)[:-1], torch.zeros(64)], -1))[None]
+    found = constant_along_characteristics(wave, TaskStep(initial, initial, initial, points, here))
+    assert (found < 1e-4).all() if is_solution else (found > 0.1).all()
+
+
+def test_an_inverse_loss_is_0_where_inputs_are_read_back_exactly():
+    class Reader:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def encode(self, task, inputs):
+            return inputs.flatten(1)[..., None]
+
+        def decode_inputs(self, task, latents, places):
+            return self.factor * latents[..., 0].take_along_dim(places, dim=1)
+
+    inputs = torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(0)) + 1
+    encoded = Reader(1.0).encode("darcy2d", inputs)
+    points = torch.arange(64).expand(2, -1)
+    step = TaskStep(inputs, encoded, encoded, points, inputs.flatten(1))
+    assert inverse_loss(Reader(1.0), "darcy2d", step).tolist() == [0.0, 0.0]
+    # A tenth too large everywhere: a tenth of error in what is read back, and a tenth in its encoding.
+    assert inverse_loss(Reader(1.1), "darcy2d", step) == pytest.approx([0.2, 0.2], rel=1e-5)
+    few = TaskStep(inputs, encoded, encoded, points[:, :16], inputs.flatten(1)[:, :16])
+    assert (inverse_loss(Reader(1.1), "darcy2d", few) < 0.2).all()  # the rest of the grid stays as it was
+
+
+def test_terms_are_due_in_every_nth_step_of_training_alone():
+    model = make_operator()
+    batch = {f"{task}_inputs": torch.from_numpy(found["inputs"]) for task, found in make_samples(2).items()}
+    targets = [torch.from_numpy(found["targets"]).flatten(1) for found in make_samples(2).values()]
+    batch["labels"] = torch.stack(targets, dim=1)
+
+    def loss(step: int, training: bool, **given) -> float:
+        model.terms = AuxiliaryTerms(**given)
+        model.terms.schedule.taken = step
+        return float(model.train(training)(**batch).loss.detach())
+
+    plain = loss(0, True)
+    assert [loss(step, True, inverse_every=3) > plain for step in range(5)] == [True, False, False, True, False]
+    assert [loss(step, True, physics_every=2) != plain for step in range(4)] == [True, False, True, False]
+    assert loss(0, False, inverse_every=1, physics_every=1) == pytest.approx(loss(0, False))
+    assert loss(0, True, inverse_every=1, inverse_weight=0.0) == plain
+    once, twice = (loss(0, True, inverse_every=1, inverse_weight=weight) - plain for weight in (0.1, 0.2))
+    assert twice == pytest.approx(2 * once, rel=1e-3)

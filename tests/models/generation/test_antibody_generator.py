@@ -1,4 +1,4 @@
-"""AntibodyGenerator, whatever its architecture: padding, affinity, loss, caches, saving."""
+"""AntibodyGenerator, whatever its architecture: sizes, padding, affinity, loss, caches, linear attention, saving."""
 
 import math
 
@@ -7,13 +7,12 @@ import torch
 from tiny_generators import NAMES, make_batch, make_generator, make_named, make_rows
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from transformers.models.t5.modeling_t5 import T5Attention
 
+from hf_ext.data.antibodies import AntibodyPair, decode_pairs
 from hf_ext.errors import ArgumentError
 from hf_ext.models.generation.configuration import SIZES, GeneratorConfig
+from hf_ext.models.generation.light import CHUNK, attend, attend_causally, feature_map, summarise
 from hf_ext.models.generation.model import AntibodyGenerator
-
-BOUND = 2e-5  # float32, logits of about 1
 
 
 @pytest.fixture(params=NAMES)
@@ -44,18 +43,6 @@ def count_parameters(architecture, size, part=("encoder.", "decoder.")):
 )
 def test_architectures_have_the_sizes_of_the_specification(architecture, numbers):
     assert tuple(count_parameters(architecture, size) for size in SIZES[architecture]) == numbers
-
-
-def test_the_light_transformer_shares_one_layer():
-    more = GeneratorConfig.of_size("light", "tiny", num_encoder_layers=9, num_decoder_layers=9)
-    shapes = {name: p.shape for name, p in AntibodyGenerator(more).named_parameters()}
-    plain = AntibodyGenerator(GeneratorConfig.of_size("light", "tiny"))
-    assert shapes == {name: p.shape for name, p in plain.named_parameters()}
-    assert plain.encoder.num_applications == plain.decoder.num_applications == 4
-    rows = make_batch()
-    twin = AntibodyGenerator(more).eval()
-    twin.load_state_dict(plain.state_dict())
-    assert not torch.allclose(twin(**rows).logits, plain.eval()(**rows).logits)  # it is applied that often
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------
@@ -136,9 +123,8 @@ def test_each_antigen_is_encoded_once_and_rows_see_their_own(model):
     assert (model(**other).logits - shared.logits).abs().max() > 10 * BOUND  # the antigen is read
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_batch_that_does_not_fit_together_is_refused():
+    for change, words in (
         ({"antigen_index": None}, "3 antigens for 4 rows"),
         ({"antigen_index": torch.tensor([0, 1])}, "antigen_index has 2 rows, there are 4"),
         ({"attention_mask": torch.ones(3, 5)}, r"attention_mask has shape \(3, 5\)"),
@@ -146,33 +132,9 @@ def test_each_antigen_is_encoded_once_and_rows_see_their_own(model):
         ({"input_ids": None}, "No antigen"),
         ({"labels": None}, "Nothing to write"),
         ({"encoder_outputs": "x"}, "encoder_outputs of type str"),
-    ],
-)
-def test_a_batch_that_does_not_fit_together_is_refused(change, words):
-    with pytest.raises(ArgumentError, match=words):
-        make_generator()(**{**make_batch(), **change})
-
-
-def test_an_lstm_needs_all_that_its_encoder_returned():
-    model, batch = make_generator("lstm"), make_batch()
-    states = model.encode(batch.pop("input_ids"), batch["attention_mask"]).last_hidden_state
-    with pytest.raises(ArgumentError, match="encoder_outputs without memory and mean"):
-        model(**batch, encoder_outputs=states)
-
-
-@pytest.mark.parametrize("name", ["lstm", "light"])
-def test_gradients_reach_the_middle_of_a_long_antigen(name):
-    model = make_generator(name)
-    ids = torch.randint(4, 24, (1, 400), generator=torch.Generator().manual_seed(0))
-    embedded = []
-    model.encoder.embed_tokens.register_forward_hook(lambda module, args, output: embedded.append(output))
-    loss = model(ids, labels=torch.tensor([[4, 5, 6]])).loss
-    sizes = torch.autograd.grad(loss, embedded)[0][0].norm(dim=1)
-    assert sizes[200] > 1e-4 * sizes[[0, -1]].max()
-    if name == "lstm":  # a twin that reads the last states alone
-        last = model.encode(ids).memory.sum()
-        sizes = torch.autograd.grad(last, embedded[-1:])[0][0].norm(dim=1)
-        assert sizes[200] < 1e-12 * sizes[[0, -1]].max()
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            make_generator()(**{**make_batch(), **change})
 
 
 # --- affinity ---------------------------------------------------------------------------------------------------------
@@ -190,16 +152,11 @@ def test_affinity_changes_what_is_written_and_unknown_is_one_thing(model):
     assert (model(**strong).logits - model(**batch).logits).abs().amax((1, 2))[[0, 1, 3]].min() > 0.001
 
 
-def test_affinity_is_standardised_by_the_configuration():
+def test_affinity_is_standardised_by_the_configuration_and_hidden_in_training_only():
     batch = make_batch()
     given, scaled = make_generator(label_mean=8.0, label_std=2.0), make_generator(label_mean=0.0, label_std=1.0)
     assert torch.equal(given(**batch).logits, scaled(**{**batch, "affinity": (batch["affinity"] - 8) / 2}).logits)
-
-
-def test_unknown_dropout_hides_the_affinity_in_training_only():
-    batch = make_batch()
-    model = make_generator(unknown_affinity_dropout=1.0)
-    unknown = {**batch, "affinity": None}
+    model, unknown = make_generator(unknown_affinity_dropout=1.0), {**batch, "affinity": None}
     assert not torch.equal(model(**batch).logits, model(**unknown).logits)
     model.train()
     assert torch.equal(model(**batch).logits, model(**unknown).logits)
@@ -219,10 +176,9 @@ def test_the_loss_is_the_mean_over_target_tokens_or_by_the_number_given(model):
     assert model(**batch, num_items_in_batch=7).loss.item() == pytest.approx(-sum(picked).item() / 7, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_weight_gets_a_gradient_with_and_without_affinities(name):
+def test_every_weight_gets_a_gradient_with_and_without_affinities(model):
     for affinity in (make_batch()["affinity"], None):
-        model = make_named(name).train()
+        model.train().zero_grad()
         model(**{**make_batch(), "affinity": affinity}).loss.backward()
         assert [key for key, p in model.named_parameters() if p.grad is None] == []
 
@@ -232,25 +188,18 @@ def test_every_weight_gets_a_gradient_with_and_without_affinities(name):
 
 def test_what_was_saved_writes_the_same(model, tmp_path):
     model.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
     again, info = AntibodyGenerator.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    assert again.config.architecture == model.config.architecture
-    assert again.config.label_mean == 8.0
+    assert (again.config.architecture, again.config.label_mean) == (model.config.architecture, 8.0)
+    given = {**make_batch(), "max_new_tokens": 9}
     assert torch.equal(again(**make_batch()).logits, model(**make_batch()).logits)
-    assert torch.equal(
-        again.generate(**make_batch(), max_new_tokens=9), model.generate(**make_batch(), max_new_tokens=9)
-    )
+    assert torch.equal(again.generate(**given), model.generate(**given))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_configurations_of_which_nothing_can_be_built_are_refused():
+    for settings, words in (
         ({"architecture": "rnn"}, "architecture='rnn': allowed are lstm, transformer, light, esm"),
         ({"d_model": 18, "num_heads": 4}, "d_model=18 with num_heads=4"),
         ({"architecture": "light", "d_model": 9, "num_heads": 3}, "d_model=9: must be even"),
@@ -260,21 +209,112 @@ def test_what_was_saved_writes_the_same(model, tmp_path):
         ({"unknown_affinity_dropout": 1.5}, "unknown_affinity_dropout=1.5: must be from 0 to 1"),
         ({"architecture": "esm"}, "antigen_encoder missing"),
         ({"antigen_encoder": {}}, "antigen_encoder given"),
-    ],
-)
-def test_configurations_of_which_nothing_can_be_built_are_refused(settings, words):
-    with pytest.raises(ArgumentError, match=words):
-        GeneratorConfig(**settings)
-
-
-def test_a_size_that_has_no_name_is_refused():
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            GeneratorConfig(**settings)
     with pytest.raises(ArgumentError, match="size='huge': allowed are tiny, small, full"):
         GeneratorConfig.of_size("lstm", "huge")
 
 
-def test_attention_has_no_dropout_and_layers_have():
-    batch, model = make_batch(), make_generator("transformer").train()
-    assert torch.equal(model(**batch).loss, model(**batch).loss)
-    other = make_generator("transformer", dropout=0.5).train()
-    assert not torch.equal(other(**batch).loss, other(**batch).loss)
-    assert {module.dropout for module in other.modules() if isinstance(module, T5Attention)} == {0.0}
+BOUND = 2e-5  # float32, logits of about 1
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns_pairs_by_heart_and_tells_antigens_apart(name):
+    rows, model = make_rows()[:2], make_named(name, hidden_size=24)
+    batch = make_batch(rows)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(80):
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    written = decode_pairs(model.generate(**batch, max_new_tokens=20))
+    assert written == [AntibodyPair("EVQLVESGG", "DIQMT"), AntibodyPair("QVQ")]
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def decode_step_by_step(model, batch, ids, forgets_at=None):
+    """Logits of each token, fed one at a time through the cache; it is lost before one of them if asked to."""
+    given = {name: batch[name] for name in ("input_ids", "attention_mask", "antigen_index", "affinity")}
+    past, found = None, []
+    for i in range(ids.shape[1]):
+        past = None if i == forgets_at else past
+        output = model(**given, decoder_input_ids=ids[:, i : i + 1], cache=past, use_cache=True)
+        past = output.cache
+        found.append(output.logits)
+        assert past.get_seq_length() == i + 1 - (forgets_at or 0) * (i >= (forgets_at or 99))
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.sampled(2)
+def test_decoding_through_the_cache_equals_decoding_all_at_once(model):
+    batch = make_batch()
+    ids = torch.randint(4, 24, (4, 75), generator=torch.Generator().manual_seed(1))  # over two chunks of `light`
+    with torch.no_grad():
+        whole = model(**{**batch, "labels": None}, decoder_input_ids=ids).logits
+        assert (decode_step_by_step(model, batch, ids) - whole).abs().max() < BOUND
+        broken = decode_step_by_step(model, batch, ids, forgets_at=40)
+    assert (broken - whole)[:, :40].abs().max() < BOUND
+    assert (broken - whole)[:, 40:].abs().amax((1, 2)).min() > 100 * BOUND
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"num_beams": 4}, {"do_sample": True, "top_k": 5}, {"do_sample": True, "top_p": 0.8, "temperature": 1.5}],
+    ids=["greedy", "beams", "top-k", "top-p"],
+)
+def test_generate_writes_the_same_with_and_without_cache(model, how):
+    batch = make_batch()
+    written = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        written.append(model.generate(**batch, **how, use_cache=use_cache, max_new_tokens=25))
+    assert torch.equal(*written)
+    assert written[0].shape[0] == 4
+    assert written[0][:, 0].tolist() == [1] * 4
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def parts(num_tokens):
+    return [random(2, 3, num_tokens, 4, seed=seed) for seed in range(3)]
+
+
+def written_out(queries, keys, values, allowed):
+    """Every pair of tokens, weight by weight."""
+    weights = (feature_map(queries) @ feature_map(keys).transpose(2, 3)) * allowed
+    return (weights / weights.sum(-1, keepdim=True)) @ values
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 75])
+def test_chunks_change_nothing_and_a_summary_stands_for_the_tokens_before(num_tokens):
+    causal = torch.ones(num_tokens, num_tokens, dtype=torch.float64).tril()
+    seen, summary = attend_causally(*parts(num_tokens))
+    assert (seen - written_out(*parts(num_tokens), causal)).abs().max() < 1e-12
+    assert (summary - summarise(*parts(num_tokens)[1:], None)).abs().max() < 1e-12
+    if num_tokens == 1:
+        return
+    wrong = causal.tril(-1) + torch.eye(num_tokens).flip(0)
+    assert (seen - written_out(*parts(num_tokens), wrong)).abs().max() > 0.01
+    for cut in {1, num_tokens // 2, num_tokens - 1}:
+        _, before = attend_causally(*(x[:, :, :cut] for x in parts(num_tokens)))
+        rest, last = attend_causally(*(x[:, :, cut:] for x in parts(num_tokens)), before)
+        assert (rest - seen[:, :, cut:]).abs().max() < 1e-12
+        assert (summary - last).abs().max() < 1e-12
+
+
+def test_masked_tokens_are_as_if_they_were_not_there():
+    queries, keys, values = parts(9)
+    mask = torch.ones(2, 9)
+    mask[:, 5:] = 0
+    seen = attend(queries, summarise(keys, values, mask))
+    assert (seen - attend(queries, summarise(keys[:, :, :5], values[:, :, :5], None))).abs().max() < 1e-12
+    assert (seen - attend(queries, summarise(keys, values, None))).abs().max() > 0.01
+    assert attend(queries, summarise(keys, values, mask * 0)).eq(0).all()

@@ -1,23 +1,22 @@
-"""Policies of activation checkpointing: the same numbers bit for bit, less kept, and attention computed once."""
+"""Activation checkpointing: the same numbers bit for bit, less kept, attention computed once; of plain modules too."""
 
 import copy
 from collections import Counter
+from types import MethodType
 
 import pytest
 import torch
-from any_models import recomputed_layers
+from any_models import Net, recomputed_layers, resnet
 from miniature_esm import make_esm
 from tiny_affinity import ROWS
 from tiny_affinity import make_batch as make_affinity_batch
 from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import make_batch, packed, real_outputs, states_and_gradients, tiny_esm, tiny_t5
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_ext.errors import ArgumentError
 from hf_ext.memory.probe import OTHER, Ledger
-from hf_ext.models import activation_checkpointing, cpu_attention
 from hf_ext.models.activation_checkpointing import POLICIES, set_policy, trained_layers, unset_policy
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
@@ -63,58 +62,10 @@ def test_every_policy_gives_the_numbers_of_none_bit_for_bit(name, kernel, half):
 # --- broken twins ----------------------------------------------------------------------------------------------------
 
 
-class Stale(TorchDispatchMode):
-    """Gives back another attention than the forward pass had."""
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        output = operation(*args, **(kwargs or {}))
-        return (output[0] * 1.01, *output[1:]) if operation.name().split(".")[0] == ATTENTION else output
-
-
-class Nothing(TorchDispatchMode):
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        return operation(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "given", [{"context_fn": lambda: (Nothing(), Stale())}, {"preserve_rng_state": False}], ids=["stale", "random"]
-)
-def test_the_comparison_sees_stale_attention_and_dropout_that_is_drawn_anew(given):
+def test_the_comparison_sees_dropout_that_is_drawn_anew():
     model = make()
-    model.activation_checkpointing_enable({"use_reentrant": False, **given})
+    model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     assert not same(numbers(model), numbers(make()))
-
-
-@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
-def drawing(value: torch.Tensor, dropout_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stands for a kernel with dropout inside, of a library that is not installed."""
-    kept = torch.rand_like(value) >= dropout_p
-    return value * kept, kept
-
-
-drawing.register_autograd(
-    lambda ctx, grad, _: (grad * ctx.saved_tensors[0], None),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
-)
-
-
-def test_attention_that_draws_is_computed_again_since_what_is_drawn_after_it_would_shift(monkeypatch):
-    def backend(module, query, key, value, *args, **kwargs):
-        return drawing(value, 0.1)[0].transpose(1, 2), None
-
-    AttentionInterface.register("tests_drawing", backend)
-    AttentionMaskInterface.register("tests_drawing", sdpa_mask)
-
-    def run(policy):
-        model = make()
-        model.set_attn_implementation("tests_drawing")
-        set_policy(model, policy)
-        return numbers(model)
-
-    expected = run("none")
-    assert same(run("attention"), expected)
-    monkeypatch.setattr(activation_checkpointing, "_draws", lambda *_: False)
-    assert not same(run("attention"), expected)
 
 
 # --- what is computed, and what is kept ------------------------------------------------------------------------------
@@ -147,24 +98,6 @@ def test_attention_is_computed_once_under_attention_and_twice_under_full():
     }
     products = {policy: found["aten::addmm"] for policy, found in by_policy.items()}
     assert products["none"] < products["half"] < products["attention"] <= products["full"]
-
-
-def test_blocked_attention_is_computed_once_under_attention():
-    """LENGTHS has three distinct lengths in each of two layers; tiny scores go to it in bfloat16."""
-
-    def blocked(policy):
-        model = make("ESM", "blocked")
-        set_policy(model, policy)
-        calls = []
-        inner = cpu_attention._empty_weights  # called once per pass of the operation
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cpu_attention, "_empty_weights", lambda *given: calls.append(given[2]) or inner(*given))
-            numbers(model, half=True)
-        return calls
-
-    assert blocked("none") == [True] * 6  # the softmax is kept
-    assert blocked("attention") == [False] * 6  # and here it is not
-    assert blocked("full") == [True] * 12
 
 
 @pytest.mark.sampled(3)
@@ -205,40 +138,82 @@ def test_towers_of_an_affinity_model_and_frozen_ones_are_left_alone(demo_encoder
     assert recomputed_layers(model) == []
 
 
-def test_a_policy_replaces_the_one_before_is_undone_and_goes_with_copies():
-    model = make()
-    assert [set_policy(model, policy) for policy in ("full", "half", "attention")] == [2, 1, 2]
+def test_frozen_models_and_unknown_policies():
+    assert set_policy(make_esm().requires_grad_(False), "full") == 0
+    with pytest.raises(ArgumentError, match="policy='most': allowed are none, half, attention, full"):
+        set_policy(make(), "most")
+
+
+MADE = {
+    "Sequential": (Net, 4),
+    "TransformerEncoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.2), 3), 3),
+}
+
+
+def make_plain(name):
+    torch.manual_seed(0)
+    return MADE[name][0]().train()
+
+
+def plain_numbers(model, half=False):
+    """Outputs and gradients of one pass, with the same random numbers every time."""
+    torch.manual_seed(5)
+    x = torch.randn(6, 5 if isinstance(model, Net) else 8, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        output = model(x if not isinstance(model, nn.TransformerEncoder) else x[None])
+    states = output["logits"] if isinstance(output, dict) else output
+    model.zero_grad()
+    (states * torch.arange(states.numel()).view_as(states).sin()).sum().backward()
+    return {"output": states.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", MADE)
+def test_gradients_are_those_without_bit_for_bit_with_dropout(name, half):
+    expected, num = plain_numbers(make_plain(name), half), MADE[name][1]
+    for policy in POLICIES:
+        model = make_plain(name)
+        assert set_policy(model, policy) == {"none": 0, "half": -(-num // 2)}.get(policy, num)
+        assert same(plain_numbers(model, half), expected), policy
+        assert set(model.state_dict()) == set(make_plain(name).state_dict())
+
+
+def test_nothing_is_computed_again_in_evaluation():
+    calls, model = [], make_plain("Sequential").eval()
+    set_policy(model, "full")
+    model.trunk[0].norm.register_forward_hook(lambda *_: calls.append(1))
+    model(torch.randn(2, 5))["logits"].sum().backward()
+    assert calls == [1]
+    model.train()(torch.randn(2, 5))["logits"].sum().backward()
+    assert calls == [1] * 3  # once more, and again
+
+
+def test_a_policy_is_replaced_undone_and_goes_with_copies_and_leaves_a_forward_that_was_there():
+    model = make_plain("Sequential")
+    own = MethodType(lambda self, x: x * 2, model.trunk[1])
+    vars(model.trunk[1])["forward"] = own
+    expected = plain_numbers(model)
+    assert [set_policy(model, policy) for policy in ("full", "half", "attention")] == [4, 2, 4]
     twin = copy.deepcopy(model)
-    assert same(numbers(twin), numbers(make()))
+    assert twin.trunk[0].forward.__self__ is twin.trunk[0]
+    assert same(plain_numbers(model), expected)
+    assert same(plain_numbers(twin), expected)
     unset_policy(model)
     assert recomputed_layers(model) == []
-    assert model.is_activation_checkpointing is False
-    assert len(recomputed_layers(twin)) == 2
-    frozen = make_esm().requires_grad_(False)
-    assert set_policy(frozen, "full") == 0
-    with pytest.raises(ArgumentError, match="policy='most': allowed are none, half, attention, full"):
-        set_policy(model, "most")
+    assert len(recomputed_layers(twin)) == 4
+    assert vars(model.trunk[1])["forward"] is own
+    assert "forward" not in vars(model.trunk[0])
 
 
-@pytest.mark.parametrize("training", ["full", "lora"])
-def test_an_encoder_of_two_inputs_trains_under_autocast(demo_encoders, training):
-    """Its weights are cast once in the forward pass, for both; when computed again they are cast for each."""
-    esm = str(demo_encoders[1])
-    model = make_affinity_model([esm, esm], training).train()
-    batch = make_affinity_batch(model)
-
-    def gradients():
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(**batch).loss
-        loss.backward()
-        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-    expected = gradients()
-    assert torch.is_autocast_cache_enabled()
-    set_policy(model, "attention")
-    found = gradients()
-    assert torch.is_autocast_cache_enabled()
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():  # added in float32 here, and there in bfloat16
-        assert (found[name] - gradient).norm() <= 0.02 * gradient.norm() + 1e-6, name
+def test_layers_before_which_nothing_trains_keep_nothing_and_are_left_out():
+    model = make_plain("Sequential")
+    for part in (model.stem, model.trunk[:2]):
+        part.requires_grad_(False)
+    # In the order of registration: the stem, the head, then the trunk.
+    model.head.requires_grad_(False)
+    assert trained_layers(model) == [*model.trunk[2:]]
+    assert set_policy(model, "full") == 2
+    assert set_policy(make_plain("Sequential").requires_grad_(False), "full") == 0
+    assert set_policy(nn.Linear(2, 2), "full") == 0
+    assert set_policy(resnet().train(), "full") == 5

@@ -1,0 +1,198 @@
+"""What stands on an encoder, worked out by hand: pooling, the head, a ridge beside it, and the losses of labels."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_ext.models.head import RegressionHead
+from hf_ext.models.losses import regression_loss
+from hf_ext.models.pooling import merge_windows, pool
+from hf_ext.models.postprocess import StackedRidge
+
+# Two rows of four tokens, two wide: special, residues, special or padding.
+STATES = torch.tensor(
+    [[[9.0, 9.0], [1.0, -5.0], [3.0, -1.0], [9.0, 9.0]], [[7.0, 8.0], [2.0, 4.0], [50.0, 50.0], [60.0, 60.0]]]
+)
+RESIDUES = torch.tensor([[False, True, True, False], [False, True, False, False]])
+TOKENS = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])  # the last token of the second row is padding
+MASKS = {"residue_mask": RESIDUES, "attention_mask": TOKENS}
+
+
+def all_residues(num_tokens):
+    return {"residue_mask": torch.ones(1, num_tokens, dtype=torch.bool)}
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "ignores"),
+    [
+        ("mean", [[2.0, -3.0], [2.0, 4.0]], True),
+        ("mean_tokens", [[5.5, 3.0], [59 / 3, 62 / 3]], False),
+        ("max", [[3.0, -1.0], [2.0, 4.0]], True),
+        ("cls", [[9.0, 9.0], [7.0, 8.0]], False),
+    ],
+)
+def test_pooled_values_are_those_worked_out_by_hand_and_read_no_padding(method, values, ignores):
+    found = pool(STATES, MASKS, method)
+    torch.testing.assert_close(found, torch.tensor(values))
+    assert torch.equal(pool(STATES.masked_fill(~TOKENS.bool()[..., None], 1e4), MASKS, method), found)
+    assert torch.equal(pool(STATES.masked_fill(~RESIDUES[..., None], 1e4), MASKS, method), found) is ignores
+
+
+@pytest.mark.parametrize("method", ["mean", "max", "cls"])
+def test_pooling_is_float32_also_for_half_precision_states_and_under_autocast(method):
+    states = torch.full((1, 40, 2), 100.0) + torch.arange(40.0)[None, :, None] / 64
+    mask = all_residues(40)
+    expected = pool(states, mask, method)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(pool(states, mask, method), expected)
+        assert pool(states.bfloat16(), mask, method).dtype == torch.float32
+
+
+def test_merged_means_of_windows_equal_the_mean_over_all_their_residues():
+    states = torch.randn(1, 7, 3, generator=torch.Generator().manual_seed(0))
+    windows = torch.cat([pool(part, all_residues(part.shape[1]), "mean") for part in (states[:, :4], states[:, 4:])])
+    whole = pool(states, all_residues(7), "mean")
+    torch.testing.assert_close(merge_windows(windows, torch.tensor([0, 0]), torch.tensor([4, 3]), 1), whole)
+    unweighted = merge_windows(windows, torch.tensor([0, 0]), torch.tensor([1, 1]), 1)
+    assert not torch.allclose(unweighted, whole, rtol=1e-3)
+
+
+@pytest.fixture
+def head():
+    torch.manual_seed(0)
+    return RegressionHead(4, [8, 6], dropout=0.5).eval()
+
+
+EMBEDDINGS = torch.tensor([[1.0, 2.0, 3.0, 4.0], [100.3, -50.7, 0.01, 7.0]])
+
+
+def test_output_is_the_same_float32_number_under_autocast(head):
+    expected = head(EMBEDDINGS)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head(EMBEDDINGS)
+        rounded = head.layers(EMBEDDINGS).squeeze(-1)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert rounded.dtype == torch.bfloat16  # what a head without the guard would give
+    assert not torch.equal(rounded.float(), expected)
+
+
+def linear_head(mean, std):
+    head = RegressionHead(len(mean), [], 0.0)
+    nn.init.ones_(head.layers[0].weight)
+    nn.init.zeros_(head.layers[0].bias)
+    head.fit_scaling(torch.tensor(mean), torch.tensor(std))
+    return head
+
+
+def test_features_are_centred_and_divided_by_their_spread_unless_they_are_constant():
+    scaled = linear_head([2.0, -1.0], [4.0, 0.5])
+    assert scaled(torch.tensor([[6.0, 1.0]])).item() == pytest.approx((6 - 2) / 4 + (1 + 1) / 0.5)
+    for mean, std in ((3.0, 0.0), (3.0, 1e-9), (1000.0, 5e-4)):
+        constant = linear_head([mean], [std])
+        assert constant.input_scale.tolist() == [1.0]
+        assert constant(torch.tensor([[mean + 0.25]])).item() == pytest.approx(0.25)
+
+
+# Two features that vary, and two that tell partners apart.
+PARTNERS = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+WEIGHTS = torch.tensor([[1.0, 1.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0], [0.0, -3.0, 0.0, 0.0]])
+INTERCEPTS = torch.tensor([10.0, 20.0, 30.0])
+
+
+@pytest.fixture
+def ridge() -> StackedRidge:
+    made = StackedRidge(4, [(2, 2)], num_partners=2)
+    made.fill(WEIGHTS, INTERCEPTS, torch.cat([torch.ones(2, 2), PARTNERS], 1))
+    return made
+
+
+def rows(partners: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.tensor([[5.0, 7.0]]).expand(len(partners), 2), partners], 1)
+
+
+def test_each_partner_has_weights_of_its_own_and_a_stranger_those_of_all(ridge):
+    found = ridge(rows(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.5]])))
+    assert found.tolist() == [20 + 2 * 5, 30 - 3 * 7, 10 + 5 + 7, 10 + 5 + 7]
+    plain = StackedRidge(4)
+    plain.fill(WEIGHTS[:1], INTERCEPTS[:1])
+    assert plain(rows(PARTNERS)).tolist() == [22, 22]
+
+
+# -log Phi(1), -log Phi(-1); log(1 + exp(-1)), log(1 + exp(-2)), log(1 + exp(-3)), log(1 + exp(1))
+NLL_PLUS, NLL_MINUS = 0.17275378, 1.84102165
+SOFT_1, SOFT_2, SOFT_3, SOFT_PLUS_1 = 0.31326169, 0.12692801, 0.04858735, 1.31326169
+
+
+def loss(name, predictions, labels, bounds=None, **kwargs):
+    bounds = None if bounds is None else torch.tensor(bounds)
+    return regression_loss(name, torch.tensor(predictions), torch.tensor(labels), bounds, **kwargs).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "value"),
+    [("mse", {}, 5.0), ("huber", {}, 2.0), ("huber", {"huber_delta": 2.0}, 2.5), ("tobit", {}, 2.5)],
+)
+def test_sums_over_exact_rows_are_those_worked_out_by_hand(name, kwargs, value):
+    assert loss(name, [1.0, 2.0], [0.0, 4.0], **kwargs) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("bound", "prediction", "value"),
+    [(0, 0.0, 0.125), (-1, 0.0, 0.25 * NLL_PLUS), (1, 0.0, 0.25 * NLL_MINUS), (1, 1.0, 0.25 * NLL_PLUS)],
+)
+def test_tobit_of_a_censored_row_is_the_probability_of_its_tail(bound, prediction, value):
+    assert loss("tobit", [prediction], [0.5], [bound], tobit_scale=0.5) == pytest.approx(value, rel=1e-5)
+
+
+def test_tobit_pulls_a_prediction_only_where_it_violates_its_bound():
+    """Predictions below, above, below and above label 0; the first two known as upper bounds."""
+
+    def gradients(sign):
+        predictions = torch.tensor([-3.0, 1.0, -1.0, 3.0], requires_grad=True)
+        bounds = sign * torch.tensor([-1, -1, 1, 1])
+        regression_loss("tobit", predictions, torch.zeros(4), bounds, tobit_scale=0.5).backward()
+        return predictions.grad
+
+    below, above, too_low, fine = gradients(1)
+    assert max(below.abs(), fine.abs()) < 1e-6
+    assert above > 0.5
+    assert too_low < -0.5
+    assert gradients(-1)[[0, 3]].abs().min() > 0.5  # bounds of the other sign are told apart
+
+
+def test_tobit_stays_finite_far_out_in_the_tail():
+    predictions = torch.tensor([-40.0], requires_grad=True)
+    value = regression_loss("tobit", predictions, torch.zeros(1), torch.tensor([1]), tobit_scale=0.25)
+    value.backward()
+    assert value.item() == pytest.approx(0.5 * 40**2, rel=0.01)
+    assert predictions.grad.item() == pytest.approx(-40.0, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["mse", "huber", "tobit", "ranking"])
+def test_losses_of_the_parts_of_a_batch_add_up_unless_rows_are_compared(name):
+    generator = torch.Generator().manual_seed(0)
+    predictions, labels = torch.randn(2, 16, generator=generator)
+    bounds = torch.randint(-1, 2, (16,), generator=generator)
+    whole = regression_loss(name, predictions, labels, bounds)
+    parts = zip(predictions.split([4, 10, 2]), labels.split([4, 10, 2]), bounds.split([4, 10, 2]))
+    added = sum(regression_loss(name, *part) for part in parts)
+    assert torch.allclose(whole, added, rtol=1e-6, atol=1e-6) is (name != "ranking")
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "bounds", "value"),
+    [
+        ([2.0, 1.0], [1.0, 0.0], None, SOFT_1),
+        ([1.0, 2.0], [1.0, 0.0], None, SOFT_PLUS_1),
+        ([2.0, 1.0], [1.0, 1.0], None, 0.0),
+        ([2.0, 1.0], [1.0, 0.0], [-1, 0], 0.0),
+        ([2.0, 1.0], [1.0, 0.0], [0, 1], 0.0),
+        ([2.0, 1.0], [1.0, 0.0], [1, 0], SOFT_1),
+        ([2.0, 1.0], [1.0, 0.0], [1, -1], SOFT_1),
+        # The rows' mean losses are (s1 + s3) / 2, (s1 + s2) / 2 and (s3 + s2) / 2, and half their sum counts.
+        ([0.0, 1.0, 3.0], [0.0, 1.0, 2.0], None, (SOFT_1 + SOFT_2 + SOFT_3) / 2),
+    ],
+)
+def test_ranking_loss_is_that_of_the_pairs_whose_order_is_known(predictions, labels, bounds, value):
+    assert loss("ranking", predictions, labels, bounds) == pytest.approx(value, abs=1e-6)
