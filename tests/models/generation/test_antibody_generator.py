@@ -8,7 +8,7 @@ from tiny_generators import NAMES, make_batch, make_generator, make_named, make_
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from hf_ext.data.antibodies import AntibodyPair, decode_pairs
+from hf_ext.data.antibodies import AntibodyPair, decode_pair
 from hf_ext.errors import ArgumentError
 from hf_ext.models.generation.configuration import SIZES, GeneratorConfig
 from hf_ext.models.generation.light import CHUNK, attend, attend_causally, feature_map, summarise
@@ -230,7 +230,7 @@ def test_it_learns_pairs_by_heart_and_tells_antigens_apart(name):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    written = decode_pairs(model.generate(**batch, max_new_tokens=20))
+    written = [decode_pair(row) for row in model.generate(**batch, max_new_tokens=20).tolist()]
     assert written == [AntibodyPair("EVQLVESGG", "DIQMT"), AntibodyPair("QVQ")]
 
 
