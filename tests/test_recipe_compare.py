@@ -1,4 +1,4 @@
-"""recipes/compare.py as users run it, with a small recipe that trains and one that fails."""
+"""`hf-ext compare` as users run it, with a small recipe that trains and one that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""recipes/report.py as users run it: the report and the card of a finished run, written anew."""
+"""`hf-ext report` as users run it: the report and the card of a finished run, written anew."""
 
 import json
 

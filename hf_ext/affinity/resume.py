@@ -1,7 +1,7 @@
 """What a folder of checkpoints holds and what a re-run would do; or a .pth of another script as a model to go on from.
 
     hf-ext resume outputs/affinity                     # changes nothing; 0 if --resume auto continues
-    hf-ext resume --convert best_model.pth --model igt5_esm2_original_t4.yaml \\
+    hf-ext resume --convert best_model.pth --model igt5_esm2_original.yaml \\
         --output_dir converted --rename regressor.=head.layers. --drop igt5_model. esm2_model.
 
 Converting takes the names and sizes of the model from the config.json in --model, not its weights, or from a YAML file

@@ -165,7 +165,8 @@ class ThroughputCallback(TrainerCallback):
         self._pending: list[torch.Tensor] = []
         self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
         self._seconds_before = time.time() - psutil.Process().create_time()
-        self._rows_per_epoch = len(loader.dataset) if loader is not None and has_length(loader.dataset) else None
+        dataset = getattr(loader, "dataset", None)  # a user's own loader may have none
+        self._rows_per_epoch = len(dataset) if dataset is not None and has_length(dataset) else None
         self._steps_per_epoch: float | None = None
         self._left_out_since: float | None = None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))

@@ -29,7 +29,9 @@ from hf_ext.errors import ArgumentError
 
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
-CPU, DDP = str(CONFIGS / "cpu.yaml"), str(CONFIGS / "2cpu_ddp.yaml")
+CPU = str(CONFIGS / "cpu.yaml")
+DDP = f"{CPU} --multi_gpu --num_processes 2"
+TWO = Launch(CPU, 2, ("--multi_gpu", "--num_processes", "2"))
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 
 
@@ -60,12 +62,12 @@ def test_each_side_is_named_after_its_launch_file_and_started_with_it() -> None:
         ("stock on cpu", Launch(CPU, 1)),
         ("max_speed on cpu", Launch(CPU, 1)),
         ("max_speed on cpu#2", Launch(CPU, 1)),
-        ("max_speed on 2cpu_ddp", Launch(DDP, 2)),
+        ("max_speed on cpu x2", TWO),
     ]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-    assert make_command(args, [], sides[3], Path("f"), 0)[:6] == [*launcher, DDP, "r.py"]
+    assert make_command(args, [], sides[3], Path("f"), 0)[:9] == [*launcher, CPU, *TWO.flags, "r.py"]
     plan = {"decisions": [{"name": "tf32", "status": "applied"}]}
-    assert [side.launch for side in make_ablations(sides[3], plan)] == [Launch(DDP, 2)] * 2
+    assert [side.launch for side in make_ablations(sides[3], plan)] == [TWO] * 2
 
 
 def test_every_applied_speedup_is_left_out_and_run_alone() -> None:
@@ -79,9 +81,11 @@ def test_every_applied_speedup_is_left_out_and_run_alone() -> None:
 
 def test_a_launch_file_for_more_gpus_than_here_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert read_launch("2gpu_ddp.yaml", "x").num_processes == 2
-    with pytest.raises(ArgumentError, match=r"for 4 GPU\(s\), and this machine has 2.*2cpu_ddp.yaml"):
-        read_launch("4gpu_ddp.yaml", "baseline_launch")
+    assert read_launch("ddp.yaml --num_processes 2", "x").num_processes == 2
+    with pytest.raises(ArgumentError, match=r"for 4 GPU\(s\), and this machine has 2"):
+        read_launch("ddp.yaml --num_processes 4", "baseline_launch")
+    with pytest.raises(ArgumentError, match="says no number of processes.*--num_processes 2"):
+        read_launch("ddp.yaml", "baseline_launch")
 
 
 def test_what_cannot_be_run_is_refused_by_name(tmp_path) -> None:
@@ -101,7 +105,7 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path) -> None:
         ({"baseline_launch": [CPU]}, "go together"),
         ({"baseline_launch": [CPU], "optimized_launch": str(tmp_path / "mine.yaml")}, "mine.yaml: no Accelerate"),
         ({"baseline_launch": ["absent.yaml"], "optimized_launch": CPU}, "absent.yaml: cannot be read: .*No such"),
-        ({"baseline_launch": [str(CONFIGS / "2node_8gpu_fsdp2.yaml")], "optimized_launch": CPU}, "for 2 machines"),
+        ({"baseline_launch": [str(CONFIGS / "2node.yaml")], "optimized_launch": CPU}, "for 2 machines"),
     ):
         with pytest.raises(ArgumentError, match=message):
             make_sides(CompareArguments(**given))
@@ -171,8 +175,8 @@ def test_a_child_that_fails_or_measured_nothing_ends_the_comparison(tmp_path) ->
         start(write(measured_steps=0, warmup_steps=3), "c")
     one = write(measured_steps=1, num_processes=1)
     assert start(one, "d", Side("a", "baseline", (), launch=Launch(CPU, 1))).throughput["num_processes"] == 1
-    with pytest.raises(ChildFailed, match=r"2cpu_ddp.yaml is for 2 processes, and 1 trained together"):
-        start(one, "e", Side("a", "baseline", (), launch=Launch(DDP, 2)))
+    with pytest.raises(ChildFailed, match=r"--num_processes 2 is for 2 processes, and 1 trained together"):
+        start(one, "e", Side("a", "baseline", (), launch=TWO))
     with pytest.raises(ArgumentError, match="is there already"):
         start("another command", "d")
 

@@ -260,10 +260,10 @@ def test_what_sample_did_not_write_is_not_replaced_and_what_it_wrote_is(untraine
     (folder / "antibodies.csv").write_text("mine,too\n1,2\n")
     before = contents(folder)
     for output, data, words in (
-        ("antibodies.csv", "antigens.fasta", r"is there and was not written by sample\.py"),
-        ("own.csv", "antigens.fasta", r"is there and was not written by sample\.py"),
+        ("antibodies.csv", "antigens.fasta", r"is there and was not written by hf-ext sample"),
+        ("own.csv", "antigens.fasta", r"is there and was not written by hf-ext sample"),
         ("antigens.csv", "antigens.csv", "would be replaced"),
-        ("antigens.csv", "antigens.fasta", r"would be replaced|was not written by sample"),
+        ("antigens.csv", "antigens.fasta", r"would be replaced|was not written by hf-ext sample"),
     ):
         with pytest.raises(ArgumentError, match=words):
             sample(untrained, *given, "--output", output, data=data)

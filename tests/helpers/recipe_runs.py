@@ -62,7 +62,10 @@ class Finished:
 
 
 def command(recipe: str, *words: str, launcher: tuple[str, ...] = LAUNCHED) -> list[str]:
-    return [sys.executable, *launcher, str(RECIPES / f"{recipe}.py"), *words]
+    """Of a script of recipes/, or of a command of hf-ext that has none."""
+    script = RECIPES / f"{recipe}.py"
+    program = [str(script)] if script.is_file() else ["-m", "hf_ext", recipe]
+    return [sys.executable, *launcher, *program, *words]
 
 
 def environment(cwd: Path) -> dict[str, str]:
@@ -77,7 +80,7 @@ def run(
     status: int | None = 0,
     output: str | None = None,
 ) -> Finished:
-    """Runs recipes/RECIPE.py in `cwd`; `output`: the folder it writes to; `status`: how it has to end, or None."""
+    """Runs a recipe or command in `cwd`; `output`: the folder it writes to; `status`: how it has to end, or None."""
     words = (*words, *(("--output_dir", output) if output else ()))
     done = subprocess.run(
         command(recipe, *words, launcher=launcher),

@@ -190,7 +190,6 @@ def test_figures_are_drawn_into_the_page_and_said_in_words(tmp_path) -> None:
     report, card = read_pages(write_run(tmp_path, affinity_results()))
     assert re.findall(r'<svg [^>]*role="img" aria-label="([^"]*)"', report.html) == [
         "Predicted against measured pKd, 120 test rows",
-        "Residuals against predicted pKd, 120 test rows",
         "Mean measured pKd in 10 parts of the rows, by prediction",
         "Histogram of measured and predicted pKd on the test split",
         "Spearman of 9 groups",
@@ -198,7 +197,7 @@ def test_figures_are_drawn_into_the_page_and_said_in_words(tmp_path) -> None:
         "loss by step: training, subset, all rows",
         "spearman by step: subset, all rows",
     ]
-    assert report.html.count("<figcaption>") == report.html.count("<svg ") == 8
+    assert report.html.count("<figcaption>") == report.html.count("<svg ") == 7
     assert "![" not in card  # no picture lies in the folder
     for name in ("loss.png", "scatter.png"):
         (tmp_path / name).write_bytes(b"")
