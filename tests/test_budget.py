@@ -27,7 +27,7 @@ BUDGET = {
     "models": (2895, 32),
     "pde": (1167, 16),
     "processes": (186, 3),
-    "reporting": (2205, 21),
+    "reporting": (2206, 21),
     "speedups": (1871, 20),
     "tasks": (469, 3),
     "training": (2240, 21),

@@ -84,7 +84,7 @@ def test_a_launch_file_for_more_gpus_than_here_is_refused(monkeypatch) -> None:
     assert read_launch("ddp.yaml --num_processes 2", "x").num_processes == 2
     with pytest.raises(ArgumentError, match=r"for 4 GPU\(s\), and this machine has 2"):
         read_launch("ddp.yaml --num_processes 4", "baseline_launch")
-    with pytest.raises(ArgumentError, match="says no number of processes.*--num_processes 2"):
+    with pytest.raises(ArgumentError, match=r"says no number of processes.*--num_processes 2"):
         read_launch("ddp.yaml", "baseline_launch")
 
 
