@@ -74,7 +74,7 @@ def executed(tmp_path_factory):
     for text, old, new in (
         ("REPO =", 'REPO = ".."', f"REPO = {str(ROOT)!r}"),
         ('ARGUMENTS = ["--num_train_epochs"', '"3"', '"3", "--head", "mlp"'),  # a search for a head is more training
-        ("doctor.py", "*ARGUMENTS", '*ARGUMENTS, "--measure_seconds", "0.1"'),
+        ("doctor", "*ARGUMENTS", '*ARGUMENTS, "--measure_seconds", "0.1"'),
     ):
         cell = find_cell(notebook, text)
         cell.source = cell.source.replace(old, new)
@@ -94,7 +94,7 @@ def test_it_runs_whole_shows_its_speed_and_shares_nothing_unasked(executed):
 @pytest.mark.nightly
 def test_the_doctor_finds_that_the_demo_would_run(executed):
     notebook, _ = executed
-    page = printed(find_cell(notebook, "doctor.py"))
+    page = printed(find_cell(notebook, '"doctor"'))
     assert "This command would run on " in page
     assert "plan, preset max_speed: " in page
 
