@@ -73,7 +73,7 @@ class AffinityArguments:
     )
     distill_from: str | None = option(
         None,
-        "Folder or Hub id of a trained model of recipes/max_speed.py, the teacher: training labels are mixed with its "
+        "Folder or Hub id of a model of `hf-ext train`, the teacher: training labels are mixed with its "
         "predictions. Validation and test keep their labels.",
     )
     distill_alpha: float = option(

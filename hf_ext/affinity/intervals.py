@@ -117,7 +117,7 @@ def _bounds(rows: Any) -> np.ndarray:
 
 def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:
     """The level nearest below 90 % in a sentence."""
-    beside = f"predict.py --interval writes them, from {describe_basis(stored)}"
+    beside = f"`hf-ext predict --interval 0.9` writes them, from {describe_basis(stored)}"
     if not levels:
         return f"Prediction intervals: none of a level above {stored['levels'][-1]:g} ({beside})."
     one = max((found for found in levels if found["level"] <= HEADLINE), key=lambda found: found["level"])

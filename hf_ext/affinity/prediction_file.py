@@ -41,7 +41,7 @@ def find_output(
     name: str,
     dataset_name: str | None,
     is_own: Callable[[list[str]], bool] = is_of_predictions,
-    writer: str = "predict.py",
+    writer: str = "hf-ext predict",
 ) -> Path:
     """The CSV to write predictions to, found fit for that; its folder is made.
 
@@ -156,7 +156,7 @@ def read_predictions(
     elif len(lines) != len(rows):
         raise DataError(
             f"{path}: {len(lines):,} predictions for {len(rows):,} scored rows, and no column {SOURCE_ROW} that says "
-            "which row each is of. Write one line per row, in their order, or add that column (predict.py does)."
+            "which row each is of. Write one line per row, in their order, or add that column (`hf-ext predict` does)."
         )
     compared: dict[str, Any] = {name: rows[name][:] for name in sequence_columns if name in lines}
     there: dict[str, list[Any]] = {name: [_read_sequence(cell, policy) for cell in lines[name]] for name in compared}

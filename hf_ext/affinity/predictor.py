@@ -176,7 +176,7 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     folder = fetch_folder(name_or_path, revision, _FILES)
     if not (folder / INPUTS_NAME).is_file():
         raise ArgumentError(
-            f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py, or the Hub "
+            f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of `hf-ext train`, or the Hub "
             "id it was pushed to."
         )
     return folder
@@ -278,8 +278,7 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
     if errors:
         refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(
-            f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of "
-            "recipes/predict.py."
+            f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of `hf-ext predict`."
         )
     return as_dataset(pa.table(cleaned))
 

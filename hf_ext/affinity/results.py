@@ -28,12 +28,12 @@ HINTS = {  # what was found -> what to do next
     "better, frozen": "Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head.",
     "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
     "undecided": "Next: more test rows than these {num_rows:,} decide (--split_sizes 0.6 0.1 0.3, say); --num_seeds 5 "
-    "shows how much is luck of the start. Until then nothing says that a larger step would pay.",
+    "shows how much is luck of the start.",
     "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
-    "loss curves in report.html. Encoders that trained: --tower_training frozen is quick, and says whether that is it.",
+    "loss curves in report.html. If encoders trained: --tower_training frozen is quick, and shows whether they are the cause.",
     "baseline": "Next: {baseline} does as well: use that, add rows, or look for what these embeddings lack with "
-    "another of --encoders or --pooling. A head that is too large, or trains too long, does so too: --head auto.",
+    "another of --encoders or --pooling.",
 }
 
 

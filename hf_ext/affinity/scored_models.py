@@ -160,6 +160,6 @@ def describe_seen(name: str, folder: Path, collator: SequenceCollator, rows: Any
     if num == len(rows):
         return ""
     return (
-        f"The test split of {name} has {num:,} of these {len(rows):,} rows: it may have been trained on the others, "
-        "and then knows their labels."
+        f"{num:,} of these {len(rows):,} rows are in the test split of {name}. If others were in its training table, "
+        "its score here is too good."
     )

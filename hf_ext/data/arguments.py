@@ -30,8 +30,8 @@ class ReadingArguments:
         default=None,
         metadata={
             "help": "Hub dataset id, local CSV, TSV, JSONL, JSON list, FASTA (each also .gz) or Parquet file, pattern "
-            "of such files, or folder: with train, validation and test files, or of save_to_disk. Left out: the "
-            "generated demo data."
+            "of such files, or folder: with train, validation and test files, or of save_to_disk. Left out, training "
+            "generates demo data."
         },
     )
     dataset_config_name: Optional[str] = field(default=None, metadata={"help": "Configuration of a Hub dataset."})  # noqa: UP045

@@ -79,7 +79,7 @@ class SequenceCollator:
         root = Path(folder)
         path = root / INPUTS_NAME
         if not path.is_file():
-            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that recipes/max_speed.py wrote.")
+            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that `hf-ext train` wrote.")
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
             inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}

@@ -195,7 +195,7 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
     if len(distinct) == 2 and not sides.any():
         return [
             f"Two values, {distinct[0]:g} and {distinct[1]:g}: a regression is fitted to them, of which RMSE and "
-            "Spearman say little. If these are classes, see recipes/examples/text_classifier.py."
+            "Spearman say little. If these are classes, --binder_threshold adds recall, precision and F1."
         ]
     alarms = unit_alarms(values)
     for value, sign, kind in ((distinct[0], "<=", "lowest"), (distinct[-1], ">=", "highest")):

@@ -40,7 +40,7 @@ class WritingArguments:
     top_k: int | None = flag(None, "Draw from this many of the likeliest tokens only.")
     top_p: float | None = flag(None, "Draw only from the likeliest tokens that together have this probability.")
     discriminator: str | None = flag(
-        None, "Folder or Hub id of a model of recipes/max_speed.py, which predicts affinities of outputs."
+        None, "Folder or Hub id of a model of `hf-ext train`, which predicts affinities of outputs."
     )
     numbering: Literal["auto", "immunum", "anarcii", "off"] = flag(
         "auto", "Number outputs as variable domains; auto: by immunum (extra 'numbering') if installed."

@@ -66,7 +66,7 @@ def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
     if stored is None:
         raise ArgumentError(
             f"An interval of level {level:g}: this model holds no residuals of validation rows: an earlier version "
-            "wrote it, or it is one head of --num_seeds. Run recipes/max_speed.py again with the arguments of that "
+            "wrote it, or it is one head of --num_seeds. Run `hf-ext train` again with the arguments of that "
             "run: training that has ended is not repeated where its last checkpoint is there (--resume auto)."
         )
     if stored.get("reason"):

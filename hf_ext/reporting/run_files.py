@@ -70,7 +70,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     if not record.is_file():
         raise DataError(
             f"{path}: holds no all_results.json, so it is not the folder of a finished run. Name the --output_dir of a "
-            "run of recipes/max_speed.py, mlm.py, generate_antibody.py or pde_operator.py that came to its end."
+            "run (`hf-ext train`, `mlm`, `generate`) that came to its end."
         )
     results = _read_json(record)
     for what, held, known in (("", results, FORMAT), ("page of ", as_dict(results.get("page")), page.FORMAT)):

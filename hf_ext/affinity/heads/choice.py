@@ -202,6 +202,7 @@ def _search(
     budget = find_budget(replace(recipe, rows_per_step=planned), len(train))
     start = make_start(trainer.args, args)
     folds = make_folds(train, validation, units, trainer.args.seed)
+    logger.info("Choosing a head on cached embeddings; --head mlp takes the large one without a search.")
     is_quiet = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
     found = search_head(start, fixed, recipe, folds, budget, is_quiet=is_quiet)
     return {**_plain(found), "metric": metric_of(trainer.args)}
