@@ -242,7 +242,7 @@ def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_pat
     assert not any("known" in note for note in found["notes"])  # all of them are its own test rows
     Path("train.csv").write_text("\n".join([lines[0], *(line for line in lines if ",train," in line)]) + "\n")
     notes = evaluate("--models", folder, "--dataset_name", "train.csv", *own[2:])["notes"]
-    assert any("The test split of run has 0 of these 120 rows: it may have been trained" in note for note in notes)
+    assert any("0 of these 120 rows are in the test split of run. If others were" in note for note in notes)
 
 
 # --- the name ---------------------------------------------------------------------------------------------------------

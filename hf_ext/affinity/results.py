@@ -31,7 +31,7 @@ HINTS = {  # what was found -> what to do next
     "shows how much is luck of the start.",
     "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
-    "loss curves in report.html. If encoders trained: --tower_training frozen is quick, and shows whether they are the cause.",
+    "loss curves in report.html. If encoders trained: --tower_training frozen is quick, and shows whether that is it.",
     "baseline": "Next: {baseline} does as well: use that, add rows, or look for what these embeddings lack with "
     "another of --encoders or --pooling.",
 }

@@ -92,7 +92,7 @@ def test_a_teacher_that_may_know_the_test_rows_is_warned_about(arguments, splits
     other = {**splits, "test": splits["train"].select(range(10))}
     found = run(tmp_path, arguments, other, teacher).facts["held_out"]
     assert found.startswith(
-        "The test split of the teacher has 0 of these 10 rows: it may have been trained on the others"
+        "0 of these 10 rows are in the test split of the teacher. If others were in its training table"
     )
     assert found in caplog.text
 

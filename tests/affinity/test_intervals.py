@@ -128,7 +128,7 @@ def test_coverage_of_test_rows_is_measured_and_told():
     at = {one["level"]: one for one in facts["levels"]}
     assert (at[0.9]["coverage"]["value"], at[0.9]["width"]) == (0.9, 4.0)
     assert facts["notes"][0].startswith("Prediction intervals of 90 % held 90 % [80 %, 97.5 %]")
-    assert facts["notes"][0].endswith("(predict.py --interval writes them, from 120 validation rows).")
+    assert facts["notes"][0].endswith("(`hf-ext predict --interval 0.9` writes them, from 120 validation rows).")
     assert "half_widths" not in facts
     bounded = {"test": splits["test"].add_column("bound", [-1] * 4 + [0] * 36)}
     held = score_intervals(STORED, np.full(40, 7.0), 7 + errors, bounded, None)["levels"][0]["coverage"]

@@ -202,7 +202,7 @@ LABELS = [
             "column 'pKd': soluble and insoluble look like names of classes",
             "does not train yet",
             "0 and 1",
-            "text_classifier",
+            "FastTrainer",
         ),
     ),
     Mistake(
@@ -214,7 +214,7 @@ LABELS = [
     Mistake(
         "0 and 1",
         labels([0, 1] * 30),
-        ("Two values, 0 and 1: a regression is fitted", "RMSE and Spearman say little", "text_classifier.py"),
+        ("Two values, 0 and 1: a regression is fitted", "RMSE and Spearman say little", "--binder_threshold"),
         labels(spread(0, 1)),
         kind="warning",
     ),
