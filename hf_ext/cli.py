@@ -39,7 +39,7 @@ The Hugging Face Trainer for protein language models on the hardware you have.
   hf-ext train                    a demo of a minute (also: mlm, generate)
   hf-ext train --help             the flags that people use first
   hf-ext train --help all         every flag
-  hf-ext train --config my.yaml   a file of yours; to copy: hf-ext --path gb1.yaml
+  hf-ext train --config my.yaml   a file of yours (gb1.yaml is one to copy)
   hf-ext --version                the version of hf_ext
   hf-ext --path                   the paths of all files that come with it
   hf-ext --path NAME              the path of one, to copy or to launch with:

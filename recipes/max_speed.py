@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     task = AffinityTask()
     with task.parse(argv) as run:  # the command line; then a folder of its own, a log, the seed
         data = task.load(run)  # data.splits: rows of train, validation and test
-        parts = task.build(run, data)  # what Trainer takes: put your model, collator or callbacks in here
+        parts = task.build(run, data)  # what Trainer takes: add callbacks, or subclass its collator or model
         trainer = run.build_trainer(**parts)  # a FastTrainer, with its plan in the log
         trained = task.train(run, trainer, data)
         task.save(run, trainer)

@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ..memory.report import MemoryReport
 from ..speedups.cpu_offload import BITSANDBYTES
 from ..speedups.stored_base import asked_bits
-from ..tasks.sketch import Finding
+from ..tasks.sketch import Finding, Level
 from .gather import Facts
 from .machine import COLAB_DRIVE, DEFAULT_WHEELS_FROM, advise, lacks_kernels
 
@@ -104,6 +104,8 @@ def _device(facts: Facts) -> Iterator[Finding]:
 
 def _memory(facts: Facts) -> Iterator[Finding]:
     room, main = facts.device_bytes, facts.main
+    if main is not None and main.schedule is not None and main.schedule.steps < 1:
+        yield Finding("steps", "stops", "nothing would be trained: no step", "--num_train_epochs 1 or more")
     if room is None or main is None:
         return
     is_free = facts.machine.hardware.kind == "cpu" and not facts.machine.is_described
@@ -123,7 +125,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
             f"a step on the longest rows takes {report.forecast.peak / 2**30:.1f} GiB, {have}, of which "
             f"{(report.room or 0) / 2**30:.1f} are counted on"
         )
-        yield Finding("memory", "warns", text, options or smaller)
+        level: Level = "warns" if main.plan.applied("oom_ladder") else "stops"  # else the first such step ends it
+        yield Finding("memory", level, text, options or smaller)
 
 
 def _disk(facts: Facts) -> Iterator[Finding]:

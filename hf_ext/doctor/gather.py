@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ..checkpoints.compare import refuse_asked
 from ..checkpoints.retention import Sizes
+from ..checkpoints.run_lock import check_folder
+from ..errors import HfExtError
 from ..memory.report import MemoryReport
 from ..memory.stored import WEIGHT_BYTES
 from ..plan import Plan, make_plan
@@ -119,6 +123,12 @@ def gather(task: str, arguments: Sequence[Any], args: Any, doctor: DoctorArgumen
     """
     machine = read_machine(args, doctor.device)
     sketch = find_task(task).sketch(arguments, args, machine.hardware)
+    try:
+        if Path(args.output_dir).is_dir():
+            check_folder(args.output_dir)
+        refuse_asked(args)
+    except HfExtError as error:
+        sketch.stop("output_dir", str(error).splitlines()[0], "another --output_dir, or --resume no")
     seconds = 0.0 if machine.is_described else doctor.measure_seconds
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, stage is last) for stage in sketch.stages]

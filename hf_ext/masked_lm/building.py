@@ -31,6 +31,7 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..models.encoders import load_tokenizer
 from ..models.families import check_family, limit_of_positions
+from ..models.lora import require_base
 from ..pretrained import reading
 from .arguments import MaskedLMArguments
 
@@ -84,17 +85,20 @@ def build_tokenizer(args: MaskedLMArguments) -> Any:
         return EsmTokenizer(str(path), model_max_length=ESM_MAX_TOKENS)
 
 
-def build_model(args: MaskedLMArguments) -> PreTrainedModel:
+def build_model(args: MaskedLMArguments, for_lora: bool = False) -> PreTrainedModel:
     """The pretrained model, or a new ESM-2 or ESM C with random weights (seed torch first), in float32.
 
     ESM's contact head is frozen.
 
+    Args:
+        for_lora: it trains under adapters, which are all that is saved.
+
     Raises:
         ArgumentError: no masked language model at `model_name_or_path`, one whose files are not those of its manifest
-            or hold what is not finite, or a shape that cannot be built.
+            or hold what is not finite, or a shape that cannot be built; one without a head, for LoRA.
     """
     if args.model_name_or_path is not None:
-        model = _pretrained(args)
+        model = _pretrained(args, for_lora)
     elif args.makes_esmc:
         model = EsmcForMaskedLM(EsmcConfig(**args.shape))
     else:
@@ -110,7 +114,7 @@ def freeze_contact_head(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
+def _pretrained(args: MaskedLMArguments, for_lora: bool) -> PreTrainedModel:
     name = str(args.model_name_or_path)
     if Path(name).is_dir():
         check_model(name)
@@ -126,6 +130,8 @@ def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
     missing = sorted(key for key in info["missing_keys"] if "contact_head." not in key)
     if lost := [key for key in missing if not key.startswith("lm_head.")]:
         raise ArgumentError(f"{name!r} lacks weights: {lost[:5]} ({len(lost)} in all).")
+    if missing and for_lora:
+        require_base(None)  # its head would be new, too
     if missing:
         logger.warning("%s has no language-model head: it starts from random weights", name)
     check_finite(name, model.state_dict())

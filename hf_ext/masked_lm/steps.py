@@ -62,7 +62,7 @@ def load(run: Run) -> MaskedLMData:
             run.log.info("No model or --model_size either: a new ESM-2 with 2 layers, 64 wide.")
             if "learning_rate" not in run.explicit:
                 args.learning_rate = DEMO_LEARNING_RATE
-    model = build_model(model_args)
+    model = build_model(model_args, for_lora=args.use_peft)
     collator: Any = build_collator(build_tokenizer(model_args), model, model_args, data_args, args.seed)
     loaded = load_data(data_args, output_dir=args.output_dir, seed=args.seed, needs_labels=False, table=table)
     loaded.report["inputs"] = check_inputs(collator, loaded.splits, data_args.dataset_name)

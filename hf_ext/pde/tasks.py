@@ -56,7 +56,7 @@ def _locate_darcy(places: Any, resolution: int) -> tuple[Any, Any]:
 
 TASKS = {
     "advection1d": Task(
-        "1-D advection, periodic, speed 0.4: the state at four times from the initial one, exact",
+        "1-D advection, periodic, speed 0.4: the state at four times from the initial one",
         input_shape=lambda resolution: (num_points(resolution),),
         target_shape=lambda resolution: (ADVECTION_TIMES, num_points(resolution)),
         locate=_locate_advection,
@@ -64,7 +64,7 @@ TASKS = {
         is_periodic=True,
     ),
     "darcy2d": Task(
-        "2-D Darcy flow: the pressure from a permeability of 12 or 3, by finite volumes",
+        "2-D Darcy flow: the pressure from the permeability",
         input_shape=lambda resolution: (resolution, resolution),
         target_shape=lambda resolution: (resolution, resolution),
         locate=_locate_darcy,

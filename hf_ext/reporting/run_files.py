@@ -41,7 +41,8 @@ class RunFiles:
 
     @property
     def log_history(self) -> list[dict[str, Any]]:
-        return [entry for entry in self.state.get("log_history") or [] if isinstance(entry, dict)]
+        history = self.state.get("log_history")
+        return [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
 
     @property
     def task(self) -> str:
@@ -73,6 +74,8 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
             "run (`hf-ext train`, `mlm`, `generate`) that came to its end."
         )
     results = _read_json(record)
+    if not {"format", "task", "verdict", "page"} & results.keys():
+        raise DataError(f"{record}: holds no record of a run of hf_ext (of another program?). Nothing was written.")
     for what, held, known in (("", results, FORMAT), ("page of ", as_dict(results.get("page")), page.FORMAT)):
         if held.get("format", known) != known:
             raise DataError(

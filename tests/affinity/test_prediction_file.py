@@ -40,7 +40,7 @@ def test_only_what_predict_wrote_is_replaced(folder):
     output = folder / "out.csv"
     for header in ("a,b", "a,source_row,label,prediction", "prediction,b", "prediction", '"open', "\0"):
         output.write_text(f"{header}\n1,2\n")
-        with pytest.raises(ArgumentError, match=r"'out\.csv' is there and was not written by predict"):
+        with pytest.raises(ArgumentError, match=r"'out\.csv' is there and was not written by hf-ext predict"):
             predict("out.csv")
         assert output.read_text() == f"{header}\n1,2\n"
     for header in ("label,source_row,prediction,prediction_low,prediction_high,prediction_std\n", ""):

@@ -48,7 +48,7 @@ SITUATIONS = {
     "processes": ({}, {"is_described": False, "num_gpus": 2}, {}, "warns", "accelerate launch --num_processes 2"),
     "busy": ({}, {"is_described": False, "num_gpus": 1, "load_average": 12.1}, {}, "warns", "look again"),
     "memory": ({}, {}, {"memory": stored(37)}, "stops", "a smaller encoder"),
-    "memory  ": ({}, {}, {"memory": replace(stored(1), room=2**20)}, "warns", "a smaller encoder"),
+    "memory  ": ({}, {}, {"memory": replace(stored(1), room=2**20)}, "stops", "a smaller encoder"),
     "memory ": ({}, {}, {"encoding_bytes": 37 * 2**30}, "stops", "a smaller encoder"),
     "budget": (
         {"save_total_size_gb": 0.001},

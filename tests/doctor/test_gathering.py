@@ -87,7 +87,6 @@ def test_rows_that_the_run_would_refuse_stop_it_here(demo_encoders, tmp_path, co
     facts = look(model=towers(demo_encoders, "frozen"), data=data)
     assert ("data", "stops") in names(facts)
     assert message in facts.sketch.problems[0].text
-    assert "--label_column" in facts.sketch.problems[0].remedy
 
 
 def test_a_file_that_is_not_there_stops_the_run(demo_encoders, tmp_path):
@@ -185,3 +184,13 @@ def test_checkpoints_are_as_large_as_the_run_itself_bounds_them_and_as_what_it_w
     written = (tmp_path / "run" / "model.safetensors").stat().st_size
     assert written <= real.weights <= written + 2**17  # weights stored by reference are counted by neither
     trainer.end()
+
+
+def test_an_output_folder_that_the_run_would_refuse_stops_it_here(demo_encoders, tmp_path):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "model.safetensors").write_bytes(b"another program's")
+    facts = look(model=towers(demo_encoders, "frozen"), output_dir=str(tmp_path / "foreign"))
+    assert ("output_dir", "stops") in names(facts)
+    facts = look(model=towers(demo_encoders, "frozen"), output_dir=str(tmp_path / "new"), num_train_epochs=0)
+    assert ("steps", "stops") in names(facts)
+    assert not (tmp_path / "new").exists()

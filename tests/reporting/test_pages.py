@@ -268,7 +268,7 @@ def test_only_absolute_paths_are_shortened() -> None:
 
 
 def test_text_is_readable_in_light_in_dark_and_in_print(tmp_path) -> None:
-    report, _ = read_pages(write_run(tmp_path, {}, num_rows=0, plan=None, log=[]))
+    report, _ = read_pages(write_run(tmp_path, {"format": 1}, num_rows=0, plan=None, log=[]))
     found = palettes(report.html)
     assert set(found) == {"light", "dark", "print"}
     for name, colours in found.items():
