@@ -283,20 +283,22 @@ def test_text_is_readable_in_light_in_dark_and_in_print(tmp_path) -> None:
 
 def test_a_folder_that_is_no_finished_run_is_refused_by_name(tmp_path) -> None:
     page = '{"page": {"format": 1, "title": "x", "results": [{"kind": "none"}]}}'
+    ours = '{"format": 1}'
     for number, (files, said) in enumerate(
         [
             ({}, "holds no all_results.json, so it is not the folder of a finished run"),
             ({"all_results.json": "{"}, "all_results.json: not JSON"),
             ({"all_results.json": "[]"}, "all_results.json: holds a list"),
+            ({"all_results.json": "{}"}, "holds no record of a run of hf_ext"),
             ({"all_results.json": '{"format": 2}'}, "format 2, this hf_ext reads format 1"),
             ({"all_results.json": '{"page": {"format": 2}}'}, "page of format 2, this hf_ext reads format 1"),
             ({"all_results.json": page}, "its entry 'page' is damaged"),
-            ({"all_results.json": "{}", "plan.json": "x"}, "plan.json: not JSON"),
+            ({"all_results.json": ours, "plan.json": "x"}, "plan.json: not JSON"),
             (
-                {"all_results.json": "{}", "predictions.csv": "label,prediction\n1,2\n3,x\n"},
+                {"all_results.json": ours, "predictions.csv": "label,prediction\n1,2\n3,x\n"},
                 "line 3, column prediction: 'x'",
             ),
-            ({"all_results.json": "{}", "predictions.csv": "label,prediction\n1\n"}, "line 2: 1 cells for 2 columns"),
+            ({"all_results.json": ours, "predictions.csv": "label,prediction\n1\n"}, "line 2: 1 cells for 2 columns"),
         ]
     ):
         folder = tmp_path / str(number)
