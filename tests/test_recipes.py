@@ -106,7 +106,7 @@ def test_fine_tuning_is_one_flag(tmp_path):
 
 # --- configs ---------------------------------------------------------------------------------------------------------
 
-TASKS = {"mlm_": "mlm", "generate_": "generate_antibody", "pde_": "pde_operator"}
+TASKS = {"mlm_": "mlm", "generate_": "generate_antibody", "pde_": "examples/pde_operator"}
 CONFIGS = {
     path: next((task for start, task in TASKS.items() if path.name.startswith(start)), "max_speed")
     for path in sorted((ROOT / "recipes" / "configs").glob("*.yaml"))

@@ -14,7 +14,6 @@ from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError
 
 ALONE = {
-    "report": ["--run", "outputs/affinity"],
     "resume": ["outputs/affinity"],
     "compare": ["--baseline", "baseline", "--optimized", "max_speed", "--", "--max_steps", "2"],
 }

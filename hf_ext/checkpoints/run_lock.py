@@ -45,8 +45,8 @@ def run_folder(args: Any) -> Iterator[None]:
         DiskFailure: the disk is full or broken.
     """
     do_on_main(args, lambda: check_folder(args.output_dir))
-    do_on_main(args, lambda: refuse_asked(args))
     with hold_folders(args):
+        do_on_main(args, lambda: refuse_asked(args))
         yield
 
 
