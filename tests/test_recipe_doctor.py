@@ -1,4 +1,4 @@
-"""recipes/doctor.py as users call it: the page, the JSON, the exit status, and that it leaves nothing behind."""
+"""`hf-ext doctor` as users call it: the page, the JSON, the exit status, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

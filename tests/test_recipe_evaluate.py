@@ -1,4 +1,4 @@
-"""recipes/evaluate.py as users call it: models and given predictions on labelled rows, and on a run's own test rows."""
+"""`hf-ext evaluate` as users call it: models and given predictions on labelled rows, and on a run's own test rows."""
 
 from __future__ import annotations
 

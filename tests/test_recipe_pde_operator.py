@@ -1,4 +1,4 @@
-"""recipes/pde_operator.py as users run it: its scores, a killed run, several processes, and what it refuses."""
+"""The example pde_operator.py as users run it: its scores, a killed run, several processes, and what it refuses."""
 
 import json
 import runpy

@@ -29,7 +29,7 @@ MAX_LISTED = 10
 
 
 def is_of_predictions(header: Sequence[str]) -> bool:
-    """Whether predict.py wrote a CSV of this header; those that a run leaves have the label before the prediction.
+    """Whether `predict` wrote a CSV of this header; those that a run leaves have the label before the prediction.
 
     Not that of a stream, which nothing tells from another program's column `prediction`.
     """
@@ -128,7 +128,7 @@ def read_predictions(
     order. Either way, sequences and labels that the table has too must be those of the row.
 
     Args:
-        path: CSV, TSV, JSONL or Parquet with `column`; as `predict.py` or a run wrote it, or of another program.
+        path: CSV, TSV, JSONL or Parquet with `column`; as `hf-ext predict` or a run wrote it, or of another program.
         rows: map-style, with `source_row`, `label` and the sequence columns, as loading left them.
         sequence_columns: of the rows.
         label_column: what the labels were called in their file; in those of runs it is `label`.

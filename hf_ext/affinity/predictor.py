@@ -91,9 +91,9 @@ class AffinityPredictor:
         Args:
             rows: n rows with `columns`, as a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas
                 DataFrame; other columns are ignored. Residues in capital or small letters. A chain that the model has
-                learned to do without (`max_speed.py --missing_chains`) may be "", None or NaN.
+                learned to do without (`--missing_chains`) may be "", None or NaN.
             calibrated: False gives what the network says, without what was fitted on the validation rows after
-                training (`max_speed.py --calibration`).
+                training (`--calibration`).
 
         Returns:
             (n,), float32, label units, in the order of `rows`. Equal to `trainer.predict` up to rounding, which other

@@ -25,7 +25,6 @@ class AffinityTask(ShippedTask):
     """
 
     name = "affinity"
-    recipe = "max_speed"
     arguments = (AffinityArguments, DataArguments)
     defaults = {
         "preset": "max_speed",

@@ -7,10 +7,10 @@
     hf-ext doctor --resolution 64 --hidden_size 384 --device a100
 
 Takes every argument of `hf-ext train`; or, where one of them belongs to `hf-ext mlm`, `hf-ext generate` or
-recipes/pde_operator.py alone, of that. Prints one screen: whether the command would run, how long, in how much memory,
-what to change first; then what is off with its remedy, and what all this rests on. It is about your own data where
---dataset_name is given, else about the demo. --json FILE has everything: the whole plan with reasons, packages, what
-the rows and labels are like. Trains, downloads and writes nothing (but --json FILE; of a model on the Hub its
+recipes/examples/pde_operator.py alone, of that. Prints one screen: whether the command would run, how long, in how much
+memory, what to change first; then what is off with its remedy, and what all this rests on. It is about your own data
+where --dataset_name is given, else about the demo. --json FILE has everything: the whole plan with reasons, packages,
+what the rows and labels are like. Trains, downloads and writes nothing (but --json FILE; of a model on the Hub its
 config.json is read). Exit status: 0 if the command would run, 1 if something would stop it.
 """
 

@@ -10,7 +10,6 @@ from typing import Any
 from ..checkpoints.compare import refuse_asked
 from ..checkpoints.retention import Sizes
 from ..checkpoints.run_lock import check_folder
-from ..errors import HfExtError
 from ..memory.report import MemoryReport
 from ..memory.stored import WEIGHT_BYTES
 from ..plan import Plan, make_plan
@@ -123,17 +122,19 @@ def gather(task: str, arguments: Sequence[Any], args: Any, doctor: DoctorArgumen
     """
     machine = read_machine(args, doctor.device)
     sketch = find_task(task).sketch(arguments, args, machine.hardware)
-    try:
-        if Path(args.output_dir).is_dir():
-            check_folder(args.output_dir)
-        refuse_asked(args)
-    except HfExtError as error:
-        sketch.stop("output_dir", str(error).splitlines()[0], "another --output_dir, or --resume no")
+    sketch.attempt("output_dir", lambda: _check_output(args))
     seconds = 0.0 if machine.is_described else doctor.measure_seconds
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, stage is last) for stage in sketch.stages]
     facts = Facts(task, args, machine, read_packages(), sketch, stages)
     return facts if facts.main is None else Facts(**{**vars(facts), "args": facts.main.stage.args})
+
+
+def _check_output(args: Any) -> None:
+    """As a run checks its folder, but makes none."""
+    if Path(args.output_dir).is_dir():
+        check_folder(args.output_dir)
+    refuse_asked(args)
 
 
 def _look(stage: Stage, machine: Machine, seconds: float, is_last: bool) -> StageFacts:

@@ -8,7 +8,6 @@ _HOMES = {
     "RidgeBaseline": "baselines",
     "RowMetrics": "row_metrics",
     "collapse_report": "alarms",
-    "format_report": "alarms",
     "judge": "verdict",
     "label_audit": "alarms",
     "load_metric": "evaluate_metrics",

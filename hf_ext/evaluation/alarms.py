@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..reporting.units import format_cell, share
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 
 MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
@@ -133,17 +132,6 @@ def unit_alarms(labels: FloatArray) -> list[str]:
         f"concentrations in {'M' if high < MOLAR else 'nM or pM'}: the weakest binders alone would decide the loss. "
         "Train on -log10 of the value in M (pKd = 9 - log10 of nM)."
     ]
-
-
-def format_report(report: Mapping[str, Any], title: str = "") -> list[str]:
-    """Returns the lines that print a `collapse_report` or a `label_audit`: one per number, then one per alarm."""
-    width = max(map(len, report))
-    lines = [title] if title else []
-    for key, value in report.items():
-        if key != "alarms":
-            text = share(value) if "share" in key else format_cell(value)
-            lines.append(f"  {key.replace('_', ' '):<{width}}  {text}")
-    return lines + ([f"  ALARM: {alarm}" for alarm in report["alarms"]] or ["  no alarms"])
 
 
 def _looks_bfloat16(values: FloatArray) -> bool | None:

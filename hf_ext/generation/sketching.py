@@ -43,7 +43,6 @@ READERS = r"project|^keys|(cross_attention|EncDecAttention)\.[kv]\."  # of a dec
 FIRST_TOKENS = 8  # of each sequence, in the first step that is timed
 RESIDUES = (4, 24)  # their ids, in the generator's vocabulary and in that of ESM
 REMEDIES = {
-    "arguments": "what the message says; hf-ext generate --help all lists all arguments",
     "data": "--dataset_name, --antigen_column, --heavy_column, --light_column, --label_column as the file has them",
     "model": "--architecture, --size; --antigen_encoder: a Hub id or a folder, without a network HF_HUB_OFFLINE=1",
 }

@@ -35,7 +35,6 @@ class GenerationTask(ShippedTask):
     """
 
     name = "generation"
-    recipe = "generate_antibody"
     arguments = (GeneratorArguments, DataArguments)
     defaults = {
         "preset": "max_speed",

@@ -31,7 +31,6 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..models.encoders import load_tokenizer
 from ..models.families import check_family, limit_of_positions
-from ..models.lora import require_base
 from ..pretrained import reading
 from .arguments import MaskedLMArguments
 
@@ -131,7 +130,10 @@ def _pretrained(args: MaskedLMArguments, for_lora: bool) -> PreTrainedModel:
     if lost := [key for key in missing if not key.startswith("lm_head.")]:
         raise ArgumentError(f"{name!r} lacks weights: {lost[:5]} ({len(lost)} in all).")
     if missing and for_lora:
-        require_base(None)  # its head would be new, too
+        raise ArgumentError(
+            f"--use_peft: {name} has no language-model head, so that would be new, and adapters alone are saved. "
+            "Train once without --use_peft, then start from that model."
+        )
     if missing:
         logger.warning("%s has no language-model head: it starts from random weights", name)
     check_finite(name, model.state_dict())

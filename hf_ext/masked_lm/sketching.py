@@ -37,7 +37,6 @@ from .results import EVALUATION_METRICS, SCORES
 # The messages themselves say what is allowed; these name the flags.
 REMEDIES = {
     "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of the model",
-    "data": "the rows or the flags, as this says",
     "measure": "one of the metrics named, for example --metric_for_best_model token_loss",
     "inputs": "--too_long truncate, --max_residues N; another model where residues are unknown to it",
 }

@@ -20,7 +20,6 @@ class MaskedLMTask(ShippedTask):
     """
 
     name = "masked_lm"
-    recipe = "mlm"
     arguments = (MaskedLMArguments, DataArguments)
     defaults = {
         "preset": "max_speed",

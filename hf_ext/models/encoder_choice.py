@@ -2,7 +2,7 @@
 
 One answer for the doctor, for `--encoders` left out and for the tables in docs/. Rates and bytes are computed, not
 measured: two FLOPs per weight and token forward, as many again for gradients of states and of weights, at 30 % of the
-published peak. transformers loads each of these by itself, without code from the Hub.
+published peak. transformers has the classes of each, so no code from the Hub is needed.
 """
 
 from __future__ import annotations

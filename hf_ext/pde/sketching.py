@@ -23,8 +23,7 @@ from .results import ErrorMetrics
 from .tasks import TASKS
 
 REMEDIES = {
-    "arguments": "what the message says; python recipes/pde_operator.py --help all lists all arguments",
-    "model": "--model_name_or_path: the --output_dir of a run of recipes/pde_operator.py, or left out for a new model",
+    "model": "--model_name_or_path: the --output_dir of such a run, or left out for a new model",
 }
 COUNTED_ROWS = 2
 

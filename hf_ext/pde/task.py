@@ -19,7 +19,6 @@ class OperatorTask(ShippedTask):
     """
 
     name = "pde_operator"
-    recipe = "pde_operator"
     arguments = (OperatorArguments,)
     defaults = {
         "output_dir": "outputs/pde_operator",

@@ -49,14 +49,12 @@ class Task:
 
     Attributes:
         name: in `all_results.json` and `TASKS`.
-        recipe: the file in `recipes/` that trains it, without `.py`.
         arguments: dataclasses of its own arguments, in the order in which they are parsed; see `all_arguments`.
         defaults: training arguments that it sets where the user does not.
         has_card: whether a run leaves a model card beside its report.
     """
 
     name: ClassVar[str]
-    recipe: ClassVar[str]
     arguments: ClassVar[tuple[type, ...]]
     defaults: ClassVar[Mapping[str, Any]]
     has_card: ClassVar[bool] = True

@@ -41,6 +41,7 @@ UNKNOWN_LENGTH = 1024  # tokens of a row where no data is at hand
 SPECIAL_TOKENS = 2  # about a sequence: <cls> and <eos>
 MAX_LINES = 5  # of an error that becomes a finding
 MAX_NAME = 40  # characters of a path
+AS_SAID = "what the message says"
 STOCK_NOTE = "--stock_trainer: transformers.Trainer itself, without any of these speed-ups."
 
 
@@ -191,7 +192,7 @@ class Sketch:
     """What a task knows of its run: its stages, what reading its rows said, and what is wrong.
 
     Attributes:
-        remedies: name of an attempt -> what to do where it fails.
+        remedies: name of an attempt -> what to do where it fails, if its message does not say it.
         subject: what the run trains on, in words; is_demo: none of the user's rows, which are left out.
         encoder_flag: what names a pretrained encoder; empty where the task takes none.
         report, labels: of the rows, as the run reports them; measure: what is best, in a sentence.
@@ -215,7 +216,7 @@ class Sketch:
         try:
             return action()
         except HfExtError as error:
-            self.stop(name, "\n".join(str(error).splitlines()[:MAX_LINES]), self.remedies[name])
+            self.stop(name, "\n".join(str(error).splitlines()[:MAX_LINES]), self.remedies.get(name, AS_SAID))
             return None
 
     def is_read(self, dataset_name: str | None) -> bool:

@@ -168,7 +168,7 @@ def new_rows() -> list[dict[str, str]]:
 
 @pytest.fixture
 def predict_file(run, tmp_path, monkeypatch):
-    """Calls predict.py on ten rows without labels; returns its columns as numbers."""
+    """Calls `hf-ext predict` on ten rows without labels; returns its columns as numbers."""
     folder, _ = run
     monkeypatch.syspath_prepend(RECIPES)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""predict.py writes beside what it read: the input's columns in their order, every value as it stood there."""
+"""`hf-ext predict` writes beside what it read: the input's columns in their order, every value as it stood there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(make_affinity, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def predict(model, tmp_path, monkeypatch):
-    """Calls predict.py in an empty folder; returns header and rows of its CSV."""
+    """Calls `hf-ext predict` in an empty folder; returns header and rows of its CSV."""
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     monkeypatch.chdir(tmp_path)
 

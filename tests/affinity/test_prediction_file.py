@@ -1,4 +1,4 @@
-"""What predict.py refuses about its output before it looks for a model, and what it leaves as it was."""
+"""What `hf-ext predict` refuses about its output before it looks for a model, and what it leaves as it was."""
 
 import os
 

@@ -80,7 +80,7 @@ def test_training_continues_from_saved_weights(tmp_path):
 
 def test_an_encoder_without_a_language_model_head_gets_a_new_one(demo_encoders):
     assert isinstance(build_model(MaskedLMArguments(model_name_or_path=demo_encoders[1])), EsmForMaskedLM)
-    with pytest.raises(ArgumentError, match="--use_peft: a saved model would be the adapters alone"):
+    with pytest.raises(ArgumentError, match=r"--use_peft: .* has no language-model head"):
         build_model(MaskedLMArguments(model_name_or_path=demo_encoders[1]), for_lora=True)
     with pytest.raises(ArgumentError, match="lacks weights"):
         build_model(MaskedLMArguments(model_name_or_path=demo_encoders[0]))  # BERT's head, without its weights
