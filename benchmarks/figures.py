@@ -22,7 +22,7 @@ CASES = {  # of the ledger -> as the picture calls them
     "full, bf16": "bf16",
     "full, fused GELU": "fused GELU",
     "full, AdamW in 8 bits": "AdamW in 8 bits",
-    "full, recomputing attention": "all but attention recomputed",
+    "full, recomputing all": "layers computed again",
     "full, all together": "these four together",
     "LoRA": "LoRA, float32",
     "LoRA, bf16, half base": "bf16, frozen weights in it too",

@@ -33,7 +33,6 @@ from torch import nn
 
 from hf_ext.data.varlen_layout import VarlenLayout
 from hf_ext.memory.forecast import MemoryModel, TrainConfig
-from hf_ext.models.activation_checkpointing import Policy, set_policy
 from hf_ext.models.blocks import find_base_layers
 from hf_ext.models.frozen_weights import narrow
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
@@ -62,7 +61,7 @@ class Case:
     trains: str = "full"
     rows: int = 8
     length: int = 128
-    policy: Policy = "none"
+    recomputes: bool = False
     half: bool = False
     half_base: bool = False
     optimizer: str = "adamw_torch_fused"
@@ -73,16 +72,15 @@ class Case:
     padded: bool = True
 
 
-ALL = {"half": True, "fused_gelu": True, "policy": "attention"}
+ALL = {"half": True, "fused_gelu": True, "recomputes": True}
 CASES = [
     Case("full"),
     Case("full, eager attention", attention="eager"),
     Case("full, fused GELU", fused_gelu=True),
     Case("full, packed", packed=True),
     Case("full, 2 passes per step", passes=2, rows=4),
-    Case("full, recomputing attention", policy="attention"),
     Case("full, bf16", half=True),
-    Case("full, bf16, recomputing all", half=True, policy="full"),
+    Case("full, bf16, recomputing all", half=True, recomputes=True),
     Case("full, AdamW in 8 bits", optimizer="adamw_8bit"),
     Case("full, all together", optimizer="adamw_8bit", **ALL),  # type: ignore[arg-type]
     Case("LoRA", trains="lora"),
@@ -94,10 +92,9 @@ CASES = [
     Case("650M LoRA, all together", "650M", "lora", rows=4, half_base=True, **ALL),  # type: ignore[arg-type]
     Case("650M full, all together", "650M", rows=4, optimizer="adamw_8bit", **ALL),  # type: ignore[arg-type]
     Case("650M frozen", "650M", "frozen", rows=4),
-    Case("650M full, recomputing all", "650M", rows=4, policy="full"),
+    Case("650M full, recomputing all", "650M", rows=4, recomputes=True),
     Case("full, Adafactor", optimizer="adafactor"),
-    Case("full, recomputing half", policy="half"),
-    Case("full, recomputing all", policy="full"),
+    Case("full, recomputing all", recomputes=True),
 ]
 
 
@@ -143,7 +140,7 @@ def predict(case: Case, kind: str = "cpu") -> dict[str, Any]:
     model = make_model(case)
     began = time.perf_counter()
     memory = MemoryModel(model, lambda rows: make_batch(case, rows), kind=kind, scales=not case.packed)
-    config = TrainConfig(case.rows, case.policy, case.half, optimizer=case.optimizer, passes=case.passes)
+    config = TrainConfig(case.rows, case.recomputes, case.half, optimizer=case.optimizer, passes=case.passes)
     found = memory.forecast(config)
     return {
         "bytes": found.peak,
@@ -186,8 +183,8 @@ def make_optimizer(case: Case, model: nn.Module) -> Any:
 def train(case: Case, device: str = "cpu") -> list[float]:
     """Seconds of each of `STEPS` optimizer steps; of a GPU, until the host has handed them over."""
     model = fill(make_model(case), device)
-    if case.policy != "none":
-        set_policy(model, case.policy)
+    if case.recomputes:
+        model.activation_checkpointing_enable()
     optimizer = make_optimizer(case, model)
     batch, seconds = {name: part.to(device) for name, part in make_batch(case, case.rows).items()}, []
     for _ in range(STEPS):

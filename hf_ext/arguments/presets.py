@@ -22,7 +22,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "per_device_eval_batch_size": 1,
         "gradient_accumulation_steps": 8,
         "cached_batch_size": 256,
-        "activation_policy": "attention",
+        "activation_checkpointing": True,
         "dataloader_pin_memory": False,
         "oom_policy": "step_down",
     },

@@ -46,13 +46,8 @@ class SpeedArguments:
         "given, decides instead.",
     )
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
-    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
-        option("auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware.")
-    )
-    activation_policy: Literal["none", "half", "attention", "full"] | None = option(
-        None,
-        "What is computed again in the backward pass instead of kept. half: every second layer. attention: "
-        "all but attention. full: everything.",
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = option(
+        "auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware."
     )
     oom_policy: Literal["stop", "step_down"] = option(
         "stop",

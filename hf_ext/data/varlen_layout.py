@@ -6,7 +6,7 @@ Collators make it beforehand, with what else a model would read from a batch on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -50,7 +50,6 @@ class VarlenLayout(_Movable):
         num_filled: tokens at the end of the row that stand for nothing and only round T up.
         rounds_up: whether the row is filled where its length is not one of a few.
         has_holes: whether some sequence's tokens do not stand side by side in the padded batch.
-        memo: what a kernel makes of the layout once, for every layer; a copy on another device begins without.
     """
 
     lengths: tuple[int, ...]
@@ -63,7 +62,6 @@ class VarlenLayout(_Movable):
     num_filled: int = 0
     rounds_up: bool = False
     has_holes: bool = False
-    memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def from_mask(cls, mask: torch.Tensor, round_up: bool = False) -> VarlenLayout:

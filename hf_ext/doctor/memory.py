@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from torch import nn
 
 from ..checkpoints.retention import SMALL_FILES_BYTES, Sizes, bound_sizes, needed_bytes, read_policy
 from ..checkpoints.weights import export_bytes
-from ..memory.forecast import MemoryModel
-from ..memory.report import MemoryReport, report_run
+from ..memory.forecast import MemoryModel, TrainConfig
+from ..memory.report import MemoryReport, report_memory
 from ..memory.stored import Base
 from ..models.attention import KERNELS
 from ..models.packing import pack_encoders
 from ..plan import Plan
 from ..speedups.attention import set_attention
-from ..speedups.base import optimizer_name
+from ..speedups.base import optimizer_name, recomputes
 from ..speedups.fused_layers import fuse_gelu, label_only
 from ..speedups.precision import best_precision
 from ..tasks.sketch import Stage
@@ -40,15 +39,26 @@ def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) ->
     model, make_batch = stage.as_trained(plan)
     kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None
     batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
-    given = {
-        "policy": _policy(args, plan),
-        "base": _base(plan),
-        "optimizer": optimizer_name(args),
-        "passes": batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps),
-    }
-    has_half = best_precision(plan.hardware) != "fp32"
-    memory = MemoryModel(model.train(), make_batch, change=partial(_change, plan, kernel), has_half=has_half)
-    return report_run(memory, args, plan, rows, stage.longest, capacity, **given)
+    config = TrainConfig(
+        max(1, args.max_tokens_per_batch // stage.longest) if plan.applied("token_budget") else rows,
+        # Of every n-th layer, what all of them hold is the bound.
+        recomputes=recomputes(args) and (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1) == 1,
+        half=plan.applied("precision"),
+        base=_base(plan),
+        optimizer=optimizer_name(args),
+        is_muon=plan.applied("muon"),
+        on_host=plan.applied("cpu_offload"),
+        passes=batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps),
+    )
+    memory = MemoryModel(
+        model.train(),
+        make_batch,
+        kind="cpu" if plan.hardware.kind == "cpu" else "cuda",
+        change=partial(_change, plan, kernel),
+        sends_gradients=args.world_size > 1,
+        has_half=best_precision(plan.hardware) != "fp32",
+    )
+    return report_memory(memory, config, stage.longest, capacity)
 
 
 def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
@@ -70,15 +80,6 @@ def _base(plan: Plan) -> Base:
     if plan.applied("quantized_base"):
         return "8-bit" if plan["quantized_base"].settings["bits"] == 8 else "4-bit"
     return "half" if plan.applied("lora_base") else "as it is"
-
-
-def _policy(args: Any, plan: Plan) -> Any:
-    if plan.applied("activation_checkpointing"):
-        return plan["activation_checkpointing"].settings["policy"]
-    if not (args.activation_checkpointing or args.gradient_checkpointing):
-        return "none"
-    every = (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1)
-    return "half" if every == 2 else "full"
 
 
 def predict_disk(stage: Stage, plan: Plan, schedule: Schedule | None) -> tuple[Sizes, int, int]:

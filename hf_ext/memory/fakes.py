@@ -22,7 +22,6 @@ from ..models.frozen_weights import HalfLinear
 from ..models.packing import find_encoders, is_packed, pack_encoders
 
 HALF = torch.bfloat16  # float16 takes as much
-PERIOD = 2  # layers that are taken to repeat together: every second one is recomputed under "half", and may be already
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class LayerSlice:
 
     Attributes:
         layers: the whole model's.
-        kept: `first`, `PERIOD` that stand for all in the middle, and the rest at the end; all where they differ.
+        kept: `first`, one that stands for all in the middle, and one at the end; all where they differ.
         name: of the list in the model; not needed where all are kept.
     """
 
@@ -43,7 +42,7 @@ class LayerSlice:
     @property
     def copies(self) -> int:
         """How often the middle stands for itself in the whole model."""
-        return 1 + (len(self.layers) - self.kept) // PERIOD
+        return 1 + len(self.layers) - self.kept
 
 
 def slice_layers(model: nn.Module) -> list[LayerSlice]:
@@ -52,9 +51,7 @@ def slice_layers(model: nn.Module) -> list[LayerSlice]:
     for name, layers in block_lists(model).items():
         # What goes into the first layer is held by the caller; where layers keep nothing else, that would count.
         first = 1 if any(parameter.requires_grad for parameter in layers.parameters()) else 2
-        kept = first + 1 + PERIOD + (len(layers) - first - 1 - PERIOD) % PERIOD
-        if kept >= len(layers) or not _alike(layers):
-            kept = len(layers)
+        kept = first + 2 if first + 2 < len(layers) and _alike(layers) else len(layers)
         slices.append(LayerSlice(layers, kept, first, name))
     return slices
 

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..data.varlen_layout import BatchLayout
-from ..models.activation_checkpointing import Policy, set_policy
 from ..models.blocks import find_base_layers
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
@@ -43,7 +42,7 @@ class TrainConfig:
 
     Attributes:
         rows: of one pass on one device.
-        policy: which layers are computed again in the backward pass; None: as the model has it.
+        recomputes: layers are computed again in the backward pass, also where the model does not say so itself.
         half: under autocast to bf16 or fp16.
         base: how frozen linear layers beside adapters are stored.
         optimizer: a value of Trainer's `--optim`.
@@ -53,7 +52,7 @@ class TrainConfig:
     """
 
     rows: int
-    policy: Policy | None = None
+    recomputes: bool = False
     half: bool = False
     base: Base = "as it is"
     optimizer: str = "adamw_torch_fused"
@@ -144,21 +143,21 @@ class MemoryModel:
         """
         rows = MANY_ROWS if self.scales else config.rows
         # The same operations in 16 bits, in 8 and in 4: stored weights are not in a timeline.
-        key = (config.policy, config.half, config.half and config.base != "as it is", rows)
+        key = (config.recomputes, config.half, config.half and config.base != "as it is", rows)
         if key not in self.timelines:
             self.timelines[key] = self._run_pass(*key)
         found = self.timelines[key]
         return found.with_rows(config.rows / rows) if self.scales else found
 
-    def _run_pass(self, policy: Policy | None, half: bool, is_narrow: bool, rows: int) -> Timeline:
+    def _run_pass(self, recomputes: bool, half: bool, is_narrow: bool, rows: int) -> Timeline:
         batch = self.make_batch(rows)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            model = copy_as_fake(self.model, self.slices, is_narrow)
+            model: Any = copy_as_fake(self.model, self.slices, is_narrow)
             if self.change is not None:
                 self.change(model)
             give_layouts(model)
-            if policy is not None:
-                set_policy(model, policy)
+            if recomputes:
+                model.activation_checkpointing_enable()
             ledger = Ledger(self.block, rows if self.scales else 0)
             return record_pass(ledger, model.train(), self.slices, fake_batch(mode, batch), half, self.kind)
 

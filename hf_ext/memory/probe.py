@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..models.lora import unwrap_peft
-from .fakes import PERIOD, LayerSlice, autocast_rule
+from .fakes import LayerSlice, autocast_rule
 
 Direction = Literal["forward", "backward"]
 BLOCK_BYTES = 512  # CUDA's caching allocator rounds to it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
@@ -196,7 +196,7 @@ class Ledger(TorchDispatchMode):
     def _begin(self, number: int, part: LayerSlice, module: nn.Module, args: Any) -> None:
         self._mark("forward", number, part)
         self._is_between = False
-        self._num_left_out = part.copies - 1 if 0 <= number - part.first < PERIOD else 0
+        self._num_left_out = part.copies - 1 if number == part.first else 0
 
     def _end(self, number: int, part: LayerSlice, module: nn.Module, args: Any, output: Any) -> None:
         self._is_between = number == part.kept - 1
@@ -210,13 +210,12 @@ class Ledger(TorchDispatchMode):
         self._is_between = False
 
     def _mark(self, direction: Direction, number: int, part: LayerSlice) -> None:
-        """Where the layers that stand for all in the middle begin and end, in both directions."""
-        low, high = part.first, part.first + PERIOD
-        first, last = (low, high) if direction == "forward" else (high - 1, low - 1)
+        """Where the layer that stands for all in the middle begins and ends, in both directions."""
+        after = part.first + (1 if direction == "forward" else -1)
         key, moment = (part.name, direction), len(self.levels)
-        if number == first:
+        if number == part.first:
             self._begun[key] = moment
-        elif number == last and key in self._begun:
+        elif number == after and key in self._begun:
             self.repeats.append(Repeat(self._begun.pop(key), moment, part.copies))
 
 

@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.integrations.flex_attention import compile_friendly_flex_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
@@ -27,7 +25,6 @@ from ..data.varlen_layout import VarlenLayout
 from .cpu_attention import Bias, blocked_attention
 
 PREFIX = "hf_ext_"
-BLOCK = 128  # tokens; what flex's kernels skip or compute as a whole
 
 
 def register_attention() -> None:
@@ -104,92 +101,10 @@ def varlen_attention(
     return output
 
 
-def flex_packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
-) -> Tensor:
-    """torch's FlexAttention: the layout of a batch as a block mask, so that sequences do not meet.
-
-    T5's bias, which depends on the distance of two tokens, is read for each pair where it is needed: no layer holds it
-    for each sequence. transformers' `flex_attention` takes a packed row of an encoder for one sequence; what it
-    compiles is used here, with the mask that it lacks. Dropout goes to `padded_attention`, with the same result.
-
-    Raises:
-        NotImplementedError: on a CPU, where torch has no backward pass for it, and a gradient is wanted.
-
-    Cost: compiled once on a GPU; on a CPU it is not compiled, and all T x T scores are in memory.
-    """
-    if dropout:
-        return padded_attention(query, key, value, segments, scaling, dropout, bias)
-    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-    if "block mask" not in segments.memo:  # once for all layers
-        segments.memo["block mask"] = block_mask(segments)
-    mask, adds = segments.memo["block mask"], None if bias is None else bias_mod(bias, segments)
-    output: Any
-    if q.device.type == "cpu":
-        output = flex_attention(q, k, v, adds, mask, scaling)
-    else:
-        options = {"score_mod": adds, "block_mask": mask, "scale": scaling}
-        output = compile_friendly_flex_attention(q, k, v, q.requires_grad, **options)
-    return output[0].transpose(0, 1)
-
-
-def bias_mod(bias: Tensor, segments: VarlenLayout) -> Callable[..., Tensor]:
-    """What adds to the score of two tokens the bias of their places in their sequence.
-
-    Of tokens of two sequences it adds some value too; the block mask leaves these pairs out.
-    """
-    if "places" not in segments.memo:
-        total = torch.arange(len(segments.slots), device=bias.device)
-        segments.memo["places"] = total - segments.cu_seqlens[_sequences(segments)].long()
-    places = segments.memo["places"]
-
-    def add(score: Tensor, batch: object, head: object, query: Tensor, key: Tensor) -> Tensor:
-        return score + bias[0, head, places[query], places[key]]  # type: ignore[index]
-
-    return add
-
-
-def _sequences(segments: VarlenLayout) -> Tensor:
-    """The number of each token's sequence, (T,); pieces of filling count on."""
-    places = torch.arange(len(segments.slots), device=segments.cu_seqlens.device)
-    return torch.bucketize(places, segments.cu_seqlens[1:].long(), right=True)
-
-
-def block_mask(segments: VarlenLayout) -> BlockMask:
-    """Which blocks of `BLOCK` queries and keys hold a pair of one sequence, and which hold no other pairs.
-
-    Sequences are contiguous, so the first and the last one of each block tell: (T / BLOCK)^2 comparisons, where
-    `create_block_mask` would make T^2. No value is read from the device.
-    """
-    total = len(segments.slots)
-    sequence = _sequences(segments)
-    first = sequence[::BLOCK]
-    last = sequence[torch.arange(BLOCK - 1, total + BLOCK - 1, BLOCK, device=first.device).clamp(max=total - 1)]
-    meets = (first[:, None] <= last) & (last[:, None] >= first)
-    same = (first == last)[:, None] & (first == last) & (first[:, None] == first)
-    if total % BLOCK:  # not the last block, which is not filled
-        same[-1] = same[:, -1] = False
-
-    def of_one_sequence(batch: object, head: object, query: Tensor, key: Tensor) -> Tensor:
-        return sequence[query] == sequence[key]
-
-    partly, wholly = _indices(meets & ~same), _indices(same)
-    lengths = (total, total)
-    return BlockMask.from_kv_blocks(*partly, *wholly, BLOCK_SIZE=BLOCK, mask_mod=of_one_sequence, seq_lengths=lengths)
-
-
-def _indices(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a (blocks, blocks) mask the number of keys' blocks per row, and their numbers first: (1, 1, ...), int32."""
-    counts = dense.sum(1).to(torch.int32)
-    order = dense.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)
-    return counts[None, None], order[None, None]
-
-
 KERNELS: dict[str, Callable[..., Tensor]] = {
     "blocked": blocked_attention,
     "padded": padded_attention,
     "varlen": varlen_attention,
-    "flex": flex_packed_attention,
 }
 
 

@@ -5,9 +5,6 @@ And the counter of FLOPs that knows of attention on CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -27,18 +24,6 @@ MAX_HEAD_BYTES = 3 << 20  # of one head's scores: 886 tokens in float32, 1,254 i
 # are what backward would compute: 33 layers keep 2 GiB at most, where a model of as many has 10 GiB of AdamW states.
 KEPT_BYTES = 64 << 20
 Bias = Tensor | None
-# False where a recomputed layer keeps the output of attention: weights would fill what recomputing it frees.
-_keeps_weights: ContextVar[bool] = ContextVar("keeps_weights", default=True)
-
-
-@contextmanager
-def keeping_no_weights() -> Iterator[None]:
-    """Inside, in this thread, `attend` keeps no weights, whatever `keep` says; the numbers are the same."""
-    token = _keeps_weights.set(False)
-    try:
-        yield
-    finally:
-        _keeps_weights.reset(token)
 
 
 # Left to the compiler, the loop over lengths would be compiled anew for every batch.
@@ -94,7 +79,7 @@ def attend(
     if _prefers_sdpa(query, key):
         return scaled_dot_product_attention(query, key, value, scale=scaling)
     flat = [x.flatten(0, 1).contiguous() for x in (query * scaling, key, value)]
-    keep = keep and _keeps_weights.get() and torch.is_grad_enabled() and any(x.requires_grad for x in flat)
+    keep = keep and torch.is_grad_enabled() and any(x.requires_grad for x in flat)
     return _blocked_op(*flat, keep)[0].unflatten(0, query.shape[:2])
 
 
@@ -112,7 +97,7 @@ def _prefers_sdpa(query: Tensor, key: Tensor) -> bool:
 def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """softmax(q k^T) v for (sequences * heads, tokens, head size); and the softmax, if its backward shall keep it.
 
-    One operation, so that checkpointing can keep its output and FLOPs can be counted.
+    One operation, so that FLOPs can be counted.
     """
     output, kept = torch.empty_like(query), _empty_weights(query, key, keep)
     with torch.autocast(query.device.type, enabled=False):

@@ -6,7 +6,6 @@ The order there is the order of application.
 from __future__ import annotations
 
 from . import (
-    activation_checkpointing,
     attention,
     batch_size,
     compile,
@@ -47,7 +46,6 @@ REGISTRY: tuple[Speedup, ...] = (
     DataLoading,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,
-    activation_checkpointing,  # on layers as they stay; before those that run the model to see what it does
     sharding,  # once no layer changes its class any more, and no weights are added
     Ddp,
     compile,  # last: it compiles what the others left

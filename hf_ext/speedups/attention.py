@@ -5,9 +5,6 @@ Class N. Choices of `--attention`:
 - `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the package flash-attn, or what
   `kernels` downloads in its place.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
-- `flex`: torch's FlexAttention on unpadded sequences, block masks made of their layout, T5's bias read where it is
-  needed (`padded` holds it once per batch and sequence); for GPUs with Triton, and for frozen encoders anywhere. With
-  dropout, as T5 trains by default, it is `padded`. Its speed was not measured, so `auto` does not take it.
 - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/cpu_attention.py`).
 - `faesm`: the faesm library's flash attention for ESM (`models/faesm_bridge.py`), from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
@@ -41,8 +38,7 @@ NAME = "attention"
 KIND: Kind = "N"
 FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
-TRITON = (7, 0)  # compute capability that its kernels need
-PACKED = ("blocked", "padded", "varlen", "flex", "flash_attention_2")  # kernels that take unpadded sequences
+PACKED = ("blocked", "padded", "varlen", "flash_attention_2")  # kernels that take unpadded sequences
 
 
 def decide(context: Context) -> Decision:
@@ -93,23 +89,8 @@ def _problem(asked: str, context: Context) -> str | None:
         missing = _missing("torch.nn.attention.varlen") if asked == "varlen" else _missing_flash_attn()
         problem = _flash_problem(context) or missing
         return problem and f"{problem}: use --attention auto"
-    if asked == "flex":
-        return _flex_problem(context)
     if asked == "blocked" and context.hardware.kind != "cpu":
         return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
-    return None
-
-
-def _flex_problem(context: Context) -> str | None:
-    hardware = context.hardware
-    if not context.model.trains_encoders:
-        return None
-    if hardware.kind not in ("cuda", "rocm"):
-        return f"torch has no backward pass of it for {hardware.name}: use --attention auto"
-    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < TRITON:
-        return f"{hardware.name} is older than Triton's 7.0: use --attention auto"
-    if context.args.activation_policy == "attention":
-        return "--activation_policy attention does not know its kernel by name: use half or full"
     return None
 
 

@@ -260,9 +260,8 @@ def optimizer_name(args: Any) -> str:
 
 
 def recomputes(args: Any) -> bool:
-    """Whether layers are computed again in the backward pass: by Trainer's own switch, or by a policy."""
-    asked = getattr(args, "activation_policy", None) not in (None, "none")
-    return bool(asked or args.activation_checkpointing or args.gradient_checkpointing)
+    """Whether layers are computed again in the backward pass, by Trainer's switch or its older name."""
+    return bool(args.activation_checkpointing or args.gradient_checkpointing)
 
 
 def are_weights_split(args: Any) -> bool:

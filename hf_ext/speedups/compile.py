@@ -9,10 +9,10 @@ Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no
 Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
 With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward), and
 the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and compile
-nothing where attention breaks the graph, as `blocked` does. Policy `half` leaves every second block whole.
+nothing where attention breaks the graph, as `blocked` does.
 CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`, Trainer's
 own, switches `--torch_compile` on.
-Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's and flex attention.
+Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
 process had them compiled), those compiled after it while training, and the seconds that both took.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
@@ -28,17 +28,16 @@ import torch
 from torch import nn
 
 from ..data.varlen_layout import change_layout
-from ..models.activation_checkpointing import is_recomputed
 from ..models.blocks import find_blocks
 from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..processes.sharding import read_fsdp2
-from . import attention
-from .base import Context, Decision, Kind, Run, applied, cannot, off, skipped
+from .base import Context, Decision, Kind, Run, applied, cannot, off, recomputes, skipped
 from .parity import one_line
 from .sample import Sample, draws_kept, find_samples, modes_kept
 
 NAME = "compile"
 KIND: Kind = "N"
+TRITON = (7, 0)  # compute capability that its kernels need
 
 
 def decide(context: Context) -> Decision:
@@ -67,12 +66,10 @@ def _problem(context: Context) -> str | None:
         return "--torch_compile compiles the whole model"
     fsdp2 = read_fsdp2(args)
     if fsdp2 and fsdp2.activation_checkpointing:
-        return "not tried with FSDP's own activation checkpointing: use --activation_policy attention in its place"
+        return "not tried with FSDP's own activation checkpointing: use --activation_checkpointing true in its place"
     if args.attention == "faesm":
         return "faesm's attention is not compiled"
-    if args.attention == "flex":
-        return "flex attention is compiled by itself, and was not tried inside of compiled blocks"
-    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < attention.TRITON:
+    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < TRITON:
         return f"{hardware.name} is older than Triton's 7.0"
     if hardware.kind not in ("cuda", "rocm", "cpu"):
         return f"no compiler for {hardware.name}"
@@ -83,13 +80,12 @@ def compile_blocks(model: nn.Module, in_parts: bool = False, **options: Any) -> 
     """Compiles every block of `model` in place; returns how many.
 
     Args:
-        in_parts: the parts of each block, since it will be computed again in the backward pass; those whose
-            checkpointing is on already are compiled in parts anyway.
+        in_parts: the parts of each block, since it will be computed again in the backward pass.
         options: go to `torch.compile`.
     """
     blocks = find_blocks(model)
     for block in blocks:
-        for module in _parts(block) if in_parts or is_recomputed(block) else [block]:
+        for module in _parts(block) if in_parts else [block]:
             module.compile(**options)
     return len(blocks)
 
@@ -119,9 +115,8 @@ def apply(decision: Decision, run: Run) -> Decision:
     """
     samples = find_samples(run)  # as written: what does not compute then is not the compiler's fault
     measure = count_graphs()
-    # Trainer's own switch turns checkpointing on when training begins.
-    by_trainer = bool(run.args.activation_checkpointing or run.args.gradient_checkpointing)
-    blocks = compile_blocks(run.model, by_trainer, **decision.settings)
+    in_parts = recomputes(run.args) or getattr(run.model, "is_activation_checkpointing", False)
+    blocks = compile_blocks(run.model, in_parts, **decision.settings)
     try:
         _train_once(run, samples)
     except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it

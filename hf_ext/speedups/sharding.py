@@ -71,7 +71,7 @@ def _decide_fsdp2(context: Context) -> Decision:
     args = context.args
     plugin = read_fsdp2(args)
     assert plugin is not None
-    if (args.activation_checkpointing or args.gradient_checkpointing) and plugin.activation_checkpointing:
+    if recomputes(args) and plugin.activation_checkpointing:
         reason = "--activation_checkpointing and fsdp_activation_checkpointing do the same: leave one of them out"
         return refused(reason)
     if plugin.cpu_ram_efficient_loading:

@@ -89,6 +89,9 @@ def check_training(args: TrainingArguments, rows: Any, model: Any = None) -> Non
         DataError: there are no rows.
     """
     check_choices(args)
+    if not {"activation_checkpointing", "gradient_checkpointing"} & args.explicit_fields:
+        # That of a preset, which is for any model; where somebody typed it, Trainer says that this one cannot.
+        args.activation_checkpointing &= getattr(model, "supports_gradient_checkpointing", False)
     if has_numbered_rows(rows) and len(rows) == 0:
         raise DataError("The training set has no rows: nothing can be trained.")  # torch would speak of num_samples
     of_a_batch = args.train_batch_size * args.world_size

@@ -30,8 +30,8 @@ SMALLER_BATCH = (
 ADVICE = (
     "What would help changes numbers or learning, so it is yours to choose, for a run that begins anew: --optim "
     "adamw_8bit, --use_peft (with --load_in_8bit or --load_in_4bit), --max_residues, a smaller model; "
-    "--activation_policy attention changes neither. Where there is more room, the same command with --resume auto goes "
-    "on from the last checkpoint."
+    "--activation_checkpointing true changes neither. Where there is more room, the same command with --resume auto "
+    "goes on from the last checkpoint."
 )
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Any vision model: ViT from scratch tells which shape stands somewhere in a noisy image.
 
     accelerate launch recipes/examples/image_classifier.py               # generated data
-    accelerate launch recipes/examples/image_classifier.py --activation_policy half  # less memory
+    accelerate launch recipes/examples/image_classifier.py --activation_checkpointing true  # less memory
 
 What is said of proteins elsewhere holds here: the plan says of each speed-up whether it serves this model, killed runs
 go on where they were (`--resume auto`, the default), and beside the score stands that of the most frequent class.

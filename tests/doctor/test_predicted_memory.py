@@ -24,13 +24,13 @@ def test_the_page_has_the_table_and_the_largest_batch(on_8_gib):
     page = " ".join(format_page(on_8_gib, find_problems(on_8_gib)).split())
     assert "memory of 16 rows of 93 tokens: weights 2.43 GiB" in page
     assert "in all, of 6.00 GiB counted on; at most 0 rows fit (not calibrated on a card)" in page
-    assert "it would with --activation_policy attention, --speedups all cpu_offload" in page
+    assert "it would with --activation_checkpointing true, --speedups all cpu_offload" in page
 
 
 def test_what_does_not_fit_stops_and_names_the_switches(on_8_gib):
     (finding,) = [found for found in find_problems(on_8_gib) if found.name == "memory"]
     assert finding.level == "stops"
-    assert "--activation_policy attention" in finding.remedy
+    assert "--activation_checkpointing true, --speedups all cpu_offload" in finding.remedy
     report = main(on_8_gib).memory
     assert report.fix.forecast.peak <= report.room < report.forecast.peak
 

@@ -4,8 +4,6 @@ import torch
 import transformers
 from torch import nn
 
-from hf_ext.models.activation_checkpointing import is_recomputed
-
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 SEQ2SEQ = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 40}
 SEQ2SEQ |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
@@ -145,8 +143,3 @@ TRAINED = {
     "GPT-2": (gpt2, lambda: rows_of_tokens(labels="tokens")),
     "plain module": (Net, rows_of_numbers),
 }
-
-
-def recomputed_layers(model):
-    """Layers that compute something again while they train."""
-    return [module for module in model.modules() if is_recomputed(module)]

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 CHECKPOINTED = ("full", "lora")  # cases that are also trained with recomputed activations
-RECOMPUTING = {"recomputed": {"activation_checkpointing": True}, "policy": {"activation_policy": "attention"}}
+RECOMPUTING = {"recomputed": {"activation_checkpointing": True}}
 
 
 class CountRounded(TrainerCallback):

@@ -12,7 +12,6 @@ from hf_ext.memory.fakes import autocast_rule
 from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.memory.probe import BLOCK_BYTES, GRADIENTS, OTHER, WEIGHTS, Ledger, record_pass
 from hf_ext.memory.stored import gradient_bytes, optimizer_bytes, weight_bytes
-from hf_ext.models.activation_checkpointing import set_policy
 from hf_ext.models.blocks import find_base_layers
 
 
@@ -102,15 +101,7 @@ def test_a_frozen_base_takes_what_its_bits_say():
 
 ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
 
-CONFIGS = [
-    TrainConfig(5, "none"),
-    TrainConfig(5, "attention"),
-    TrainConfig(5, "full"),
-    TrainConfig(5, "half", half=True),
-    TrainConfig(5, "attention", half=True),
-    TrainConfig(5, "none", half=True),
-    TrainConfig(5, "full", half=True),
-]
+CONFIGS = [TrainConfig(5, recomputes, half) for recomputes in (False, True) for half in (False, True)]
 
 
 def peaks(subject, config):
@@ -128,16 +119,14 @@ def test_three_layers_give_the_peak_of_the_whole_model(config):
 
 
 REAL = {
-    "full": ({}, TrainConfig(5, "none")),
-    "full, bf16": ({}, TrainConfig(5, "none", half=True)),
-    "recomputing all": ({}, TrainConfig(5, "full", half=True)),
-    "recomputing attention": ({}, TrainConfig(5, "attention")),
-    "every second": ({}, TrainConfig(5, "half")),
-    "LoRA": ({"training": "lora"}, TrainConfig(5, "none", half=True)),
-    "frozen": ({"training": "frozen"}, TrainConfig(5, "none")),
-    "eager": ({"attention": "eager"}, TrainConfig(5, "none")),
-    "T5": ({"family": "t5"}, TrainConfig(5, "none")),
-    "BERT": ({"family": "bert"}, TrainConfig(5, "none", half=True)),
+    "full": ({}, TrainConfig(5)),
+    "full, bf16": ({}, TrainConfig(5, half=True)),
+    "recomputing": ({}, TrainConfig(5, True, half=True)),
+    "LoRA": ({"training": "lora"}, TrainConfig(5, half=True)),
+    "frozen": ({"training": "frozen"}, TrainConfig(5)),
+    "eager": ({"attention": "eager"}, TrainConfig(5)),
+    "T5": ({"family": "t5"}, TrainConfig(5)),
+    "BERT": ({"family": "bert"}, TrainConfig(5, half=True)),
 }
 
 
@@ -148,7 +137,8 @@ def test_fake_tensors_hold_what_real_ones_hold(name):
     labelled = settings.get("family", "esm") == "esm"
     subject = make_subject(make_model(**settings), kind="cpu", labelled=labelled)
     model = make_model(device="cpu", **settings)
-    set_policy(model, config.policy)
+    if config.recomputes:
+        model.activation_checkpointing_enable()
     ids = torch.randint(4, 24, (5, 16))
     mask = torch.ones_like(ids)
     mask[0, 9:] = 0  # some padding: else transformers leaves the mask out
@@ -170,7 +160,7 @@ def test_cuda_keeps_norms_and_softmax_in_float32_and_a_cpu_does_not(kind, dtype)
 def test_the_model_itself_is_left_as_it_was():
     model = make_model(device="cpu")
     before = {name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()}
-    make_subject(model).timeline(TrainConfig(5, "full", half=True))
+    make_subject(model).timeline(TrainConfig(5, True, half=True))
     after = {name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()}
     assert before == after
     assert not model.is_activation_checkpointing
@@ -195,32 +185,14 @@ def tokens(rows):
     return {"input_ids": ids, "labels": ids, "use_cache": False}
 
 
-def peak(subject, policy="none"):
-    return subject.timeline(TrainConfig(64, policy)).peak()
+def peak(subject):
+    return subject.timeline(TrainConfig(64)).peak()
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("policy", ["none", "full", "half"])
 @pytest.mark.parametrize(
     ("make", "batch"), [(deep_net, numbers), (lambda: gpt2(n_layer=8).train(), tokens)], ids=["Sequential", "GPT-2"]
 )
-def test_a_few_layers_give_the_peak_of_the_whole_model(make, batch, policy):
+def test_a_few_layers_give_the_peak_of_the_whole_model(make, batch):
     cut, whole = MemoryModel(make(), batch, scales=False), keep_whole(MemoryModel(make(), batch))
-    assert peak(cut, policy) == peak(whole, policy)
-    assert any(repeat.copies > 1 for repeat in cut.timeline(TrainConfig(64, policy)).repeats)
-
-
-def test_a_pattern_says_which_layers_are_recomputed_and_get_muon():
-    def net(pattern):
-        model = deep_net()
-        model.block_pattern = pattern
-        return model
-
-    def activations(pattern):
-        return peak(MemoryModel(net(pattern), numbers, scales=False), "full").activations
-
-    assert activations(None) == activations(r"trunk\.\d+") < activations(r"trunk\.[0-3]")
-    kept = [optimizer_bytes(net(pattern), "adamw_torch", True)[0] for pattern in (None, r"trunk\.[0-3]")]
-    assert (
-        kept[1] - kept[0] == 4 * 2 * 32 * 64 * 4
-    )  # four layers of two matrices, a float32 number more for each weight
+    assert peak(cut) == peak(whole)
+    assert any(repeat.copies > 1 for repeat in cut.timeline(TrainConfig(64)).repeats)

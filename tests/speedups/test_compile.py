@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from any_models import recomputed_layers
 from miniature_esm import make_wide_esm
 from safetensors.torch import load_file
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
 
-from hf_ext.models.activation_checkpointing import POLICIES
 from hf_ext.plan import make_plan
 
 BLOCKS = {"speedups": ["compile"]}
@@ -90,7 +88,7 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     assert largest_weight_difference(compiled.model, stock.model) < 1e-5
 
 
-# --- recomputed activations -------------------------------------------------------------------------------------------
+# --- together with compiled blocks -----------------------------------------------------------------------------------
 
 
 PACKED = {"speedups": ["attention", "packing"]}
@@ -103,50 +101,12 @@ def compiler():
     torch.compiler.reset()
 
 
-def small_esm():
-    return make_wide_esm(hidden_dropout_prob=0.1)
-
-
-def evidence(trainer) -> dict:
-    written = json.loads((Path(trainer.args.output_dir) / "plan.json").read_text())["decisions"]
-    return next(decision["evidence"] for decision in written if decision["name"] == "activation_checkpointing")
-
-
-# --- training --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.usefixtures("bf16_cpu")
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
-def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
-    half = {**PACKED, "bf16": True}
-    settings = {"padded": {}, "packed": PACKED, "blocked": half}
-    for name, given in settings.items():
-        given = {**given, "attention": name} if given is half else given
-        stock = make_trainer(tmp_path / name / "stock", small_esm(), **given)
-        stock.train()  # at once: making a trainer sets the seed that its dropout is drawn with
-        trainer = make_trainer(tmp_path / name / policy, small_esm(), activation_policy=policy, **given)
-        assert len(recomputed_layers(trainer.model)) == (1 if policy == "half" else 2)
-        trainer.train()
-        assert largest_weight_difference(stock.model, trainer.model) == 0
-        assert evidence(trainer) == {"layers": 1 if policy == "half" else 2}
-        trainer.end()
-        assert recomputed_layers(trainer.model) == []
-
-
-# --- together with compiled blocks -----------------------------------------------------------------------------------
-
-
-POLICY, TRAINERS = {"activation_policy": "attention"}, {"activation_checkpointing": True}
-PADDED = {**PACKED, "attention": "padded"}
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize(("given", "asked"), [(PACKED, POLICY), ({}, POLICY), (PADDED, TRAINERS)])
-def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, compiler, given, asked):
+@pytest.mark.parametrize("given", [PACKED, {}, {**PACKED, "attention": "padded"}])
+def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, compiler, given):
     blocks = {**given, "speedups": [*given.get("speedups", []), "compile"]}
     stock = make_trainer(tmp_path / "stock", **given)
-    trainer = compiled_trainer(tmp_path / "run", "aot_eager", given=blocks, **asked)
+    trainer = compiled_trainer(tmp_path / "run", "aot_eager", given=blocks, activation_checkpointing=True)
     assert trainer.plan.applied("compile")
     assert graphs_of(trainer)["graphs"] >= 3
     first = trainer.model.esm.encoder.layer[0]

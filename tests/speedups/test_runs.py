@@ -25,7 +25,6 @@ SAME = {  # what switches it on, and the entry of the plan that has to be applie
     "packing": PACKED,
     "masked_lm_head": {"speedups": ["masked_lm_head"]},
     "fused_gelu": {"speedups": ["fused_gelu"]},
-    "activation_checkpointing": {"activation_policy": "attention"},
 }
 
 

@@ -32,7 +32,7 @@ CACHED = (("speedups", ("data_loading", "embedding_cache")), *EVALUATED)
 LEARNING = (  # other steps, or less kept
     (("speedups", ("attention", "packing", "muon")), ("learning_rate", 1e-3)),
     (("optim", "adafactor"),),
-    (("activation_policy", "attention"),),
+    (("activation_checkpointing", True),),
     (("speedups", ("all",)), ("without", ("precision", "cpu_matmul", "cpu_threads", "compile"))),
 )
 CLIPPED = (("max_grad_norm", 0.3), ("encoder_learning_rate", 1e-3))
