@@ -33,7 +33,6 @@ from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
 from .data.batching import RepeatedRows
 from .data.masking import MaskingEpochCallback
-from .data.random_states import kept_random_states
 from .embeddings.dataset import EmbeddedDataset
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
@@ -55,7 +54,7 @@ from .training.export import Exporter
 from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
 from .training.nan_guard import NanGuard
-from .training.oom_policy import OomPolicy, find_batch_size
+from .training.oom_policy import OomPolicy
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run
@@ -205,9 +204,6 @@ class FastTrainer(Trainer):
             # Once all others have said what is due.
             self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Stopper | Events))
             self._ext_planned.save()  # the folder may be another one than when it was planned
-            if self._ext_planned.applied("find_batch_size"):
-                with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
-                    find_batch_size(self)  # before the run is compared with its checkpoint, which asks for rows
             folder = self._ext_resumer.begin(resume_from_checkpoint)
             train = partial(super().train, folder, trial, ignore_keys_for_eval)
             output = self._ext_train_and_copy(train, self._ext_around_training(folder))

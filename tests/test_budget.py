@@ -24,13 +24,13 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (559, 8),
     "memory": (641, 7),
-    "models": (2723, 31),
-    "pde": (1165, 16),
+    "models": (2648, 30),
+    "pde": (1174, 16),
     "processes": (186, 3),
     "reporting": (2209, 21),
-    "speedups": (1809, 19),
+    "speedups": (1770, 19),
     "tasks": (469, 3),
-    "training": (2242, 21),
+    "training": (2159, 21),
 }
 SEAMS, PRIVATE = 22, 10
 

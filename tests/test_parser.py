@@ -357,7 +357,7 @@ def test_names_of_other_programs_are_answered_with_the_right_flag(tmp_path):
         ("--batch_size --batch-size --bs", "per_device_train_batch_size"),
         ("--grad_accum", "gradient_accumulation_steps"),
         ("--epochs --num_epochs", "num_train_epochs"),
-        ("--optim_ext --find_batch_size", "speedups"),
+        ("--optim_ext", "speedups"),
         ("--patience", "early_stopping_patience"),
         ("--test_size", "split_sizes"),
         ("--model --model_name_or_path", "encoders"),

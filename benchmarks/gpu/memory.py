@@ -36,10 +36,9 @@ GIB = 2**30
 
 
 def measure(work: Work) -> None:
-    """Reports a row per case of the ledger, then the finder, then the ladder."""
+    """Reports a row per case of the ledger, then the ladder."""
     for case in choose_cases(work):
         work.add("ledger", try_to(partial(check_case, case), work, case=case.name))
-    work.report(finder=try_to(find_batch, work))
     work.report(ladder=try_to(step_down, work))
 
 
@@ -92,22 +91,6 @@ def _allocated(case: Case, device: torch.device) -> int:
 
 
 # --- memory that runs out -------------------------------------------------------------------------------------------
-
-
-def find_batch(work: Work) -> dict[str, Any]:
-    """What `--speedups find_batch_size` tried and took, of steps of more rows than fit."""
-    shape, rows = SHAPES[work.size][0], 2 * ROWS[work.size]
-    limit = None if work.device.type == "cuda" else rows // 2
-    with limited(None, work):
-        trained = train(shape, work, rows, 1, limit, speedups=["find_batch_size"])
-    found = trained["decisions"].get("find_batch_size", {})
-    return {
-        "model": shape.name,
-        "rows_per_step": rows,
-        "imitated": limit is not None,
-        "found": found,
-        **_short(trained),
-    }
 
 
 def step_down(work: Work) -> dict[str, Any]:

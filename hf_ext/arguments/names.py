@@ -13,7 +13,7 @@ _OTHER_NAMES = {
     "gradient_accumulation_steps": "grad_accum gradient_accumulation accumulation",
     "num_train_epochs": "epoch epochs num_epochs max_epochs",
     "weight_decay": "wd",
-    "speedups": "optim_ext find_batch_size muon cpu_offload packing compile",
+    "speedups": "optim_ext muon cpu_offload packing compile",
     "lora_r": "rank lora_rank",
     "head_dropout": "dropout",
     "early_stopping_patience": "patience",

@@ -35,9 +35,8 @@ class SpeedArguments:
     speedups: list[str] = option(
         [],
         "Speed-ups to use where they fit, by name. 'all': those that leave what is learned as it is, without "
-        "find_batch_size (try the longest rows first and take the most at a time that fit) and cpu_offload (the "
-        "optimizer in host memory), which cost time. muon (torch's Muon for the matrices of repeated layers, AdamW for "
-        "the rest) learns otherwise: sweep the rate. Example: --speedups all muon.",
+        "cpu_offload (the optimizer in host memory), which costs time. muon (torch's Muon for the matrices of repeated "
+        "layers, AdamW for the rest) learns otherwise: sweep the rate. Example: --speedups all muon.",
     )
     without: list[str] = option([], "Speed-ups to leave out of --speedups all.")
     cached_batch_size: Count | None = option(
@@ -69,8 +68,9 @@ class LoraArguments:
     lora_target_modules: list[str] | None = option(
         None, "Linear layers to adapt, by the end of their names; left out: all of the family's."
     )
-    use_rslora: bool = option(False, "Scale by alpha / sqrt(r) (rsLoRA).")
-    use_dora: bool = option(False, "Weight-decomposed LoRA (DoRA).")
+    lora_kwargs: dict[str, Any] | str | None = option(
+        None, """Other arguments of peft.LoraConfig, as JSON: '{"use_dora": true}'."""
+    )
     load_in_8bit: bool = option(
         False, "Frozen linear layers of encoders, under LoRA or cached, in 8 bits a weight (bitsandbytes)."
     )

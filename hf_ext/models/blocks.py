@@ -1,12 +1,11 @@
-"""The repeated layers of any model, its blocks: read from its structure, or named by `model.block_pattern`.
+"""The repeated layers of any model, its blocks, read from its structure.
 
-One answer for everything that goes block by block: compiled blocks, activation checkpointing, FSDP2's pieces (and what
-FSDP2 must leave whole or in float32), Muon's matrices, and the memory ledger.
+One answer for everything that goes block by block: compiled blocks, FSDP2's pieces (and what FSDP2 must leave whole or
+in float32), Muon's matrices, and the memory ledger.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,6 @@ from .affinity import AffinityModel
 from .head import RegressionHead
 from .lora import unwrap_peft
 
-SHOWN = 8  # names in an error
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _STACKS = (PreTrainedModel, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # never one layer of many
 
@@ -34,27 +32,20 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 def name_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The repeated layers of a model under their full names, each once, in the model's order.
 
-    A model may name them itself: its attribute `block_pattern` is a regular expression that must match the whole name
-    of a module, as in `model.named_modules()` (under PEFT's wrapper, of the model in it). What it matches are the
-    blocks, whatever they look like. Without one these are, from the outside in:
+    From the outside in, these are:
     - in an `nn.ModuleList` or `nn.Sequential`, the members of a class of which two or more have parameters of the same
       names and shapes (what only some of them have, as T5's position bias, does not count);
     - a `ModuleList`'s only member, where it holds no repeated layers itself.
-    Modules that attributes or an `nn.ModuleDict` hold (`block1`, `block2`) are found by `block_pattern` alone.
+    Modules that attributes or an `nn.ModuleDict` hold (`block1`, `block2`) are not found.
     A lone linear layer, table or norm is no block (a list of heads), nor is a whole encoder or a `PreTrainedModel` (an
     ensemble). Of a `PreTrainedModel` the part under the task head is searched, of an `AffinityModel` its encoders.
 
     Args:
         model: any, under PEFT's wrapper or not.
-
-    Raises:
-        ArgumentError: the pattern matches no module, the model itself, one inside another, or a container that computes
-            nothing itself.
     """
-    inner, pattern = unwrap_peft(model), getattr(model, "block_pattern", None)
-    if pattern is not None:
-        return _match(inner, pattern)
-    return _read_structure(inner)
+    roots = _roots(unwrap_peft(model))
+    found = {id(block): (name, block) for prefix, root in roots for name, block in _walk(root, prefix)}
+    return dict(found.values())
 
 
 def block_lists(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
@@ -70,11 +61,6 @@ def block_lists(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
 def describe_blocks(blocks: list[nn.Module]) -> str:
     """For a line of the plan: `12 BertLayer`, or `2 T5Block and 4 SwinLayer`."""
     return " and ".join(f"{n} {name}" for name, n in Counter(type(block).__name__ for block in blocks).items())
-
-
-def _read_structure(inner: Any) -> dict[str, nn.Module]:
-    found = {id(block): (name, block) for prefix, root in _roots(inner) for name, block in _walk(root, prefix)}
-    return dict(found.values())
 
 
 def _roots(inner: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -136,36 +122,6 @@ def _may_be_block(module: nn.Module) -> bool:
     if isinstance(module, (*_STACKS, *_CONTAINERS)) or not any(True for _ in module.parameters()):
         return False
     return any(True for _ in module.children()) or sum(p.dim() >= 2 for p in module.parameters()) >= 2
-
-
-def _match(inner: nn.Module, pattern: str) -> dict[str, nn.Module]:
-    """As `name_blocks`, by pattern; of an `AffinityModel` whose encoders are not loaded, nothing may match."""
-    wanted = re.compile(pattern)
-    matched = {name: module for name, module in inner.named_modules() if name and wanted.fullmatch(name)}
-    given = f"block_pattern={pattern!r}"
-    if not matched:
-        if isinstance(inner, AffinityModel) and len(inner.encoders) < len(inner.config.encoder_specs):
-            return {}
-        raise ArgumentError(f"{given} matches the name of no module in {type(inner).__name__}. {_offer(inner)}")
-    for name, module in matched.items():
-        around = next((other for other in matched if name.startswith(f"{other}.")), None)
-        problem = f"is inside {around}, and that matches too: blocks stand side by side" if around else None
-        if isinstance(module, _CONTAINERS):
-            problem = "only holds modules: match its members"
-        if problem:
-            raise ArgumentError(f"{given} matches {name}, which {problem}. {_offer(inner)}")
-    return matched
-
-
-def _offer(inner: nn.Module) -> str:
-    """Patterns that do match, for an error."""
-    there = [*_read_structure(inner)] or [
-        name for name, child in inner.named_modules() if name and _may_be_block(child)
-    ]
-    patterns = list(dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(name)) for name in there))
-    if not patterns:
-        return "It has no module that could be one."
-    return f"There are: {', '.join(patterns[:SHOWN])}{', ...' if len(patterns) > SHOWN else ''}."
 
 
 def block_classes(model: nn.Module) -> list[str]:

@@ -1,14 +1,14 @@
 """LoRA: small matrices that train beside frozen linear layers. Settings, targets per family, adding, merging.
 
 PEFT does the work; what stands here is which layers it gets and what a merged model looks like.
-Source: Hu et al., arXiv:2106.09685; rsLoRA: Kalajdzievski, arXiv:2312.03732; DoRA: Liu et al., arXiv:2402.09353.
+Source: Hu et al., arXiv:2106.09685.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
@@ -31,21 +31,20 @@ class LoraSettings:
 
     Args:
         r: rank of the update, at least 1.
-        alpha: the update is multiplied by alpha / r, or alpha / sqrt(r) with `use_rslora`.
+        alpha: the update is multiplied by alpha / r.
         dropout: probability in [0, 1), before the first matrix.
-        use_rslora, use_dora: variants; DoRA also trains the norm of each output's weights.
         target_modules: names of linear layers, as the last parts of their full names; None means by family.
+        kwargs: other arguments of `LoraConfig`, such as `use_dora` or `use_rslora`.
 
     Raises:
-        ArgumentError: a rank or scale below 1, or a dropout outside [0, 1).
+        ArgumentError: a rank or scale below 1, a dropout outside [0, 1), or no such argument of `LoraConfig`.
     """
 
     r: int = 8
     alpha: int = 16
     dropout: float = 0.0
-    use_rslora: bool = False
-    use_dora: bool = False
     target_modules: list[str] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("r", "alpha"):
@@ -53,6 +52,8 @@ class LoraSettings:
                 raise ArgumentError(f"lora_{name}={getattr(self, name)}: must be at least 1.")
         if not 0 <= self.dropout < 1:
             raise ArgumentError(f"lora_dropout={self.dropout}: must be at least 0 and below 1.")
+        if unknown := sorted(self.kwargs.keys() - LoraConfig.__dataclass_fields__.keys()):
+            raise ArgumentError(f"lora_kwargs: peft.LoraConfig has no {', '.join(unknown)}.")
 
 
 def add_adapters(encoder: nn.Module, settings: LoraSettings) -> None:
@@ -209,9 +210,8 @@ def _lora_config(model: nn.Module, settings: LoraSettings, heads: list[str] | No
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        use_rslora=settings.use_rslora,
-        use_dora=settings.use_dora,
         target_modules=targets,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         modules_to_save=heads or None,
+        **settings.kwargs,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import tempfile
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ..models.auxiliary import choose_points
+from ..data.masking import splitmix64
 from .solvers import make_advection, make_darcy
 from .tasks import ADVECTION_SPEED, ADVECTION_TIMES, TASKS, num_points
 
@@ -130,6 +131,22 @@ def baseline_errors(
         kind: np.linalg.norm((found - exact).reshape(len(exact), -1), axis=1) / scale
         for kind, found in predictions.items()
     }
+
+
+def choose_points(n: int, k: int, *, seed: int, epoch: int, row_ids: Sequence[Any]) -> np.ndarray:
+    """k different places of n for each row, ascending; every set of k is as likely as every other.
+
+    Args:
+        n, k: n at least k.
+        seed, epoch: any integers; the epoch is `int(trainer.state.epoch)`, or what a collator's `set_epoch` was told.
+        row_ids: what identifies a row in the data set (its number, name or content); not its place in the batch.
+
+    Returns:
+        (rows, k), int64. Cost: 60 ns per point of n, on the CPU.
+    """
+    digests = [hashlib.blake2b(f"points\t{seed}\t{epoch}\t{row}".encode(), digest_size=8).digest() for row in row_ids]
+    draws = splitmix64(np.frombuffer(b"".join(digests), "<u8").astype(np.uint64), n)
+    return np.sort(np.argpartition(draws, k - 1, axis=1)[:, :k], axis=1)
 
 
 class OperatorRows(Dataset):

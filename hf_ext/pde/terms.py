@@ -10,10 +10,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
-from ..models.auxiliary import OptimizerStep, compute_every
 from .model import TaskStep, relative_l2
 from .tasks import ADVECTION_SPEED, ADVECTION_TIMES
+
+
+class OptimizerStep(TrainerCallback):
+    """Tells a model's forward the optimizer step: the terms read it, and the trainer has it as a callback.
+
+    Attributes:
+        taken: optimizer steps taken before the present one, also by the run that this one continues.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first micro-batch of a step."""
+        self.taken = state.global_step
 
 
 @dataclass
@@ -36,15 +51,16 @@ class AuxiliaryTerms:
 
     def __call__(self, model: Any, task: str, step: TaskStep) -> torch.Tensor | float:
         """What the terms of one task add to the loss of each row: (B,), float32; 0.0 where none is due."""
-        due: dict[str, Any] = {"step": self.schedule.taken, "training": True}
         total: torch.Tensor | float = 0.0
-        if self.inverse_every and self.inverse_weight:
-            inverse = compute_every(self.inverse_every, lambda: inverse_loss(model, task, step), **due)
-            total = total + self.inverse_weight * inverse
-        if self.physics_every and self.physics_weight:
-            physics = compute_every(self.physics_every, lambda: PRIORS[task](model, step), **due)
-            total = total + self.physics_weight * physics
+        if self.inverse_weight and self._is_due(self.inverse_every):
+            total = total + self.inverse_weight * inverse_loss(model, task, step)
+        if self.physics_weight and self._is_due(self.physics_every):
+            total = total + self.physics_weight * PRIORS[task](model, step)
         return total
+
+    def _is_due(self, every: int) -> bool:
+        """In all micro-batches of a step and on all processes alike, also after a resume."""
+        return every > 0 and self.schedule.taken % every == 0
 
 
 def inverse_loss(model: Any, task: str, step: TaskStep) -> torch.Tensor:

@@ -22,7 +22,7 @@ from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
 from .stored_base import HalfBase, QuantizedBase
-from .trainer_fields import DataLoading, Ddp, EmbeddingCache, FindBatchSize, LengthGrouping, OomLadder
+from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping, OomLadder
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
@@ -39,7 +39,6 @@ REGISTRY: tuple[Speedup, ...] = (
     MaskedLMHead,
     EmbeddingCache,
     batch_size,
-    FindBatchSize,  # after the rows of a step are decided
     LengthGrouping,
     TokenBudget,
     OomLadder,

@@ -1,6 +1,6 @@
 """Repeated layers compiled in place, one at a time.
 
-Class N. Models: any with repeated layers, found or named by `model.block_pattern` (`models/blocks.py`).
+Class N. Models: any with repeated layers (`models/blocks.py`).
 Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled through
 `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is one
 graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths are
@@ -59,7 +59,7 @@ def _problem(context: Context) -> str | None:
     if context.caches_all_inputs:
         return "no encoder trains: blocks run once per distinct sequence"
     if not context.model.blocks and not context.model.frozen_inputs:  # frozen encoders may not be loaded yet
-        return "the model has no repeated layers: name them by model.block_pattern"
+        return "the model has no repeated layers"
     if context.model.has_own_decoder:
         return "no gain was measured for an encoder whose states a decoder reads"
     if args.torch_compile:

@@ -35,9 +35,8 @@ def lora_settings(args: Any) -> LoraSettings:
     Raises:
         ArgumentError: a value out of range.
     """
-    return LoraSettings(
-        args.lora_r, args.lora_alpha, args.lora_dropout, args.use_rslora, args.use_dora, args.lora_target_modules
-    )
+    given = args.lora_r, args.lora_alpha, args.lora_dropout, args.lora_target_modules, args.lora_kwargs or {}
+    return LoraSettings(*given)
 
 
 def decide(context: Context) -> Decision:

@@ -7,8 +7,7 @@ The learning rate is on AdamW's scale (`match_rms_adamw`), so `--learning_rate`,
 one, so sweep it: on demo data a new 2-layer model ends, from AdamW's best rate of three, at the same loss; at twice
 that rate at half of it; at half that rate far behind (`benchmarks/results/muon_vs_adamw_cpu.json`). Nothing larger was
 measured.
-Models: any with repeated layers, found or named by `model.block_pattern` (`models/blocks.py`); `models/muon.py` says
-what counts as a matrix, and the plan how many parameters of which kind AdamW keeps.
+Models: any with repeated layers (`models/blocks.py`); `models/muon.py` says what counts as a matrix.
 Hardware: any; the iteration is bfloat16, also where training is not, so a chip without it (T4) emulates it.
 Cost: five rounds of three matrix products per matrix and step, whatever the batch: little beside a large batch, much
 beside a small one (`benchmarks/results/muon_vs_adamw_cpu.json`). bfloat16 also amplifies rounding: two processes end 20
@@ -55,10 +54,7 @@ def _find_problem(context: Context) -> str | None:
     if not model.num_parameters:
         return "there is no model yet to find matrices in: pass the model itself instead of model_init"
     if not model.num_block_matrices:
-        return (
-            "no matrix of a repeated layer trains: let encoders train (--tower_training full), name the layers "
-            "(model.block_pattern), or leave it out"
-        )
+        return "no matrix of a repeated layer trains: let encoders train (--tower_training full), or leave it out"
     return None
 
 

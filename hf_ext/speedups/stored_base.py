@@ -44,9 +44,9 @@ class HalfBase:
     Evidence: layers, and bytes saved of weights and of copies.
     Cost: for a `PeftModel` hashing its frozen weights before instead of at the first save.
     Conflicts: `quantized_base` stores the same weights in fewer bits; FSDP and DeepSpeed gather what they have split in
-    half precision themselves; `--save_full` keeps weights that are saved in float32; DoRA's norms are taken from the
-    weights. The base stays in half precision after the run; `merged_copy` and `trainer.save_merged` merge in float32,
-    from the encoder read again (`AffinityModel`) or the rounded weights (others).
+    half precision themselves; `--save_full` keeps weights that are saved in float32; layers of DoRA, whose norms are
+    taken from the weights, stay as they are. The base stays in half precision after the run; `merged_copy` and
+    `trainer.save_merged` merge in float32, from the encoder read again (`AffinityModel`) or the rounded weights.
     """
 
     NAME: ClassVar[str] = "lora_base"
@@ -62,8 +62,6 @@ class HalfBase:
             return skipped("no LoRA")
         if asked_bits(args):
             return skipped(f"quantized_base stores the frozen weights in {asked_bits(args)} bits")
-        if args.use_dora:
-            return skipped("DoRA takes norms of the frozen weights: they stay in float32")
         if trains_in.status != "applied":
             return skipped("nothing is computed in half precision, so that float32 is what the weights are used in")
         if are_weights_split(args):
@@ -121,8 +119,6 @@ class QuantizedBase:
             return refused(f"{flag} and --without {cls.NAME} contradict each other: keep one")
         if not (args.use_peft or context.model.has_adapters):
             return refused(f"{flag}: all weights train, which codes cannot: give --use_peft, or keep encoders frozen")
-        if args.use_dora:
-            return refused(f"{flag}: DoRA takes norms of the frozen weights: leave out one of the two")
         if are_weights_split(args) or fsdp_version(args) is not None:
             return refused(
                 f"{flag}: FSDP and ZeRO split frozen weights over the processes instead: leave it out, or use DDP"

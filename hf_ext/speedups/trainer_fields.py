@@ -1,16 +1,15 @@
 """Speed-ups that set arguments, or only ask for what a part of `hf_ext/training` then does.
 
-Trainer's sampler and loaders where they pay; embedding once; rows that fit into memory; DDP's gradients.
+Trainer's sampler and loaders where they pay; embedding once; steps that do not fit; DDP's gradients.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..processes.sharding import fsdp_version
 from . import packing
-from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, skipped
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -148,56 +147,6 @@ class EmbeddingCache(ByTrainer):
         return applied(f"frozen: {', '.join(counts or frozen)}" + (" distinct" if counts else ""), settings)
 
 
-class FindBatchSize(ByTrainer):
-    """The most rows that fit into memory at a time, found by trying; the optimizer step keeps its rows.
-
-    Class I. Effect, by name alone (`--speedups all find_batch_size`), since it takes time: before training, forward and
-    backward run on the longest rows of the training data with 1 row on a device, then with more, up to the rows of an
-    optimizer step, by its divisors, beside as many bytes as the optimizer and the exchange of gradients will take. The
-    most that fits becomes the batch, and accumulation makes up the rest: rows per step, learning rate and schedule stay
-    as they were asked for. Every try is printed; what a failed one held is freed; all processes try the same and take
-    what fits on each. Nothing else is changed: weights, gradients and random numbers are afterwards as before.
-    Hardware: any. On CPUs an allocation seldom fails, so there it ends at the whole step.
-    Cost: about twice the time of the largest batch, in every run.
-    Source: icefall PR #343 (longest batches first). accelerate's `find_executable_batch_size` multiplies by 0.9,
-    changes the rows of a step, begins anew with trained weights and lets each process decide for itself.
-    """
-
-    NAME = "find_batch_size"
-
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
-        """On request, where rows are numbered and no process needs another one within a pass."""
-        args = context.args
-        if not context.names(cls.NAME):
-            return off("not asked for by its name")
-        if context.replicas:
-            return refused(context.replicas)
-        if args.auto_find_batch_size:
-            return refused("--auto_find_batch_size finds another batch, and changes the rows of a step: leave it out")
-        if context.data.streaming:
-            return refused("a stream has no longest rows: give --per_device_train_batch_size")
-        if args.max_tokens_per_batch:
-            return refused("--max_tokens_per_batch says how much at a time: leave it or find_batch_size out")
-        if are_weights_split(args):
-            return refused("weights are split over processes: give --per_device_train_batch_size")
-        return applied("the most rows at a time that fit, of those of an optimizer step")
-
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Changes nothing: `hf_ext/training/oom_policy.py` does it when training begins, and sets Trainer's fields.
-
-        Refused where the loss compares the rows of a batch; of class L where it is the user's own, which may be a mean.
-        """
-        if getattr(getattr(run.model, "config", None), "loss", None) == "ranking":
-            reason = "--loss ranking compares the rows of a batch, so others learn something else"
-            return replace(decision, status="refused", reason=f"{reason}: give --per_device_train_batch_size")
-        if run.own_loss is not None:
-            reason = f"{decision.reason}; the loss is {run.own_loss}, of which a mean changes a little with the batch"
-            return replace(decision, kind="L", reason=reason)
-        return decision
-
-
 class OomLadder(ByTrainer):
     """A step for which memory does not suffice is made again with fewer rows at a time, and the run goes on.
 
@@ -209,7 +158,8 @@ class OomLadder(ByTrainer):
     (activations recomputed, 8-bit states, quantised or frozen weights) is named in the error, never taken. Evaluations
     and optimizer steps that do not fit end the run.
     Hardware: any; one process. Of several, those that have room would wait for one that begins again: there the run
-    ends with a message that names a smaller batch, of which `find_batch_size` finds the largest that fits.
+    ends with a message that names a smaller batch. Trainer's `--auto_find_batch_size` begins anew instead, with fewer
+    rows in a step.
     Cost: random states kept once per optimizer step (about 20 microseconds).
     Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_executable_batch_size` begins anew.
     """
@@ -227,9 +177,7 @@ class OomLadder(ByTrainer):
         elif are_weights_split(args):
             problem = "weights are split over processes, which wait for each other in a step: take fewer rows at a time"
         elif context.world_size > 1:
-            problem = (
-                "several processes wait for each other within a step: --speedups all find_batch_size finds what fits"
-            )
+            problem = "several processes wait for each other within a step: --auto_find_batch_size begins anew instead"
         if problem:
             return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
         return applied("a step that does not fit is made again with fewer rows at a time")

@@ -19,12 +19,9 @@ from typing import Any
 
 import pytest
 import torch
-from auxiliary_runs import CountsBatches, DrawsGlobally, Fast
-from auxiliary_runs import make_trainer as make_auxiliary_trainer
-from equal_cases import make_esm, make_parts, make_tokens, save_numbers
+from equal_cases import make_esm, make_parts, make_tokens
 from faulty_runs import bits
 from miniature_esm import make_wide_esm
-from safetensors.torch import save_file
 from small_evaluations import count, evaluations, make_rows, make_trainer
 from small_memory import Room
 from stock_runs import BEST, NUM_STEPS, SAVED, Runs, differing
@@ -172,43 +169,14 @@ def stops_early(folder: Path) -> list[Any]:
 
 
 @check
-def computes_auxiliary_terms(folder: Path) -> None:
-    """Weights of ten steps, of the right term and of two that count or draw for themselves."""
-    for kind in (Fast, CountsBatches, DrawsGlobally):
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        trainer = make_auxiliary_trainer(
-            kind, folder / kind.__name__, 2 if processes > 1 else 1, num_processes=processes
-        )
-        trainer.train()
-        named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
-        save_file({n: p.detach().clone() for n, p in named}, folder.parent / f"{kind.__name__}-{RANK}.safetensors")
-
-
-@check
-def finds_what_fits_on_both(folder: Path) -> dict[str, Any]:
-    """Three steps of two micro-batches where process 1 has room for three rows, or none has any."""
-
-    def make(name: str, room: Room, **given: Any) -> FastTrainer:
-        model = make_esm()
-        if RANK == 1:
-            room.watch(model.esm.encoder.layer[0])
-        fixed = {"max_steps": 3, "logging_steps": 1, "learning_rate": 1e-3, "per_device_train_batch_size": 4}
-        fixed |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
-        args = FastTrainingArguments(str(folder / name), gradient_accumulation_steps=2, **fixed, **given)
-        return FastTrainer(model, args, pad_rows, make_tokens("masked_lm"))
-
-    plain, found = make("plain", Room()), make("found", Room(3), speedups="find_batch_size")
-    for name, trainer in (("plain", plain), ("found", found)):
-        trainer.train()
-        save_numbers(folder.parent, name, trainer)
-    ended = make("ended", Room(), preset="max_speed", without=["compile"])
-    Room(0).watch(ended.model.esm.encoder.layer[0])  # on both: none is left to end one that waits for the other
-    tried = found.plan["find_batch_size"].evidence["tried"]
-    return {
-        "found": [found.args.per_device_train_batch_size, found.args.gradient_accumulation_steps],
-        "tried": [[one["size"], one["fits"]] for one in tried],
-        "ended": said(MemoryExhausted, ended.train),
-    }
+def ends_where_a_step_does_not_fit(folder: Path) -> str:
+    """One process has no room for a row; none waits for another that begins a step again."""
+    model = make_esm()
+    fixed = {"max_steps": 1, "save_strategy": "no", "report_to": "none", "remove_unused_columns": False}
+    args = FastTrainingArguments(str(folder / "ended"), preset="max_speed", without=["compile"], **fixed)
+    trainer = FastTrainer(model, args, pad_rows, make_tokens("masked_lm"))
+    Room(0).watch(model.esm.encoder.layer[0])  # on both: none is left to end one that waits for the other
+    return said(MemoryExhausted, trainer.train)
 
 
 class LabelOnPadding:

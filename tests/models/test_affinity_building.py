@@ -62,10 +62,10 @@ def test_a_model_is_built_as_its_arguments_say(demo_encoders):
         head_sizes=[4],
         loss="huber",
     )
-    config = build_model(args, THREE, LoraSettings(r=2, use_rslora=True)).config
+    config = build_model(args, THREE, LoraSettings(r=2, kwargs={"use_rslora": True})).config
     assert [(spec.training, spec.lora.get("r")) for spec in config.encoder_specs] == [("lora", 2), ("frozen", None)]
     assert [tower.pooling for tower in config.tower_specs] == ["cls", "max"]
-    assert config.encoder_specs[0].lora["use_rslora"] is True
+    assert config.encoder_specs[0].lora["kwargs"] == {"use_rslora": True}
     assert (config.head_sizes, config.loss) == ([4], "huber")
 
 

@@ -78,7 +78,7 @@ def test_frozen_encoders_and_weights_under_adapters_are_not_in_the_file(folders,
     names = set(saved(model, tmp_path / "model"))
     assert {name.split(".")[0] for name in names} == {"head"}
     assert {"head.input_mean", "head.input_scale", "head.layers.0.weight"} <= names
-    names = list(saved(make_model(folders, "lora", lora=LoraSettings(use_dora=True)), tmp_path / "adapted"))
+    names = list(saved(make_model(folders, "lora", lora=LoraSettings(kwargs={"use_dora": True})), tmp_path / "adapted"))
     assert all(name.startswith("head.") or "lora_" in name for name in names)
     assert any("lora_magnitude_vector" in name for name in names)
 

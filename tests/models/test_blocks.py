@@ -1,4 +1,4 @@
-"""The repeated layers of any model: found in every architecture or named by a pattern; what FSDP2 splits by."""
+"""The repeated layers of any model: found in every architecture what FSDP2 splits by."""
 
 import re
 
@@ -27,19 +27,16 @@ from hf_ext.errors import ArgumentError
 from hf_ext.memory.fakes import slice_layers
 from hf_ext.models.blocks import (
     block_classes,
-    block_lists,
     choose_classes,
-    describe_blocks,
     find_blocks,
     name_blocks,
     unused_parameters,
 )
 
 
-def places(model, pattern=None) -> dict[str, int]:
+def places(model) -> dict[str, int]:
     """Names with their numbers left out -> how many blocks have them."""
     found: dict[str, int] = {}
-    model.block_pattern = pattern
     for name in name_blocks(model):
         place = re.sub(r"\d+", "#", name)
         found[place] = found.get(place, 0) + 1
@@ -94,41 +91,7 @@ def test_a_layer_that_is_used_twice_is_one_block_and_lists_of_it_are_not_cut():
     assert find_blocks(model) == [layer, model.others[1]]
     assert {part.name: part.kept for part in slice_layers(model)} == {"layers": 6, "others": 2}
     alike = Listed(trunk=nn.Sequential(*(Layer() for _ in range(8))))
-    assert {part.name: part.kept for part in slice_layers(alike)} == {"trunk": 4}
-
-
-# --- by pattern ------------------------------------------------------------------------------------------------------
-
-
-def test_a_pattern_names_blocks_that_the_structure_does_not_show():
-    model = Attributes()
-    model.block_pattern = "block[12]|left"
-    assert [*name_blocks(model)] == ["block1", "block2", "left"]
-    assert places(bert(), r"bert\.encoder\.layer\.\d+\.attention") == {"bert.encoder.layer.#.attention": 3}
-    net = Net()
-    assert list(block_lists(net)) == ["trunk"]
-    net.block_pattern = r"trunk\.\d"
-    assert list(block_lists(net)) == ["trunk"]
-    net.block_pattern = r"trunk\.[01]"
-    assert block_lists(net) == {}  # half of a list cannot stand for the whole
-    net.block_pattern = "stem|head"
-    assert choose_classes(net, None) == ["Linear"]
-
-
-def test_a_pattern_that_cannot_be_meant_is_refused_with_those_that_can():
-    for make, pattern, says in (
-        (bert, "layer", r"matches the name of no module.*There are: bert\\\.encoder\\\.layer\\\.\\d\+\."),
-        (Net, r"trunk(\.\d)?", r"matches trunk\.0, which is inside trunk, and that matches too"),
-        (Net, "", r"matches the name of no module"),
-        (bert, r"bert\.encoder\.layer", r"matches bert\.encoder\.layer, which only holds modules: match its members"),
-    ):
-        with pytest.raises(ArgumentError, match=says):
-            places(make(), pattern)
-    with pytest.raises(ArgumentError) as caught:
-        places(swin(), "nothing")
-    model = swin()
-    (model.block_pattern,) = re.findall(r"There are: (\S+)\.$", str(caught.value))
-    assert describe_blocks(find_blocks(model)) == "5 SwinLayer"  # what is offered does match
+    assert {part.name: part.kept for part in slice_layers(alike)} == {"trunk": 3}
 
 
 def test_towers_are_split_by_the_layers_of_all_their_encoders(make_affinity):

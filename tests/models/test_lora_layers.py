@@ -112,6 +112,7 @@ def test_what_cannot_be_adapted_or_merged_is_refused(make_affinity):
         ({"alpha": 0}, "lora_alpha=0: must be at least 1"),
         ({"dropout": 1.0}, r"lora_dropout=1.0: must be at least 0 and below 1"),
         ({"dropout": -0.1}, r"lora_dropout=-0.1: must be"),
+        ({"kwargs": {"dora": True}}, r"peft.LoraConfig has no dora"),
     ):
         with pytest.raises(ArgumentError, match=message):
             LoraSettings(**given)
@@ -129,7 +130,7 @@ def test_what_cannot_be_adapted_or_merged_is_refused(make_affinity):
 
 # --- merging ---------------------------------------------------------------------------------------------------------
 
-KINDS = [EXACT, LoraSettings(2, 16, 0.0, use_rslora=True), LoraSettings(2, 16, 0.0, use_dora=True)]
+KINDS = [EXACT, *(LoraSettings(2, 16, 0.0, kwargs={kind: True}) for kind in ("use_rslora", "use_dora"))]
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=["lora", "rslora", "dora"])

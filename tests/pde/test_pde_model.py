@@ -7,10 +7,13 @@ from torch.utils.data import DataLoader
 
 from hf_ext.errors import ArgumentError
 from hf_ext.pde.configuration import OperatorConfig
-from hf_ext.pde.data import OperatorCollator, OperatorRows, measure_units
+from hf_ext.pde.data import OperatorCollator, OperatorRows, choose_points, measure_units
 from hf_ext.pde.model import OperatorTransformer, TaskStep, relative_l2
 from hf_ext.pde.results import ErrorMetrics, score_split, trivial_errors
+from hf_ext.pde.tasks import num_points
 from hf_ext.pde.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
 
 NUM_POINTS = 12
 
@@ -65,6 +68,11 @@ def test_another_epoch_or_seed_draws_other_points_also_in_workers_that_live_on()
     assert not torch.equal(
         seen[0], OperatorCollator(TASKS, NUM_POINTS, 4, seed=9)([rows[i] for i in range(5)])["points"]
     )
+
+
+def test_the_choice_of_points_is_this_one_for_good():
+    """Another one would give every run that goes on from a checkpoint other points."""
+    assert choose_points(8, 3, seed=0, epoch=0, row_ids=["a", 7]).tolist() == [[1, 2, 6], [0, 3, 5]]
 
 
 def test_metrics_are_means_over_rows_of_each_task_by_hand():
@@ -403,3 +411,25 @@ def test_terms_are_due_in_every_nth_step_of_training_alone():
     assert loss(0, True, inverse_every=1, inverse_weight=0.0) == plain
     once, twice = (loss(0, True, inverse_every=1, inverse_weight=weight) - plain for weight in (0.1, 0.2))
     assert twice == pytest.approx(2 * once, rel=1e-3)
+
+
+def test_terms_and_points_are_alike_for_any_accumulation_and_after_a_resume(tmp_path):
+    def train(name, passes, resume=None, is_told=True):
+        torch.manual_seed(0)
+        model, terms = make_operator(), AuxiliaryTerms(inverse_every=3, inverse_weight=1.0)
+        model.terms = terms
+        fixed = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2, "use_cpu": True}
+        fixed |= {"report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
+        sizes = {"per_device_train_batch_size": 4 // passes, "gradient_accumulation_steps": passes}
+        args = FastTrainingArguments(str(tmp_path / name), **fixed, **sizes)
+        collator = OperatorCollator(TASKS, num_points(RESOLUTION), 8)
+        trainer = FastTrainer(model, args, collator, OperatorRows(make_samples(8)), callbacks=[terms.schedule])
+        if not is_told:
+            trainer.remove_callback(terms.schedule)
+        trainer.train(resume_from_checkpoint=resume)
+        return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+    whole = train("whole", 2)
+    assert torch.equal(train("resumed", 2, str(tmp_path / "whole" / "checkpoint-4")), whole)
+    assert (train("once", 1) - whole).abs().max() < 1e-4
+    assert (train("untold", 1, is_told=False) - whole).abs().max() > 1e-3  # the term in every step

@@ -19,7 +19,7 @@ from hf_ext.speedups import REGISTRY
 
 CONFIGS = FOLDER.parent / "recipes" / "configs"
 COMMON = {"muon", "data_loading", "precision"}
-FASTER = COMMON | {"activation_checkpointing", "compile"}
+FASTER = COMMON | {"compile"}
 FOUR, TWO = ("--num_processes", "4"), ("--num_processes", "2")
 # file, flags of the recipe, launcher file, its flags -> rows of a step, processes, half precision, what is applied
 SETUPS = {

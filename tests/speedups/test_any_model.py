@@ -12,11 +12,9 @@ from token_rows import pad_rows
 from torch import nn
 from transformers import BertModel, EsmModel
 
-from hf_ext.errors import ArgumentError
 from hf_ext.models.blocks import find_blocks
 from hf_ext.models.muon import MuonAdamW
 from hf_ext.plan import make_plan
-from hf_ext.speedups import compile
 from hf_ext.trainer import FastTrainer
 
 MODELS = pytest.mark.parametrize("name", TRAINED)
@@ -91,21 +89,6 @@ def test_muon_trains_and_says_what_goes_where(tmp_path, name):
     assert {group["weight_decay"] for group in optimizer.param_groups if group["algorithm"] == "muon"} == {0.1}
     assert {group["weight_decay"] for group in optimizer.param_groups if group["algorithm"] == "adamw"} == {0.0, 0.1}
     assert largest_weight_difference(trainer.model.cpu(), before.cpu()) > 0
-
-
-def test_a_pattern_is_one_for_all_of_them(tmp_path):
-    make, rows = TRAINED["plain module"]
-    model = make()
-    model.block_pattern = r"trunk\.[01]"
-    args = make_args(tmp_path, speedups="muon", **ADAMW)
-    trainer = FastTrainer(model, args, train_dataset=rows())
-    assert find_blocks(model) == [*model.trunk[:2]]
-    assert trainer.plan["muon"].reason.startswith("4 matrices of 2 Layer get Muon")
-    assert compile.compile_blocks(model, backend="eager") == 2
-    compile.uncompile_blocks(model)
-    model.block_pattern = "layers"
-    with pytest.raises(ArgumentError, match=r"There are: trunk\\\.\\d\+"):
-        FastTrainer(model, args, train_dataset=rows())
 
 
 # --- an encoder that we know in a module of the user's ---------------------------------------------------------------

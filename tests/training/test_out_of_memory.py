@@ -11,7 +11,7 @@ from small_memory import Room
 from tiny_masked_lm import make_args, make_rows, make_trainer
 from token_rows import pad_rows
 
-from hf_ext.errors import ArgumentError, MemoryExhausted
+from hf_ext.errors import MemoryExhausted
 from hf_ext.memory.out_of_memory import DidNotFit, attempt, is_out_of_memory
 from hf_ext.trainer import FastTrainer
 from hf_ext.training import oom_policy as oom_policy_module
@@ -175,67 +175,6 @@ def test_of_a_model_that_normalises_over_batches_nothing_is_made_again(tmp_path)
     """Parts have other statistics, and a batch computed again counts twice: the run ends, and says what would help."""
     with pytest.raises(MemoryExhausted, match="with whole batches: nothing is left"):
         run(tmp_path / "a", None, normalising_model(Room(None, "backward", (2,))))
-
-
-# --- the largest batch that fits --------------------------------------------------------------------------------------
-
-
-STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_steps": 20}
-
-
-def watched(room, **shape):
-    model = make_wide_esm(**shape)
-    room.watch(model.esm.encoder.layer[1])
-    return model
-
-
-def find(folder, room, shape=None, **given):
-    model = watched(room, **(shape or {}))
-    given = {**STEP, "speedups": "find_batch_size", **given}
-    trainer = make_trainer(folder / "out", model, **given)
-    trainer.train()
-    return trainer
-
-
-def weights(trainer):
-    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("room", "rows", "passes"), [(None, 12, 1), (7, 6, 2), (3, 3, 4), (1, 1, 12)])
-def test_weights_after_20_steps_equal_those_of_the_batch_given(tmp_path, room, rows, passes):
-    """With dropout: the tries draw random numbers, and give them back."""
-    shape = {"hidden_dropout_prob": 0.1}
-    found = find(tmp_path, Room(room), shape)
-    assert (found.args.per_device_train_batch_size, found.args.gradient_accumulation_steps) == (rows, passes)
-    sizes = {**STEP, "per_device_train_batch_size": rows, "gradient_accumulation_steps": passes}
-    given = make_trainer(tmp_path / "given", make_wide_esm(**shape), **sizes)
-    given.train()
-    assert found.state.global_step == given.state.global_step == 20
-    assert torch.equal(weights(found), weights(given))
-    evidence = found.plan["find_batch_size"].evidence
-    assert evidence["rows"] == rows
-    assert [t["size"] for t in evidence["tried"]] == [size for size in (1, 2, 3, 4, 6, 12) if size <= 2 * rows][
-        : len(evidence["tried"])
-    ]
-    assert [t["fits"] for t in evidence["tried"]][-1] is (rows == 12)
-
-
-def test_no_row_that_fits_is_an_error_that_says_what_helps(tmp_path):
-    with pytest.raises(MemoryExhausted, match=r"no room for one of the longest rows.*--use_peft"):
-        find(tmp_path, Room(0))
-
-
-def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users_warned_of(tmp_path):
-    model = make_wide_esm()
-    model.lm_head.layer_norm = torch.nn.BatchNorm1d(model.config.hidden_size)
-    with pytest.raises(ArgumentError, match="normalises over batches"):
-        make_trainer(tmp_path, model, speedups="find_batch_size").train()
-    with messages() as said:
-        trainer = make_trainer(tmp_path, speedups="find_batch_size", max_steps=1)
-        trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].square().mean()
-        trainer.train()
-    assert any("not known to be a sum" in line for line in said)
 
 
 # --- no step is lost --------------------------------------------------------------------------------------------------
