@@ -28,7 +28,7 @@ BUDGET = {
     "pde": (1174, 16),
     "processes": (186, 3),
     "reporting": (2209, 21),
-    "speedups": (1770, 19),
+    "speedups": (1727, 19),
     "tasks": (469, 3),
     "training": (2159, 21),
 }

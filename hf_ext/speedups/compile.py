@@ -33,7 +33,7 @@ from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..processes.sharding import read_fsdp2
 from .base import Context, Decision, Kind, Run, applied, cannot, off, recomputes, skipped
 from .parity import one_line
-from .sample import Sample, draws_kept, find_samples, modes_kept
+from .sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
 
 NAME = "compile"
 KIND: Kind = "N"
@@ -113,7 +113,8 @@ def apply(decision: Decision, run: Run) -> Decision:
 
     `decision.settings` go to `torch.compile`: `dynamic`, and `backend` where it is not inductor.
     """
-    samples = find_samples(run)  # as written: what does not compute then is not the compiler's fault
+    # As written: what does not compute then is not the compiler's fault.
+    samples = find_samples(run) or sample_model(run, first_rows(run.train_dataset), training_dtype(run.args))
     measure = count_graphs()
     in_parts = recomputes(run.args) or getattr(run.model, "is_activation_checkpointing", False)
     blocks = compile_blocks(run.model, in_parts, **decision.settings)

@@ -1,4 +1,4 @@
-"""A few rows of a run as a batch, and a model on them: what parity, compilation and layers' costs are shown on.
+"""A few rows of a run as a batch, and a model on them: what parity and compilation are shown on.
 
 Nothing that training depends on changes: modes, buffers and random numbers are afterwards as they were, and no gradient
 stays.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -20,7 +20,6 @@ from torch import nn
 from transformers import default_data_collator
 
 from ..data.random_states import kept_random_states
-from ..models.blocks import find_blocks
 from ..models.lora import unwrap_peft
 from ..models.packing import find_encoders
 from ..processes.sharding import splits_weights
@@ -110,13 +109,11 @@ class Sample:
     Attributes:
         batch: arguments of its forward.
         autocast: dtype that training runs under; None for that of the weights.
-        least_scale: differences of states are relative to the largest one, and to this where that is smaller.
     """
 
     module: nn.Module
     batch: dict[str, Any]
     autocast: torch.dtype | None
-    least_scale: ClassVar[float] = 0.0
 
     @property
     def device(self) -> torch.device:
@@ -153,24 +150,10 @@ class Sample:
                 return self.module(**self.batch)
 
     def gradients(self, autocast: torch.dtype | None) -> torch.Tensor:
-        """Of a fixed sum of states with respect to the weights of the first layer that trains, (1, n), float32.
+        """Of a fixed sum of states with respect to embedded tokens of two short rows, (tokens, width), float32.
 
-        They come through the backward pass of every later layer. None stays on weights.
+        Of an encoder; they come through the backward pass of every layer.
         """
-        layers = [layer for layer in find_blocks(self.module) if _trained(layer)]
-        with torch.enable_grad():
-            total = _weigh(self.states(autocast))
-            found = torch.autograd.grad(total, _trained(layers[0] if layers else self.module), allow_unused=True)
-        return torch.cat([gradient.float().flatten() for gradient in found if gradient is not None])[None]
-
-
-class EncoderSample(Sample):
-    """An encoder of a packed family, and real token ids (rows, width) with their mask."""
-
-    least_scale: ClassVar[float] = 1.0  # of last states, which a norm has made of about that size
-
-    def gradients(self, autocast: torch.dtype | None) -> torch.Tensor:
-        """Of a fixed sum of states with respect to embedded tokens of two short rows, (tokens, width), float32."""
         embedded: list[torch.Tensor] = []
 
         def keep(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -203,10 +186,6 @@ def _weigh(states: torch.Tensor) -> torch.Tensor:
     return (states * torch.arange(1.0, states.numel() + 1, device=states.device).sin().view_as(states)).sum()
 
 
-def _trained(module: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in module.parameters() if weight.requires_grad]
-
-
 def _first_tensor(output: Any) -> torch.Tensor:
     if isinstance(output, torch.Tensor):
         return output
@@ -220,9 +199,7 @@ def _first_tensor(output: Any) -> torch.Tensor:
 
 
 def find_samples(run: Run) -> list[Sample]:
-    """One for each encoder with a packed path, and of a model without any the whole, on the first rows.
-
-    An `AffinityModel` loads the encoders that it references.
+    """One for each encoder with a packed path, on the first rows; an `AffinityModel` loads those that it references.
 
     None for an `AffinityModel` without rows, and where FSDP or DeepSpeed will shard the model: whole, it may not fit a
     device.
@@ -234,33 +211,30 @@ def find_samples(run: Run) -> list[Sample]:
     if hasattr(run.model, "attach_encoders"):
         return _tower_samples(run, rows)
     encoders = find_encoders(run.model)
-    if not encoders:
-        whole = sample_model(run, rows, training_dtype(run.args))
-        return [whole] if whole else []
-    batch = make_batch(run, rows) or {}
-    return [EncoderSample(encoder, _tokens(batch, encoder, run), training_dtype(run.args)) for encoder in encoders]
+    batch = make_batch(run, rows) or {} if encoders else {}
+    return [Sample(encoder, _tokens(batch, encoder, run), training_dtype(run.args)) for encoder in encoders]
 
 
-def sample_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> Sample | None:
-    """A run's whole model on `rows`; None where that does not compute.
+def sample_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> list[Sample]:
+    """A run's whole model on `rows`; none where that does not compute.
 
     Cost: the collator, and one forward pass without gradients.
     """
     if not isinstance(run.model, nn.Module) or not any(True for _ in run.model.parameters()):
-        return None
+        return []
     batch = make_batch(run, rows)
     if batch is None:
-        return None
+        return []
     if not run.args.use_cache and "use_cache" in inspect.signature(run.model.forward).parameters:
         batch["use_cache"] = False  # which Trainer sets in the configuration later
-    sample = Sample(run.model, batch, autocast)
+    sample = Sample(run.model.to(run.args.device), batch, autocast)
     try:
         with evaluating(run.model), torch.no_grad():
             sample.states(autocast)
     except Exception:  # a model and a loss of the user's own, which may lack what only their trainer gives them
         logger.debug("no pass at hand", exc_info=True)
-        return None
-    return sample
+        return []
+    return [sample]
 
 
 def training_dtype(args: Any) -> torch.dtype | None:
@@ -281,7 +255,7 @@ def _tower_samples(run: Run, rows: list[Any]) -> list[Sample]:
         batch = send_to_device(run.collator.encode_rows(name, rows), run.args.device)
         frozen = run.model.config.encoder_specs[index].training == "frozen"
         autocast = run.model.encoder_autocast if frozen else training_dtype(run.args)
-        samples.setdefault(index, EncoderSample(inside[0], _given(batch), autocast))
+        samples.setdefault(index, Sample(inside[0], _given(batch), autocast))
     return list(samples.values())
 
 

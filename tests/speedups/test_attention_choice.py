@@ -38,8 +38,6 @@ def test_blocked_attention_replaces_every_call_of_sdpa_and_end_brings_them_back(
     assert decision.status == "applied"
     assert decision.evidence["kernel"] == "blocked"
     assert 0 < decision.evidence["max_difference"] < 1e-4
-    assert 0 < decision.evidence["mean_difference"] < decision.evidence["max_difference"]
-    assert decision.evidence["cosine"] == 1.0
     assert implementations(trainer.model) == ["hf_ext_blocked"]
     assert count_sdpa(trainer.model.cpu()) == 0
     trainer.end()
@@ -116,7 +114,6 @@ def test_a_kernel_that_is_off_by_a_hundredth_is_not_used(tmp_path):
     assert decision.status == "skipped"
     assert decision.reason.startswith("blocked against the old attention: states differ by ")
     assert decision.evidence["max_difference"] > 1e-3
-    assert decision.evidence["cosine"] < 1
     found, after = states_and_settings(model)
     assert torch.equal(found, logits)
     assert after == settings
