@@ -131,7 +131,7 @@ def fit_notes(baselines: Mapping[str, Any]) -> list[str]:
 
 
 def score_numbers(split: Mapping[str, Any], metrics: Iterable[str], name: str = "test") -> list[list[str]]:
-    """Numbers of a page: those of `metrics` that the model has, each beside the best baseline. A teacher is none."""
+    """Numbers of a page: those of `metrics` that the model has, each beside the best baseline."""
     scores = {predictor: as_dict(entries) for predictor, entries in as_dict(split.get("scores")).items()}
     numbers = []
     for metric in metrics:

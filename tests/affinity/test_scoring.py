@@ -146,13 +146,11 @@ def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_traine
     trainer, labels = make_trainer(), np.asarray(splits["test"]["label"][:])
     told = (None, labels + 0.01, labels)  # a model that knows the labels
     monkeypatch.setattr(scoring, "predict_calibrated", lambda trainer, rows: told)
-    plain, alone = (score_split(trainer, splits, "test", None, None, lone_value=value) for value in (None, "clone"))
+    one = ResamplingUnits.of("clone", ["c"] * len(labels))
+    plain, alone = (score_split(trainer, splits, "test", None, None, units=by) for by in (None, one))
     assert plain.verdict.outcome == "better"
-    assert alone.verdict.outcome == "undecided"
-    assert alone.verdict.is_better is None
-    start = f"All {len(labels):,} test rows share one value of clone, which training has not: nothing is claimed about"
-    assert alone.verdict.text.startswith(start)
-    assert alone.verdict.text.endswith(plain.verdict.text)
+    assert (alone.verdict.outcome, alone.verdict.is_better) == ("undecided", None)
+    assert alone.verdict.text.endswith("All rows have the same clone: no interval can be had from one.")
 
 
 # --- data in which a baseline must win --------------------------------------------------------------------------------

@@ -155,9 +155,9 @@ def test_folders_that_cannot_be_made_are_seen(tmp_path):
 @pytest.mark.nightly
 def test_what_the_estimate_leaves_out_is_noted(tmp_path):
     EmbeddingStore(tmp_path, {}, (None, "error", 0)).add(["MKT"], torch.ones(1, 2))
-    model = AffinityArguments(distill_from="nobody/teacher", loss="mse")
+    model = AffinityArguments(init_head_from="nobody/heads")
     notes = "\n".join(look(model=model, embedding_cache_dir=str(tmp_path)).sketch.notes)
-    assert "--distill_from: that model is read by the run alone" in notes
+    assert "--init_head_from: that model is read by the run alone" in notes
     assert f"What {tmp_path} already holds is not encoded again" in notes
     assert "already holds" not in "\n".join(look(embedding_cache_dir=str(tmp_path / "empty")).sketch.notes)
 
