@@ -12,25 +12,24 @@ from ..checkpoints.finished_model import check_finite, check_model
 from ..errors import ArgumentError
 from ..pretrained import reading
 from .arguments import OperatorArguments
-from .configuration import OperatorConfig
-from .data import SPLITS, OperatorCollator, OperatorRows, load_task, measure_units
+from .configuration import TASKS, OperatorConfig
+from .data import SPLITS, OperatorCollator, OperatorRows, make_task, measure_units
 from .model import OperatorTransformer
 from .pdebench import is_our_equation, load_file
-from .tasks import TASKS
 from .terms import AuxiliaryTerms
 
 Samples = dict[str, dict[str, dict[str, np.ndarray]]]
 REMEDY = "Give the --output_dir of a run of recipes/examples/pde_operator.py, or the Hub id of its model."
 
 
-def load_samples(args: OperatorArguments, training: Any) -> Samples:
-    """split -> task -> {"inputs", "targets"}: read from `dataset_name`, or made once and kept in a cache.
+def load_samples(args: OperatorArguments) -> Samples:
+    """split -> task -> {"inputs", "targets"}: read from `dataset_name`, or generated.
 
     Raises:
         ArgumentError: the files are not those of `tasks`, or of another equation than the physics priors are about.
         DataError: see `load_file`.
 
-    Cost: see `load_file` and `load_task`.
+    Cost: see `load_file` and `make_task`.
     """
     counts = {"train": args.num_train_samples, "validation": args.num_eval_samples, "test": args.num_eval_samples}
     if args.dataset_name:
@@ -48,9 +47,8 @@ def load_samples(args: OperatorArguments, training: Any) -> Samples:
                 )
         files = dict(found)
         return {split: {task: files[task][split] for task in args.tasks} for split in SPLITS}
-    made: dict[str, Any] = {"resolution": args.resolution, "seed": args.samples_seed, "cache_dir": args.data_cache_dir}
-    with training.main_process_first(desc="generated data"):
-        return {split: {task: load_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
+    made = {"resolution": args.resolution, "seed": args.samples_seed}
+    return {split: {task: make_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
 
 
 def describe_samples(samples: Samples, args: OperatorArguments) -> dict[str, Any]:

@@ -135,13 +135,11 @@ def test_predictions_that_are_not_finite_are_named_by_row(folder, demo_rows):
 
 # --- masked language models -------------------------------------------------------------------------------------------
 
-SHAPE = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
-
 
 @pytest.fixture
 def masked(tmp_path) -> Path:
     torch.manual_seed(0)
-    build_masked_lm(MaskedLMArguments(**SHAPE)).save_pretrained(tmp_path / "mlm")
+    build_masked_lm(MaskedLMArguments(model_size="demo")).save_pretrained(tmp_path / "mlm")
     write_model_manifest(tmp_path / "mlm")
     return tmp_path / "mlm"
 
