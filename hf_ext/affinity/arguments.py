@@ -96,8 +96,8 @@ class AffinityArguments:
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     binder_threshold: Annotated[float, FINITE] | None = option(
         None,
-        "Labels at or above this count as hits: recall, precision, F1, average precision and enrichment at 1 and 5 per "
-        "cent are then in every evaluation. 9 is usual of pKd.",
+        "Labels at or above this count as hits: recall, precision, F1 and average precision are then in every "
+        "evaluation. 9 is usual of pKd.",
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 

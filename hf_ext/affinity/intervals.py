@@ -14,7 +14,7 @@ from ..evaluation.scores import score_mean
 from ..models.postprocess import describe_basis, half_width
 from ..reporting.units import format_cell, share
 from .calibrating import ridge_part, uncalibrated
-from .rows import are_as_new, read_bounds
+from .rows import read_bounds
 
 SHOWN = (0.5, 0.8, 0.9, 0.95)  # levels whose coverage is measured
 HEADLINE = 0.9  # or the highest below, where rows or units are few
@@ -72,7 +72,7 @@ def score_intervals(
     stored: Mapping[str, Any],
     predictions: np.ndarray,
     labels: np.ndarray,
-    splits: Any,
+    rows: Any,
     units: ResamplingUnits | None,
 ) -> dict[str, Any]:
     """Which share of test rows the stored intervals hold.
@@ -80,8 +80,8 @@ def score_intervals(
     Args:
         stored: from `fit_intervals`.
         predictions, labels: (n,), label units, of the test rows.
-        splits: train, validation and test.
-        units: of the test rows, from `find_units`.
+        rows: the test split.
+        units: of these rows, from `find_units`.
 
     Returns:
         JSON-able: `stored` without its table, `levels` with `level`, `width` (label units, the same for all rows) and
@@ -89,7 +89,7 @@ def score_intervals(
     """
     if stored.get("reason"):
         return {"reason": stored["reason"], "levels": [], "notes": [f"No prediction intervals: {stored['reason']}."]}
-    is_exact = _bounds(splits["test"]) == 0
+    is_exact = _bounds(rows) == 0
     errors = np.abs(labels - predictions)[is_exact]
     there = None if units is None else check_units(units.select(is_exact), len(errors))
     levels = []
@@ -100,14 +100,8 @@ def score_intervals(
             by_unit = None if there is None else float(np.mean(np.bincount(there.unit_of_row, held) / there.sizes))
             coverage = {**score_mean(held, seed=0, units=there), "mean_of_units": by_unit}
             levels.append({"level": level, "width": 2 * width, "coverage": coverage})
-    notes = [_describe(stored, levels)]
-    if units is not None and not are_as_new(splits, units):
-        notes.append(
-            f"Values of {units.column} in the validation rows are known from training, in the test rows they are new: "
-            "prediction intervals speak about rows like those of validation, and are too narrow for new ones."
-        )
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
-    return {**basis, "highest_level": stored["levels"][-1], "levels": levels, "notes": notes}
+    return {**basis, "highest_level": stored["levels"][-1], "levels": levels, "notes": [_describe(stored, levels)]}
 
 
 def _bounds(rows: Any) -> np.ndarray:

@@ -67,7 +67,7 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
     if name in HIT_METRICS and loss == "ranking":
         raise ArgumentError(
             f"--metric_for_best_model {given} with --loss ranking: its predictions have no unit in which they could "
-            "reach a threshold. Give average_precision, enrichment_1pct or enrichment_5pct, which go by their order."
+            "reach a threshold. Give average_precision, which goes by their order."
         )
     check_metric_name(given, metrics.names)
     if validation is not None:

@@ -174,13 +174,6 @@ def find_units(args: DataArguments, splits: Any, name: str = "test") -> Resampli
     return min(repeated, key=lambda units: (units.num_units == 1, units.num_units), default=None)
 
 
-def are_as_new(splits: Any, units: ResamplingUnits) -> bool:
-    """Whether the clusters of validation are as new to training as those of test, whose `units` these are."""
-    column = _column_of(units, splits["test"])
-    train, validation, test = ({*read_columns(splits[name], [column])} for name in ("train", "validation", "test"))
-    return not train & validation or bool(train & test)
-
-
 def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[Any]] | None:
     """Of training and of validation rows the value that was held out whole, for the folds of a head search."""
     train, rows = splits["train"], splits["validation"]

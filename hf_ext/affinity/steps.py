@@ -163,7 +163,7 @@ def score(run: Run, trainer: Any, trained: TrainedModel, data: AffinityData) -> 
         ridge=trained.ridge,
     )
     stored = trainer.model.config.prediction_intervals
-    intervals = score_intervals(stored, test.predictions, test.labels, splits, units)
+    intervals = score_intervals(stored, test.predictions, test.labels, splits["test"], units)
     test.notes.extend(intervals["notes"])
     seeds = score_seeds(trainer, trained.trained, splits, test, **scored) if run.model_args.num_seeds > 1 else None
     records = {

@@ -70,8 +70,8 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
         bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above) and 0 (exact), or None: all exact.
 
     Returns:
-        n, num_not_finite, min, max, mean, std, num_distinct, distinct_share, tied_share (rows that share their value
-        with another), most_frequent_value, most_frequent_share, share_at_min, share_at_max, censored_share, alarms.
+        n, min, max, mean, std, num_distinct, tied_share (rows that share their value with another),
+        most_frequent_value, most_frequent_share, share_at_min, share_at_max, censored_share, alarms.
         Shares are of the finite rows, None where there are none.
 
     Raises:
@@ -187,18 +187,16 @@ def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
     """Range, spread and ties of the finite ones of `num_rows` numbers; None where there are none."""
     if not len(values):
         nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
-        return {**nothing, "n": num_rows, "num_not_finite": num_rows, "num_distinct": 0}
+        return {**nothing, "n": num_rows, "num_distinct": 0}
     distinct, counts = np.unique(values, return_counts=True)
     shares, top = counts / len(values), int(np.argmax(counts))  # of equally frequent ones the smallest
     return {
         "n": num_rows,
-        "num_not_finite": num_rows - len(values),
         "min": float(distinct[0]),
         "max": float(distinct[-1]),
         "mean": float(values.mean()),
         "std": 0.0 if len(distinct) == 1 else float(values.std()),
         "num_distinct": len(distinct),
-        "distinct_share": len(distinct) / len(values),
         "tied_share": float(counts[counts > 1].sum() / len(values)),
         "most_frequent_value": float(distinct[top]),
         "most_frequent_share": float(shares[top]),

@@ -48,13 +48,13 @@ def make_score(
 
     Returns:
         `value`, None where `undefined` says why; `low` and `high`, None where there is no interval; `n` rows,
-        `confidence`, `num_resamples`, `num_undefined_resamples`. `interval_by` is the column whose values were drawn
+        `confidence`, `num_resamples`. `interval_by` is the column whose values were drawn
         for the interval, `num_units` how many there are; None and the number of rows where rows were drawn.
         `num_effective_units` is how many of like size would weigh as evenly; `is_trusted` is False where these are
         fewer than 10.
 
-        `score_predictions` adds `threshold`, `base_rate` and `predicted_rate` to metrics of binders; to the per-group
-        metric, whose `n` counts the rows of all groups, `num_groups`, `num_defined_groups` and `groups`.
+        `score_predictions` adds `threshold` and `base_rate` to metrics of binders; `groups` to the per-group metric,
+        whose `n` counts the rows of all groups.
     """
     samples = np.empty(0) if value.undefined else samples
     low, high = percentile_interval(samples, confidence, units)
@@ -66,7 +66,6 @@ def make_score(
         "undefined": value.undefined,
         "confidence": float(confidence),
         "num_resamples": len(samples),
-        "num_undefined_resamples": int(np.count_nonzero(~np.isfinite(samples))),
         **unit_facts(units, num_rows),
         "is_trusted": units is None or units.are_enough,
     }
@@ -126,8 +125,7 @@ def score_predictions(
 
     Returns:
         `score_names`: "spearman", "pearson", "rmse", "mae", "r2"; with a threshold "recall", "precision", "f1",
-        "average_precision", "enrichment_1pct", "enrichment_5pct"; with groups "per_group_spearman", over those of 10
-        rows and more.
+        "average_precision"; with groups "per_group_spearman", over those of 10 rows and more.
 
     Raises:
         DataError: shapes or lengths do not fit, or a row has no group.
@@ -158,9 +156,9 @@ def score_predictions(
         if ends := mean_loss_interval(sizes, units, **options):
             scores["mae"]["low"], scores["mae"]["high"] = ends
     if threshold is not None:
-        base, called = (float(np.mean(side >= threshold)) if has_values else None for side in (measured, predicted))
+        base = float(np.mean(measured >= threshold)) if has_values else None
         for name in THRESHOLD_METRICS:
-            scores[name].update({"threshold": float(threshold), "base_rate": base, "predicted_rate": called})
+            scores[name].update({"threshold": float(threshold), "base_rate": base})
     if groups is not None:
         scores[GROUP_METRIC] = _score_groups(predicted, measured, groups, num_resamples, confidence, seed)
     return scores
@@ -175,8 +173,7 @@ def _score_groups(
     if len(values) > 1 and num_resamples:
         samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
     score = make_score(metrics.mean_of_groups(of_groups), samples, len(measured), confidence, units)
-    score.update({"num_groups": len(of_groups), "num_defined_groups": len(values), "groups": of_groups})
-    return score
+    return {**score, "groups": of_groups}
 
 
 # --- two models on the same rows ------------------------------------------------------------------------------------
@@ -200,7 +197,6 @@ class PairedComparison:
     n: int
     confidence: float
     num_resamples: int
-    num_undefined_resamples: int
     undefined: str | None = None
     interval_by: str | None = None
     num_units: int | None = None
@@ -255,9 +251,8 @@ def compare_paired(
         before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`; for token_loss and
             perplexity each row's summed loss in nats, for accuracy its number of right predictions, for loss and nrmse
             each row's own.
-        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, enrichment_1pct,
-            enrichment_5pct, per_group_spearman, token_loss, perplexity, accuracy, loss or nrmse; of a part, `NAME_loss`
-            or `NAME_nrmse`.
+        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, per_group_spearman,
+            token_loss, perplexity, accuracy, loss or nrmse; of a part, `NAME_loss` or `NAME_nrmse`.
         threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels. None: 9.
         confidence: of the interval, between 0 and 1.
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).

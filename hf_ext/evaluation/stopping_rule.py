@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, CheckpointError, DataError
-from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from ..errors import CheckpointError
+from ._arrays import FloatArray, as_column, as_pair
 from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS
 from .scores import PairedComparison, check_comparison, compare_paired
 
@@ -63,7 +62,7 @@ class StoppingRule:
     resolve to within `min_delta`, the rule waits until the run ends.
 
     Args:
-        labels: (n,) or (n, 1) finite numbers of the rows that every evaluation scores, for example a fixed subset;
+        labels: (n,) or (n, 1) numbers of the rows that every evaluation scores, for example a fixed subset;
             what they are for token_loss, perplexity and accuracy, see `compare_paired`.
         metric: see `compare_paired`.
         patience: how many evaluations in a row must exclude an improvement, 1 or more.
@@ -73,8 +72,7 @@ class StoppingRule:
         confidence, groups, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
-        ArgumentError: an unknown metric, or a number out of range.
-        DataError: no rows, or labels that are not finite.
+        ArgumentError: an unknown metric, or a number of `compare_paired` out of range.
 
     Cost: two comparisons per evaluation (0.2 s for 1,300 rows); keeps `patience` + 1 sets of predictions.
     """
@@ -93,16 +91,8 @@ class StoppingRule:
     ) -> None:
         check_comparison(metric, confidence=confidence, **options)
         self._options: dict[str, Any] = {"confidence": confidence, "groups": groups, **options}
-        least = {"patience": (patience, 1), "warmup_steps": (warmup_steps, 0), "min_delta": (min_delta, 0)}
-        for name, (value, smallest) in least.items():
-            if not smallest <= value < math.inf:
-                raise ArgumentError(f"{name}={value!r}: {smallest} or more is needed.")
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
-        if len(self.labels) == 0:
-            raise DataError("labels: no rows; the rule needs the labels of the rows that every evaluation scores.")
-        if problem := count_not_finite(self.labels, "labels"):
-            raise DataError(f"{problem}: leave such rows out of the evaluation.")
         self.best_predictions: FloatArray | None = None
         self.best_step: int | None = None
         self.num_without_improvement = 0

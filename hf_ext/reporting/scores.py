@@ -88,7 +88,7 @@ def score_notes(scores: Mapping[str, Any]) -> list[str]:
     threshold = next((entry for _, entry in entries if "threshold" in entry), None)
     if threshold:
         notes.append(
-            "Recall, precision, F1, average precision, enrichment: labels at or above "
+            "Recall, precision, F1, average precision: labels at or above "
             f"{units.number(threshold['threshold'])} count as positive, {units.share(threshold.get('base_rate'))} of "
             "the rows."
         )

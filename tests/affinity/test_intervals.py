@@ -123,26 +123,16 @@ STORED |= {"unit": None, "num_units": None}
 
 def test_coverage_of_test_rows_is_measured_and_told():
     errors = np.r_[np.full(4, 3.0), np.zeros(36)]
-    splits = {"test": Dataset.from_dict({"heavy": ["a"] * 40})}
-    facts = score_intervals(STORED, np.full(40, 7.0), 7 + errors, splits, None)
+    rows = Dataset.from_dict({"heavy": ["a"] * 40})
+    facts = score_intervals(STORED, np.full(40, 7.0), 7 + errors, rows, None)
     at = {one["level"]: one for one in facts["levels"]}
     assert (at[0.9]["coverage"]["value"], at[0.9]["width"]) == (0.9, 4.0)
     assert facts["notes"][0].startswith("Prediction intervals of 90 % held 90 % [80 %, 97.5 %]")
     assert facts["notes"][0].endswith("(`hf-ext predict --interval 0.9` writes them, from 120 validation rows).")
     assert "half_widths" not in facts
-    bounded = {"test": splits["test"].add_column("bound", [-1] * 4 + [0] * 36)}
+    bounded = rows.add_column("bound", [-1] * 4 + [0] * 36)
     held = score_intervals(STORED, np.full(40, 7.0), 7 + errors, bounded, None)["levels"][0]["coverage"]
     assert (held["value"], held["n"]) == (1.0, 36)
-
-
-def test_validation_rows_that_are_not_as_new_as_test_rows_are_a_warning():
-    values = {"train": ["a", "b"], "validation": ["b", "b"], "test": ["c", "d"]}
-    units, numbers = ResamplingUnits.of("heavy", values["test"]), (np.zeros(2), np.zeros(2))
-    splits = {name: Dataset.from_dict({"heavy": names}) for name, names in values.items()}
-    (warned,) = score_intervals(STORED, *numbers, splits, units)["notes"][1:]
-    assert warned.startswith("Values of heavy in the validation rows are known from training, in the test rows")
-    splits["validation"] = Dataset.from_dict({"heavy": ["e", "e"]})
-    assert score_intervals(STORED, *numbers, splits, units)["notes"][1:] == []
 
 
 @pytest.fixture(scope="module")

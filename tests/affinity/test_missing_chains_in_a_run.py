@@ -99,7 +99,7 @@ def test_a_run_counts_missing_chains_in_results_log_and_report_and_encodes_none_
         assert f"{counts['train']} of {sizes['train']}" in (out / page).read_text()
     assert {one for row in make_rows() for one in (row["heavy"], row["antigen"])} <= set(encoded)
     assert all(encoded)
-    assert {"one-hot ridge", "nearest neighbours", "ridge on embeddings"} <= set(results["test"]["scores"])
+    assert {"one-hot ridge", "ridge on embeddings"} <= set(results["test"]["scores"])
 
 
 def test_predict_and_the_predictor_need_no_flag_and_say_what_the_run_said(trained, tmp_path):
