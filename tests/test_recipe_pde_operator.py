@@ -79,7 +79,6 @@ def test_a_mistake_names_the_remedy(tmp_path, monkeypatch):
         ("--resolution 30", "patch_size must be even and divide"),
         ("--num_queries 5000", "256 points"),
         ("--task_weights 1", "a number above 0 for each"),
-        ("--model_name_or_path nowhere", "no operator there"),
         ("--metric_for_best_model rsme", "nrmse"),
         ("--num_train_samples 0", "num_train_samples=0: must be at least 1"),
         ("--samples_seed 4294967296", "from 0 to 4294967295"),

@@ -18,9 +18,8 @@ from ..data.arguments import DataArguments, LabelledArguments
 from ..data.collators import SequenceCollator
 from ..data.reading import peek_columns
 from ..errors import ArgumentError
-from ..evaluation.metrics import GROUP_METRIC, score_names
+from ..evaluation.metrics import score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
-from ..evaluation.scores import PAIRED_METRICS
 from ..reporting.run_log import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..tasks.running import check_inputs
@@ -100,10 +99,9 @@ def evaluate_models(
         if given := sorted(names & {*explicit}):
             raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
         rows = load_test(own.test_of, data_args, own, explicit)
-    known = score_names(rows.threshold, rows.groups is not None)
-    requirements = parse_requirements(own.require, known)
+    requirements = parse_requirements(own.require, score_names(rows.threshold, rows.groups is not None))
     metric = own.metric or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
-    if metric not in (allowed := [name for name in known if name in (*PAIRED_METRICS, GROUP_METRIC)]):
+    if metric not in (allowed := score_names(rows.threshold)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
     for one in models:
         check_reads(one, data_args)

@@ -142,8 +142,7 @@ def score_split(
         compared.predictors,
         bounds=bounds,
         is_scale_free=is_scale_free,
-        metric=verdict_metric(trainer.args, RowMetrics(threshold, group_column)),
-        groups=groups,
+        metric=verdict_metric(trainer.args, RowMetrics(threshold)),
         **compared.options,
     )
     verdict = _credit_ridge(verdict, config.calibration, compared.predictors)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from ._arrays import FloatArray, as_column, as_pair
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS
+from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS
 from .scores import PairedComparison, check_comparison, compare_paired
 
 Verdict = Literal["improved", "undecided", "no improvement"]
@@ -69,7 +68,7 @@ class StoppingRule:
         warmup_steps: evaluations at this step or earlier neither count nor stop.
         min_delta: the smallest improvement worth training for, in the unit of the metric, 0 or more. With 0 only
             models that are certainly worse count.
-        confidence, groups, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
+        confidence, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
         ArgumentError: an unknown metric, or a number of `compare_paired` out of range.
@@ -86,11 +85,10 @@ class StoppingRule:
         warmup_steps: int = 0,
         min_delta: float = 0.01,
         confidence: float = 0.99,
-        groups: Sequence[Any] | NDArray[Any] | None = None,
         **options: Any,
     ) -> None:
         check_comparison(metric, confidence=confidence, **options)
-        self._options: dict[str, Any] = {"confidence": confidence, "groups": groups, **options}
+        self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
         self.best_predictions: FloatArray | None = None
@@ -163,7 +161,7 @@ class StoppingRule:
             raise CheckpointError(
                 f"Early-stopping state was made on other rows or labels than this run's, or in another metric than "
                 f"{self.metric}: predictions of different rows cannot be compared. Resume with the same metric, "
-                "evaluation data, subset size, seed, threshold and groups, or start anew."
+                "evaluation data, subset size, seed and threshold, or start anew."
             )
         best = state["best_predictions"]
         self.best_predictions = None if best is None else as_pair(best, self.labels)[0]
@@ -177,6 +175,4 @@ class StoppingRule:
         threshold, further = self._options.get("threshold"), ""
         if self.metric in THRESHOLD_METRICS:
             further = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
-        elif self.metric == GROUP_METRIC:
-            further = repr([*map(str, self._options["groups"])])
         return hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{self.metric} {further}".encode()).hexdigest()

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..reporting.units import metric_name
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
-from .metrics import ERRORS, GROUP_METRIC, Regression, at_limits, is_ratio
+from .metrics import ERRORS, Regression, at_limits, is_ratio
 from .resampling import ResamplingUnits, check_units, percentile_interval, resample
 from .scores import PairedComparison, check_comparison, compare_paired
 
@@ -117,7 +117,7 @@ def judge(
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order. A baseline without a value in it is not compared.
         units: rows that were held out together, and are resampled together; None: each by itself.
-        options: `confidence`, `num_resamples`, `seed`, `threshold` and `groups`, as in `compare_paired`.
+        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an option is out of range.
@@ -184,7 +184,7 @@ def judge_pair(
         text = f"No difference between {second} and {first} is shown: {numbers}"
     else:
         text = f"{second} is {outcome} than {first}: {numbers}"
-    if units is not None and metric != GROUP_METRIC:
+    if units is not None:
         text = f"{text} {_describe_basis(units)}"
     is_better = {"better": True, "worse": False}.get(outcome)
     return Verdict(text, is_better, outcome, compared.n, first, compared.as_dict())

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..checkpoints.finished_model import check_finite, check_model
 from ..errors import ArgumentError
-from ..pretrained import reading
 from .arguments import OperatorArguments
 from .configuration import TASKS, OperatorConfig
 from .data import SPLITS, OperatorCollator, OperatorRows, make_task, measure_units
@@ -19,7 +16,6 @@ from .pdebench import is_our_equation, load_file
 from .terms import AuxiliaryTerms
 
 Samples = dict[str, dict[str, dict[str, np.ndarray]]]
-REMEDY = "Give the --output_dir of a run of recipes/examples/pde_operator.py, or the Hub id of its model."
 
 
 def load_samples(args: OperatorArguments) -> Samples:
@@ -68,44 +64,8 @@ def build_rows(samples: Samples) -> dict[str, OperatorRows]:
 
 
 def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.ndarray]]) -> OperatorTransformer:
-    """A new operator with the units of the training samples, or the trained one of `model_name_or_path`.
-
-    Raises:
-        ArgumentError: as `build_config`, or its files are damaged.
-    """
-    name = args.model_name_or_path
-    if name is None:
-        return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
-    if Path(name).is_dir():
-        check_model(name)
-    build_config(args)
-    with reading(f"model_name_or_path={name!r}: no operator there", name, REMEDY):
-        model = OperatorTransformer.from_pretrained(name, dtype="float32")
-    check_finite(name, model.state_dict())
-    return model
-
-
-def build_config(args: OperatorArguments) -> OperatorConfig:
-    """What `build_model` would make or read, without weights and, of a new operator, without the units of its data.
-
-    Raises:
-        ArgumentError: there is no operator, or one of other tasks, another resolution or shape than was asked for.
-    """
-    name = args.model_name_or_path
-    if name is None:
-        return OperatorConfig(**args.shape)
-    with reading(f"model_name_or_path={name!r}: no operator there", name, REMEDY):
-        there: Any = OperatorConfig.from_pretrained(name)
-    default = OperatorArguments().shape
-    for field, value in args.shape.items():
-        has = getattr(there, field)
-        # Tasks and resolution are those of the data; of the rest, what was left out is as it is there.
-        if value != has and (field in ("tasks", "resolution") or value != default[field]):
-            raise ArgumentError(
-                f"{field}={value} with model_name_or_path={name!r}, which has {has}: it goes on as it is. Give "
-                f"the same --{field}, or train a new one."
-            )
-    return there
+    """A new operator with the units of the training samples."""
+    return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
 
 
 def build_terms(args: OperatorArguments) -> AuxiliaryTerms:

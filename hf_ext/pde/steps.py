@@ -27,7 +27,7 @@ def check(run: Run) -> None:
     """See `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, ErrorMetrics(run.model_args.tasks).row_metrics)
     if run.args.use_peft:
-        require_base(run.model_args.model_name_or_path)
+        require_base(None)
     parse_requirements(run.model_args.require, score_names(run.model_args.tasks))
 
 
@@ -40,10 +40,9 @@ def load(run: Run) -> OperatorData:
 
 
 def build(run: Run, data: OperatorData) -> dict[str, Any]:
-    """See `Task.build`. The model gets the auxiliary terms of its loss; arguments left out take the model's shape."""
+    """See `Task.build`. The model gets the auxiliary terms of its loss."""
     model_args = run.model_args
     model = build_model(model_args, data.samples["train"])
-    vars(model_args).update({name: getattr(model.config, name) for name in model_args.shape})
     model.terms = terms = build_terms(model_args)
     metrics = ErrorMetrics(model_args.tasks, model.config.task_weights)
     return {

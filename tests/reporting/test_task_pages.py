@@ -168,18 +168,6 @@ def test_an_operator_that_loses_is_not_made_to_win(tmp_path) -> None:
     assert "A dash" not in report.text + card
 
 
-def test_how_an_operator_began(tmp_path) -> None:
-    usual = operator_results()["settings"]
-    _, card = read_pages(write_operator(tmp_path / "new"))
-    assert "Training began with random weights." in section(card, "Model")
-    folder = write_operator(tmp_path / "old", settings={**usual, "model_name_or_path": "owner/operator"})
-    _, card = read_pages(folder)
-    assert "owner/operator, not pinned" in section(card, "Model")
-    assert "random weights" not in section(card, "Model")
-    data = ModelCard.load(folder / "README.md").data.to_dict()
-    assert (data["base_model"], data["base_model_relation"]) == (["owner/operator"], "finetune")
-
-
 def test_the_data_of_an_operator_are_said_to_be_generated_and_its_limits_follow(tmp_path) -> None:
     data = {**operator_results()["data"], "resolution": 64}
     folder = write_operator(tmp_path / "run", data=data)
