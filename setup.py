@@ -54,7 +54,7 @@ setup(
         "numbering": ["immunum>=2"],
         "anarcii": ["anarcii>=2.0.8"],  # the same by a language model, which also numbers what is far from any antibody
         "humanness": ["promb>=1.0.2"],  # OASis 9-mers of human antibodies
-        "hdf5": ["h5py>=3.12"],  # PDEBench's files; embeddings from and to biotrainer
+        "hdf5": ["h5py>=3.12"],  # PDEBench's files
         "docs": DOCS,
         "dev": [
             *DOCS,

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from hf_ext import detect_hardware
-from hf_ext.affinity.results import write_predictions
+from hf_ext.affinity.prediction_file import write_predictions
 from hf_ext.arguments.config_file import read_config
 from hf_ext.comparing.sides import CompareArguments, make_command, make_sides, read_launch
 from hf_ext.errors import ArgumentError

@@ -18,8 +18,8 @@ from datasets import Dataset
 from locations import ROOT
 
 from hf_ext.affinity.evaluate import main
+from hf_ext.affinity.prediction_file import write_predictions
 from hf_ext.affinity.predictor import AffinityPredictor
-from hf_ext.affinity.results import write_predictions
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -76,9 +76,8 @@ def test_nine_values_are_called_collapsed(labelled, capsys):
     nine = np.array([6.5, 6.9, 7.2, 7.6, 8, 8.4, 8.8, 9.2, 9.9])[np.searchsorted(edges, OLD)]
     found = labelled(given("v2.csv", nine), given("new.csv", NEW))
     assert found["collapse"]["v2.csv"]["num_distinct"] == 9
-    assert found["collapse"]["v2.csv"]["is_collapsed"]
-    assert "ALARM, v2.csv: collapsed: 9 distinct values in 300 predictions" in capsys.readouterr().out
-    assert not found["collapse"]["new.csv"]["is_collapsed"]
+    assert "ALARM, v2.csv: Collapsed: 9 distinct values in 300 predictions" in capsys.readouterr().out
+    assert not found["collapse"]["new.csv"]["alarms"]
 
 
 def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, capsys):
@@ -126,20 +125,17 @@ def test_predictions_of_other_rows_are_refused(labelled):
     assert labelled(write(Path("right.csv"), **right))
     for columns, message in (
         ({"source_row": range(2, 301), "prediction": OLD[:299]}, r"1 of 300 .* no prediction \(source_row 301\)"),
-        ({"source_row": [2, *range(2, 301)], "prediction": OLD}, "lines 3 repeat a source_row"),
+        ({"source_row": [2, *range(2, 301)], "prediction": OLD}, "source_row does not tell rows apart"),
         ({"prediction": OLD[:299]}, "299 predictions for 300 scored rows, and no column source_row"),
-        ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, "lines 9 .* another sequence"),
-        ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions in column 'prediction' are no finite numbers: lines 301"),
+        ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, "1 lines have another sequence"),
+        ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions in column 'prediction' are no finite numbers"),
     ):
         with pytest.raises(DataError, match=message):
             labelled(write(Path("other.csv"), **columns))
 
 
-def test_what_is_no_model_is_refused_with_the_way_out(labelled):
-    Path("best.pth").write_bytes(b"")
-    with pytest.raises(ArgumentError, match=r"hf-ext resume --convert best\.pth"):
-        labelled(Path("best.pth"))
-    with pytest.raises(ArgumentError, match="there is no such file"):
+def test_what_is_no_model_is_refused(labelled):
+    with pytest.raises(DataError, match=r"absent\.csv cannot be read"):
         labelled(Path("absent.csv"))
 
 
@@ -158,7 +154,7 @@ def write_pairs(path: Path) -> None:
     labels = 7 + values[binders].sum(1) + values[antigens[chosen]].sum(1) + generator.normal(0, 0.2, len(PARTS))
     text = ["".join(LETTERS[letter] for letter in row) for row in binders]
     other = ["".join(LETTERS[letter] for letter in antigens[i]) for i in chosen]
-    families = [f"f{i % 12}" for i in range(len(PARTS))]
+    families = [f"{part}{i % 12}" for i, part in enumerate(PARTS)]
     write(path, binder=text, antigen=other, part=PARTS, family=families, pKd=np.round(labels, 4))
 
 
@@ -169,7 +165,7 @@ def run(tmp_path_factory, demo_encoders):
     write_pairs(root / "pairs.csv")
     words = ["--dataset_name", root / "pairs.csv", "--output_dir", root / "run", "--encoders", demo_encoders[1]]
     words += ["--sequence_columns", "binder", "antigen", "--label_column", "pKd", "--split_column", "part"]
-    words += ["--group_column", "family", "--interval_by", "family", "--binder_threshold", "7"]
+    words += ["--group_column", "family", "--binder_threshold", "7"]
     words += ["--embedding_cache_dir", root / "cache", "--disable_tqdm", "true", "--use_cpu", "true"]
     words += ["--require", "spearman>=-1", "rmse<=0.001", *QUICK.split()]
     with pytest.MonkeyPatch.context() as patch:
@@ -207,7 +203,6 @@ def test_the_scores_of_a_run_come_back_from_its_list_of_test_rows_to_the_bit(run
     again = found["scores"]["run"]["spearman"]  # of the model, in float32
     assert again["value"] == pytest.approx(report["scores"]["model"]["spearman"]["value"], abs=0.01)
     assert found["verdicts"]["run"]["outcome"] != "worse"
-    assert not any("of run" in note for note in found["notes"])  # all of them are its own test rows
     with pytest.raises(ArgumentError, match=r"rows and columns of its own: leave out --dataset_name, --filter\."):
         evaluate("--models", folder, "--test_of", folder, "--dataset_name", "other.csv", "--filter", "pKd > 7")
     with pytest.raises(DataError, match="nowhere: holds no all_results"):
@@ -220,8 +215,8 @@ def test_bounds_come_back_from_the_list_of_test_rows(run, tmp_path):
     rows = Dataset.from_pandas(listed.drop(columns="prediction").assign(bound=[-1, 0] * (len(listed) // 2)))
     write_predictions(folder / "predictions.csv", rows, listed["prediction"], listed["label"])
     assert pd.read_csv(folder / "predictions.csv", keep_default_na=False)["bound"][:2].tolist() == ["<=", ""]
-    found = evaluate("--models", folder / "predictions.csv", "--test_of", folder)
-    assert [(one["name"], one["num_rows"]) for one in found["slices"]] == [("rows whose label is no bound", 40)]
+    found = evaluate("--models", folder / "predictions.csv", folder, "--test_of", folder)
+    assert any(note.startswith("The verdict's RMSE counts no error beyond a limit") for note in found["notes"])
 
 
 def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_path, monkeypatch, capsys):
@@ -239,10 +234,6 @@ def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_pat
     assert found["num_rows"] == 80
     with pytest.raises(ArgumentError, match="run reads binder, antigen; the rows have the sequence columns binder"):
         evaluate("--models", folder, *own, "--sequence_columns", "binder")
-    assert not any("known" in note for note in found["notes"])  # all of them are its own test rows
-    Path("train.csv").write_text("\n".join([lines[0], *(line for line in lines if ",train," in line)]) + "\n")
-    notes = evaluate("--models", folder, "--dataset_name", "train.csv", *own[2:])["notes"]
-    assert any("0 of these 120 rows are in the test split of run. If others were" in note for note in notes)
 
 
 # --- the name ---------------------------------------------------------------------------------------------------------

@@ -49,7 +49,6 @@ def test_training_continues_on_a_stream_with_its_own_tokenizer(demo, tmp_path):
 
 
 def test_the_control_is_transformers_own_trainer(tmp_path):
-    shape = ("--num_hidden_layers", "1", "--hidden_size", "16", "--num_attention_heads", "2", "--max_steps", "2")
-    stock = run("mlm", tmp_path, "--stock_trainer", "true", *shape)
+    stock = run("mlm", tmp_path, "--stock_trainer", "true", "--model_size", "demo", "--max_steps", "2")
     assert stock.results["trainer"] == "transformers.trainer.Trainer"
     assert OUTPUTS - stock.names == {"plan.json", "training_args.json"}

@@ -37,7 +37,7 @@ CASES = {
 def test_bad_data_ends_a_recipe_with_an_error_of_ours(tmp_path, monkeypatch, recipe, make, streaming):
     monkeypatch.syspath_prepend(ROOT / "recipes")
     path = make(tmp_path)
-    shape = "--num_hidden_layers 1 --hidden_size 8 --num_attention_heads 2" if recipe == "mlm" else ""
+    shape = "--model_size demo" if recipe == "mlm" else ""
     words = f"--dataset_name {path} --output_dir {tmp_path / 'out'} --preset baseline --use_cpu true {shape}"
     with pytest.raises((DataError, ArgumentError)) as error:
         importlib.import_module(recipe).main([*words.split(), "--streaming", streaming, "--max_steps", "2"])

@@ -19,7 +19,6 @@ from ..arguments.training_fields import REQUIRE, option
 from ..errors import ArgumentError
 
 Head = Literal["auto", "mlp", "product", "gated"]
-DISTILLABLE = ("mse", "huber")
 
 
 @dataclass
@@ -71,18 +70,6 @@ class AffinityArguments:
         "Heads to train on the embedding cache, with --seed, --seed + 1 and so on, all on the same split. The model "
         "predicts their mean; results hold mean and spread over them. Frozen encoders only.",
     )
-    distill_from: str | None = option(
-        None,
-        "Folder or Hub id of a model of `hf-ext train`, the teacher: training labels are mixed with its "
-        "predictions. Validation and test keep their labels.",
-    )
-    distill_alpha: float = option(
-        0.5, "Share of the teacher in a training label, 0 to 1: alpha * teacher + (1 - alpha) * label."
-    )
-    distill_rows: str | None = option(
-        None, "File of further sequences without labels, same columns: the teacher alone labels them."
-    )
-    merge_lora: bool = option(False, "Also save the model with its adapters merged, in the folder 'merged'.")
     head: Head = option(
         "auto",
         "auto: chooses a head, its learning rate, dropout and epochs by validation on the cached embeddings "
@@ -109,8 +96,8 @@ class AffinityArguments:
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     binder_threshold: Annotated[float, FINITE] | None = option(
         None,
-        "Labels at or above this count as hits: recall, precision, F1, average precision and enrichment at 1 and 5 per "
-        "cent are then in every evaluation. 9 is usual of pKd.",
+        "Labels at or above this count as hits: recall, precision, F1 and average precision are then in every "
+        "evaluation. 9 is usual of pKd.",
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
@@ -122,15 +109,6 @@ class AffinityArguments:
                 "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
             )
         check_ranges(self, ranges_in_types(type(self)))
-        if not 0 < self.distill_alpha <= 1:
-            raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")
-        if self.distill_rows and self.distill_from is None:
-            raise ArgumentError("--distill_rows only acts with --distill_from.")
-        if self.distill_from is not None and self.loss not in DISTILLABLE:
-            raise ArgumentError(
-                f"--distill_from with --loss {self.loss}: a mixture of label and prediction is no bound and no "
-                f"measured order. Use --loss {' or '.join(DISTILLABLE)}."
-            )
 
     def per_tower(self, name: str) -> list[str]:
         """The values of a list argument, one per encoder.

@@ -1,4 +1,4 @@
-"""What a model has to beat on a split: constants, neighbours and linear models, fitted on the training rows."""
+"""What a model has to beat on a split: constants and linear models, fitted on the training rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..data.columns import read_columns
 from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
-from ..evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means, predict_nearest
+from ..evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means
 from ..evaluation.verdict import CONSTANT
 from .embedding import load_pretrained_towers
 from .embedding_ridge import EmbeddingRidge, fit_embedding_ridge
@@ -25,8 +25,6 @@ Encode = Callable[[str, Sequence[str]], torch.Tensor]
 EMBEDDING_RIDGE = "ridge on embeddings"
 PER_PARTNER = f"{EMBEDDING_RIDGE} per "  # and the columns of the partner
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most, here and where it is mixed with the model
-MAX_PAIRS = 200_000_000  # of a training row and one to be predicted, that are compared for nearest neighbours
-TUNING_ROWS = 5_000  # validation rows that choose how many neighbours, at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 
@@ -80,10 +78,9 @@ def fit_baselines(
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
     The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
-    the labels of the nearest training sequences; ridge on the embeddings of the encoders, where these train as they
-    were before. Both ridges also for each partner where one or more columns have few values (four antibodies against
-    thousands of variants, `partners.find_partner`). Penalties and the number of neighbours are chosen on
-    `splits["validation"]`.
+    ridge on the embeddings of the encoders, where these train as they were before. Both ridges also for each partner
+    where one or more columns have few values (four antibodies against thousands of variants, `partners.find_partner`).
+    Penalties are chosen on `splits["validation"]`.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -92,10 +89,9 @@ def fit_baselines(
         group_column: or None.
         ridge: on the embeddings, from `stacking.fit_ridge`, which is not fitted again then.
 
-    Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores; neighbours
-    are looked for among 2e8 pairs of rows at most: 6 s. Embeddings of frozen encoders are encoded where they are not
-    cached. Of encoders that trained, the pretrained ones encode 5,000 training rows, 2,000 validation rows and the
-    split: less than a pass over these rows in training.
+    Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores. Embeddings of
+    frozen encoders are encoded where they are not cached. Of encoders that trained, the pretrained ones encode 5,000
+    training rows, 2,000 validation rows and the split: less than a pass over these rows in training.
     """
     train, asked, seed = splits["train"], splits[name], trainer.args.seed
     labels, baselines = label_array(train), Baselines()
@@ -109,7 +105,7 @@ def fit_baselines(
     partner, why = find_partner(rows.sequences[0])
     if why:
         baselines.notes.append(f"No baseline by partner was fitted: {why}.")
-    _add_sequence_baselines(baselines, rows, partner, seed)
+    _add_sequence_ridges(baselines, rows, partner)
     _add_embedding_ridges(baselines, trainer, rows, ridge)
     return baselines
 
@@ -149,7 +145,7 @@ def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) ->
     return np.concatenate(blocks, axis=1)
 
 
-def _add_sequence_baselines(baselines: Baselines, rows: _Rows, partner: Partner | None, seed: int) -> None:
+def _add_sequence_ridges(baselines: Baselines, rows: _Rows, partner: Partner | None) -> None:
     if not any(len(set(column)) > 1 for column in rows.sequences[0]):
         return
     features = SequenceFeatures(rows.sequences[0], rows.sequences[1:])
@@ -167,19 +163,6 @@ def _add_sequence_baselines(baselines: Baselines, rows: _Rows, partner: Partner 
             *known, asked = (of_main.transform(sequences) for sequences in chosen)
             ridges = fit_partner_ridges(partner, known, rows.labels[:2], rows.sequences[:2], standardize=False)
             baselines.add_partners(f"{of_main.name} ridge", ridges, asked, rows, pooled)
-    _add_neighbours(baselines, features, rows, seed)
-
-
-def _add_neighbours(baselines: Baselines, features: SequenceFeatures, rows: _Rows, seed: int) -> None:
-    generator, num_asked = np.random.default_rng(seed), len(rows.labels[2])
-    num_queries = min(len(rows.labels[1]), TUNING_ROWS) + num_asked
-    labels, directions = [], []
-    for split, most in enumerate((max(1, MAX_PAIRS // num_queries), TUNING_ROWS, num_asked)):
-        chosen = np.sort(generator.permutation(len(rows.labels[split]))[:most])
-        labels.append(rows.labels[split][chosen])
-        directions.append(features.directions([[column[i] for i in chosen] for column in rows.sequences[split]]))
-    predicted, facts = predict_nearest(directions[0], labels[0], directions[1], labels[1], directions[2])
-    baselines.add("nearest neighbours", predicted, **{**rows.facts, "num_rows": len(labels[0]), **facts})
 
 
 def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, ridge: EmbeddingRidge | None) -> None:

@@ -31,7 +31,7 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
     """What `--tower_training` and `--use_peft` mean together: how towers train, and whether any has adapters.
 
     Raises:
-        ArgumentError: one of `--use_peft`, `--merge_lora` asks for adapters, and no tower gets any.
+        ArgumentError: `--use_peft` asks for adapters, and no tower gets any.
     """
     trainings = args.tower_training or ["lora" if use_peft else "frozen"]
     if use_peft and "lora" not in trainings:
@@ -39,8 +39,6 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
             f"--use_peft and --tower_training {' '.join(trainings)} contradict each other: leave one of them out, or "
             "say lora for the towers that get adapters."
         )
-    if args.merge_lora and "lora" not in trainings:
-        raise ArgumentError(f"--merge_lora: no tower trains with LoRA ({' '.join(trainings)}). Give --use_peft.")
     return trainings, "lora" in trainings
 
 

@@ -151,7 +151,7 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
     if by and facts["beats_constant"] is None:
         lines.append(
             f"The values of {by} in the validation rows ({facts['num_units']:,}) are too few, or too uneven, to show "
-            "whether the model is better than the training mean (--interval_by rows: goes by rows)."
+            "whether the model is better than the training mean."
         )
     if facts.get("beats_constant") is False:
         kept = numbers["rmse_after" if found else "rmse_before"]

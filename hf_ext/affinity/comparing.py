@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW
 from ..data.split_rules import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
-from ..evaluation.alarms import AlarmKind, examine_predictions
+from ..evaluation import collapse_report
 from ..evaluation.metrics import score_names
 from ..evaluation.requirements import Requirement, check_requirements, describe_failed, format_checked
 from ..evaluation.resampling import ResamplingUnits, unit_facts
@@ -26,12 +26,11 @@ from ..evaluation.verdict import judge_pair
 from ..reporting import units
 from ..reporting.run_files import read_run
 from ..reporting.tables import format_table
-from .results import BOUND_SIGNS, PREDICTIONS
-from .rows import check_threshold, describe_units, find_exact, find_units, label_array, read_bounds
+from .prediction_file import BOUND_SIGNS
+from .rows import check_threshold, describe_units, label_array, read_bounds
 from .scoring import LIMITS_NOTE, Compared
 
 FloatArray = NDArray[np.float64]
-COLLAPSED = (AlarmKind.CONSTANT, AlarmKind.FEW_VALUES, AlarmKind.BLOCK)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class LabelledRows:
     threshold: float | None
     groups: list[Any] | None
     units: ResamplingUnits | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     @property
     def labels(self) -> FloatArray:
@@ -60,13 +59,8 @@ class LabelledRows:
         return label_array(self.table).astype(np.float32).astype(np.float64)
 
 
-def load_labelled(args: DataArguments, settings: Any, scratch: Path) -> LabelledRows:
-    """All rows of a labelled table; intervals resample rows unless `args.interval_by` names a column.
-
-    Args:
-        args: of the data.
-        settings: with `binder_threshold`.
-        scratch: where `--bad_rows drop` lists what it left out.
+def load_labelled(args: DataArguments, threshold: float | None) -> LabelledRows:
+    """All rows of a labelled table; intervals resample rows.
 
     Raises:
         ArgumentError, DataError: as `load_sequences`; no name; a stream.
@@ -75,14 +69,14 @@ def load_labelled(args: DataArguments, settings: Any, scratch: Path) -> Labelled
         raise ArgumentError("Which rows? Give --dataset_name with labelled rows, or --test_of with a run's folder.")
     if args.streaming:
         raise ArgumentError("--streaming: scores are of rows that can be counted; leave it out.")
-    table: Any = load_sequences(args, output_dir=scratch, needs_labels=True).table
+    with tempfile.TemporaryDirectory() as scratch:
+        table: Any = load_sequences(args, output_dir=scratch, needs_labels=True).table
     report: dict[str, Any] = {"notes": [], "warnings": []}
-    if settings.binder_threshold is not None:
-        check_threshold(settings.binder_threshold, label_array(table), report)
-    resampled = find_units(args, {"train": table, "test": table})
+    if threshold is not None:
+        check_threshold(threshold, label_array(table), report)
     groups = column_values(table, args.group_column) if args.group_column else None
-    notes = [*report["warnings"], *report["notes"], *describe_units(resampled)]
-    return LabelledRows(table, args.dataset_name, settings.binder_threshold, groups, resampled, notes)
+    notes = [*report["warnings"], *report["notes"], "Whether a model was trained on these rows is not looked at."]
+    return LabelledRows(table, args.dataset_name, threshold, groups, None, notes)
 
 
 def load_test(folder: str, args: DataArguments, settings: Any, explicit: Container[str]) -> LabelledRows:
@@ -109,8 +103,8 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     listed = run.predictions
     if listed is None or not listed.columns.keys() >= {*args.sequence_columns, SOURCE_ROW}:
         raise DataError(
-            f"{run.folder / PREDICTIONS} does not list the sequences of the test rows: it is lost, or they were a "
-            "stream. Name a file with --dataset_name."
+            f"{run.folder} does not list the sequences of its test rows in predictions.csv: the file is lost, or they "
+            "were a stream. Name a file with --dataset_name."
         )
     columns: dict[str, Any] = {**listed.columns, "label": listed.labels}
     if "bound" in columns:
@@ -118,14 +112,9 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     by = run.results["test"]["interval_by"]
     unit_column = SPLIT_CLUSTER if by == "cluster" and SPLIT_CLUSTER in columns else by
     resampled = ResamplingUnits.of(by, columns[unit_column]) if by else None
-    return LabelledRows(
-        Dataset.from_dict(columns),
-        f"test rows of {run.folder}",
-        settings.binder_threshold,
-        columns[args.group_column] if args.group_column else None,
-        resampled,
-        describe_units(resampled),
-    )
+    groups = columns[args.group_column] if args.group_column else None
+    source, threshold = f"test rows of {run.folder}", settings.binder_threshold
+    return LabelledRows(Dataset.from_dict(columns), source, threshold, groups, resampled, describe_units(resampled))
 
 
 def compare(
@@ -135,7 +124,6 @@ def compare(
     metric: str = "rmse",
     requirements: Sequence[Requirement] = (),
     seed: int = 0,
-    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Scores predictions as the report of a run does, and compares all with the first.
 
@@ -145,26 +133,32 @@ def compare(
         metric: of the verdicts.
         requirements: that every model but the first must meet; of one model, it.
         seed: of the bootstrap.
-        notes: to be shown with those of the rows.
 
     Returns:
         JSON-able, by name of model in the order in which they were given. `scores`: model -> metric -> `Score`;
-        `collapse`: model -> `collapse_report`, and `is_collapsed`; against the first, `verdicts`: model ->
-        `Verdict.as_dict`, and `differences`: model -> metric -> `PairedComparison.as_dict`; `slices`: scores and
-        differences of some of the rows; `requirements`: model -> whether it reaches them.
+        `collapse`: model -> `collapse_report`; against the first, `verdicts`: model -> `Verdict.as_dict`, and
+        `differences`: model -> metric -> `PairedComparison.as_dict`; `requirements`: model -> whether it reaches them.
 
     Raises:
         ArgumentError: a metric that cannot be compared.
 
-    Cost: per model 1,000 bootstrap resamples of its scores, and one comparison per metric, for all rows and each slice:
-    per comparison 1.6 s for 26,000 rows.
+    Cost: per model 1,000 bootstrap resamples of its scores, and one comparison per metric: 1.6 s for 26,000 rows.
     """
     first, *later = predictions
     labels, bounds = rows.labels, read_bounds(rows.table)
     compared = Compared(predictions, labels, rows.threshold, seed, rows.units)
     scores = compared.score(rows.groups)
-    judged: dict[str, Any] = {"metric": metric, "bounds": bounds, "groups": rows.groups, **compared.options}
-    has_limits = bounds is not None and bool(np.any(bounds))
+    options = compared.options
+
+    def differ(after: FloatArray) -> dict[str, Any]:
+        names = score_names(rows.threshold)
+        return {name: compare_paired(labels, predictions[first], after, name, **options).as_dict() for name in names}
+
+    def judge(name: str) -> dict[str, Any]:
+        pair = predictions[first], predictions[name]
+        return judge_pair(labels, *pair, names=(first, name), metric=metric, bounds=bounds, **options).as_dict()
+
+    has_limits = bounds is not None and bool(np.any(bounds)) and bool(later) and metric == "rmse"
     return {
         "task": "evaluation",
         "rows": rows.source,
@@ -172,31 +166,21 @@ def compare(
         **unit_facts(rows.units, len(labels)),
         "threshold": rows.threshold,
         "scores": scores,
-        "collapse": {name: _collapse(predicted, labels) for name, predicted in predictions.items()},
-        "verdicts": {
-            name: judge_pair(labels, predictions[first], predictions[name], names=(first, name), **judged).as_dict()
-            for name in later
-        },
-        "differences": _differences(compared, first, rows.groups),
-        "slices": [
-            {**compared.score_slice(one), "differences": _differences(compared.select(one), first)}
-            for one in find_exact(bounds)
-        ],
+        "collapse": {name: collapse_report(predicted, labels) for name, predicted in predictions.items()},
+        "verdicts": {name: judge(name) for name in later},
+        "differences": {name: differ(predictions[name]) for name in later},
         "requirements": {name: check_requirements(requirements, scores[name]) for name in later or [first]},
-        "notes": [*rows.notes, *([LIMITS_NOTE] if has_limits and later and metric == "rmse" else []), *notes],
+        "notes": [*rows.notes, *([LIMITS_NOTE] if has_limits else [])],
     }
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """What `compare` found: verdicts, alarms, notes; a table of all rows and of each slice; requirements."""
+    """What `compare` found: verdicts, alarms, notes; a table of all rows; requirements."""
     parts = [one["text"] for one in found["verdicts"].values()]
     parts += [f"ALARM, {name}: {alarm}" for name, one in found["collapse"].items() for alarm in one["alarms"]]
     parts += [*found["notes"], "", f"{found['num_rows']:,} rows, {found['rows']}:"]
     parts += [_format(found["scores"], found["differences"])]
     parts += ["* the interval of the difference excludes 0."] if found["differences"] else []
-    for one in found["slices"]:
-        title = f"{units.capitalize(one['name'])} ({one['num_rows']:,}):"
-        parts += ["", title, _format(one["scores"], one["differences"])]
     for name, checked in found["requirements"].items():
         parts += ["", f"Required of {name}:", format_checked(checked)] if checked else []
     return "\n".join(parts)
@@ -205,24 +189,6 @@ def describe(found: Mapping[str, Any]) -> str:
 def describe_unmet(found: Mapping[str, Any]) -> list[str]:
     """Requirements that some model does not meet."""
     return [f"{name}: {one}" for name, checked in found["requirements"].items() for one in describe_failed(checked)]
-
-
-def _differences(compared: Compared, first: str, groups: Sequence[Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Of every other model against the first, in each metric that can be compared."""
-    before, metrics = compared.predictors[first], score_names(compared.threshold, groups is not None)
-
-    def differ(after: FloatArray, metric: str) -> dict[str, Any]:
-        return compare_paired(compared.labels, before, after, metric, groups=groups, **compared.options).as_dict()
-
-    later = {name: after for name, after in compared.predictors.items() if name != first}
-    return {name: {metric: differ(after, metric) for metric in metrics} for name, after in later.items()}
-
-
-def _collapse(predicted: FloatArray, labels: FloatArray) -> dict[str, Any]:
-    report, alarms = examine_predictions(predicted, labels)
-    is_collapsed = any(alarm.kind in COLLAPSED for alarm in alarms)
-    texts = [f"collapsed: {alarm.text}" if alarm.kind in COLLAPSED else alarm.text for alarm in alarms]
-    return {**report, "alarms": texts, "is_collapsed": is_collapsed}
 
 
 def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
@@ -239,7 +205,7 @@ def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
 
 
 def _difference(compared: Mapping[str, Any] | None) -> str:
-    if compared is None:
+    if compared is None:  # of the metric by groups
         return units.MISSING
     numbers = {"value": compared["improvement"], "low": compared["low"], "high": compared["high"]}
     shown = units.score({name: None if value is None else value + 0.0 for name, value in numbers.items()})  # never -0

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..reporting import units
-from ..reporting.names import show_source
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Points, Table, Text
 from ..reporting.run_files import as_dict, list_columns
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
@@ -30,7 +29,7 @@ def describe(results: Mapping[str, Any]) -> Page:
         summary=_summary(results, label, columns),
         numbers=score_numbers(test, dict.fromkeys(("spearman", "rmse", chosen_by))),
         results=[*score_blocks(test, as_dict(results.get("data")).get("leaks")), *_group_blocks(model)],
-        training=[*_head_blocks(results), *_seed_blocks(results), *_teacher_blocks(results)],
+        training=[*_head_blocks(results), *_seed_blocks(results)],
         limits=[*verdict_limits(results), *_limits(results)],
         subject=f"predicting {label} as it was measured in the training data, and about nothing else: no safety, no "
         "function in a cell, no patient",
@@ -137,24 +136,6 @@ def _seed_blocks(results: Mapping[str, Any]) -> list[Block]:
         f"row: {rank}.",
     ]
     return [Table(headers, rows, caption), Points([*notes, *filter(None, [seeds.get("meaning")])])]
-
-
-def _teacher_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """What a distilled model learned from, and how it compares with its teacher."""
-    facts = as_dict(results.get("distillation"))
-    if not facts:
-        return []
-    spearman = as_dict(facts.get("spearman"))
-    rows = [
-        ["teacher", show_source(facts.get("teacher"))],
-        ["share of the teacher in a label", units.number(facts.get("alpha"))],
-        ["further rows, labelled by the teacher alone", units.number(facts.get("num_further_rows"))],
-        ["Spearman of the student on test", units.score({"value": spearman.get("student")})],
-        ["Spearman of the teacher on test", units.score({"value": spearman.get("teacher")})],
-        ["parameters, teacher to student", units.number(facts.get("size_ratio"))],
-    ]
-    held_out = facts.get("held_out")
-    return [Table(["", ""], rows, "Learned from a teacher."), *([Text(str(held_out))] if held_out else [])]
 
 
 def _limits(results: Mapping[str, Any]) -> list[str]:

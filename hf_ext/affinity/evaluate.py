@@ -10,7 +10,7 @@ resampled units; that file among the models has the scores of the run's report t
 with hf-ext resume --convert.
 
 A CSV has a column `prediction`, and `source_row` as hf-ext predict writes it, or a line per row in their order;
-sequences and labels that it has too must be those of the rows. Requirements hold for every model but the first, or for
+sequences that it has too must be those of the rows. Requirements hold for every model but the first, or for
 a single one. Exit status: 0; 3 if a requirement fails; 1 for what cannot be scored.
 """
 

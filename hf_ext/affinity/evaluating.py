@@ -1,28 +1,77 @@
-"""Scores models and files of predictions on labelled rows: what `hf-ext evaluate` does."""
+"""Scores models, and CSVs of predictions, on labelled rows: what `hf-ext evaluate` does."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..arguments.predicting_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments
+from ..data.collators import SequenceCollator
 from ..data.reading import peek_columns
 from ..errors import ArgumentError
-from ..evaluation.metrics import GROUP_METRIC, score_names
+from ..evaluation.metrics import score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
-from ..evaluation.scores import PAIRED_METRICS
 from ..reporting.run_log import LOGGER, start_run_log
 from ..reporting.run_record import write_json
+from ..tasks.running import check_inputs
+from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments
-from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
-from .predictor import training_arguments
-from .scored_models import ScoredModel, check_reads, find_models, read_all_columns
+from .comparing import compare, describe, describe_unmet, load_labelled, load_test
+from .prediction_file import read_predictions
+from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments
+from .scoring import RANKING_NOTE, predict_calibrated
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A model that is scored.
+
+    Attributes:
+        name: in tables; no two have the same.
+        path: its folder, or the CSV of its predictions.
+        collator: None of a CSV.
+    """
+
+    name: str
+    path: Path
+    collator: SequenceCollator | None = None
+
+    @property
+    def is_scale_free(self) -> bool:
+        """Whether it predicts an order only (a ranking loss)."""
+        return self.collator is not None and _read_json(self.path / "config.json").get("loss") == "ranking"
+
+    def predict(
+        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, column: str
+    ) -> NDArray[np.float64]:
+        """Its predictions for the rows: (n,), label units; of a model as its own run scored them.
+
+        Args:
+            rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
+            data_args: as the rows were read.
+            args: of prediction: speed-ups, batch size, precision, embedding cache.
+            column: of the predictions in a CSV.
+
+        Raises:
+            ArgumentError: the model cannot be loaded, or reads other columns.
+            DataError: rows that it cannot read, or other ones than a CSV's; predictions that are not finite.
+
+        Cost: one pass over the rows.
+        """
+        if self.collator is None:
+            return read_predictions(self.path, rows, data_args, column)
+        check_inputs(self.collator, {"rows": rows}, source)
+        with predicting(load_model(self.path), self.collator, args) as trainer:
+            return check_predictions(predict_calibrated(trainer, rows)[1])
 
 
 def evaluate_models(
@@ -43,16 +92,19 @@ def evaluate_models(
     log = start_run_log(None)
     models = find_models(own.models, labelled.too_long if "too_long" in explicit else None)
     if own.test_of is None:
-        take_training_columns(models, own, data_args, explicit)
-    known = score_names(own.binder_threshold, data_args.group_column is not None or own.test_of is not None)
-    parse_requirements(own.require, known)  # before rows are read, which may leave the threshold out
-    rows = load_rows(own, data_args, models, explicit)
+        take_from_training(models, own, data_args, explicit)
+        rows = load_labelled(data_args, own.binder_threshold)
+    else:
+        names = {one.name for one in dataclasses.fields(LabelledArguments)} - {"too_long"}
+        if given := sorted(names & {*explicit}):
+            raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
+        rows = load_test(own.test_of, data_args, own, explicit)
+    requirements = parse_requirements(own.require, score_names(rows.threshold, rows.groups is not None))
+    metric = own.metric or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
+    if metric not in (allowed := score_names(rows.threshold)):
+        raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
     for one in models:
-        if one.collator is not None:
-            check_reads(one.name, one.collator, data_args)
-    known = score_names(rows.threshold, rows.groups is not None)
-    requirements = parse_requirements(own.require, known)
-    metric = settle_metric(own.metric, models, known)
+        check_reads(one, data_args)
     args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
         {one.name: one.predict(rows.table, rows.source, data_args, args, own.prediction_column) for one in models},
@@ -60,8 +112,8 @@ def evaluate_models(
         metric=metric,
         requirements=requirements,
         seed=own.seed,
-        notes=[note for one in models for note in one.notes(rows.table)],
     )
+    found["notes"] += [f"{one.name}: {RANKING_NOTE}" for one in models if one.is_scale_free]
     log.info("\n%s\n", describe(found))
     result = {"models": {one.name: str(one.path) for one in models}, "seed": own.seed, **found}
     if output:
@@ -71,66 +123,90 @@ def evaluate_models(
     return result
 
 
-def take_training_columns(
+def find_models(given: Sequence[str], too_long: str | None = None) -> list[ScoredModel]:
+    """What the user named: model folders, Hub ids, CSVs of predictions.
+
+    Args:
+        given: their names.
+        too_long: what models do with long sequences; None: each as it was trained.
+
+    Raises:
+        ArgumentError: one is neither, or there twice.
+    """
+    names = [Path(one).name for one in given]
+    names = [*given] if len({*names}) < len(names) else names
+    if len({*names}) < len(names):
+        raise ArgumentError(f"--models {' '.join(given)}: one is named twice.")
+    models = []
+    for name, one in zip(names, given):
+        path = Path(one).expanduser()
+        if path.suffix == ".csv" and not path.is_dir():
+            models.append(ScoredModel(name, path))
+        else:
+            folder = find_model(one)
+            collator = SequenceCollator.from_pretrained(folder)
+            collator.too_long = too_long or collator.too_long
+            models.append(ScoredModel(name, folder, collator))
+    return models
+
+
+def take_from_training(
     models: Sequence[ScoredModel], own: EvaluateArguments, data_args: DataArguments, explicit: Collection[str]
 ) -> None:
-    """Takes label column, group column and threshold from the first model whose folder has a run's record, and says so.
-
-    What the user set stays, and a column that the rows lack is not taken.
-    """
-    settings = next(filter(None, (one.settings for one in models)), None)
-    if settings is None:
-        return
-    files = [set(names) for names in peek_columns(data_args.dataset_name).values()] if data_args.dataset_name else []
+    """Sets what the user did not: sequence columns as the models read them; threshold, label and group column as the
+    first model with a record of its run was trained by, where the rows have these columns."""
+    collators = [one.collator for one in models if one.collator is not None]
+    if collators and "sequence_columns" not in explicit:
+        data_args.sequence_columns = [*dict.fromkeys(column for one in collators for column in columns_of(one))]
+        needed = {column for one in collators for column in columns_of(one) if column not in one.missing_chains}
+        data_args.missing_chains = [column for column in data_args.sequence_columns if column not in needed]
+    records = (_read_json(one.path / "all_results.json").get("settings") for one in models)
+    settings = next(filter(None, records), {})
+    files = peek_columns(data_args.dataset_name).values() if settings and data_args.dataset_name else []
     taken = []
     for name, owner in (("label_column", data_args), ("group_column", data_args), ("binder_threshold", own)):
         value = settings.get(name)
         is_there = name == "binder_threshold" or all(value in names for names in files)
-        if name not in explicit and value is not None and is_there and value != getattr(owner, name):
+        if name not in explicit and is_there and value not in (None, getattr(owner, name)):
             setattr(owner, name, value)
             taken.append(f"--{name} {value}")
     if taken:
         LOGGER.info("As the model was trained: %s.", ", ".join(taken))
 
 
+def check_reads(model: ScoredModel, args: DataArguments) -> None:
+    """Raises ArgumentError where a model reads other columns than `args` do, or needs a chain that rows may lack."""
+    if model.collator is None:
+        return
+    columns = [*dict.fromkeys(columns_of(model.collator))]
+    if any(column not in args.sequence_columns for column in columns):
+        raise ArgumentError(
+            f"{model.name} reads {', '.join(columns)}; the rows have the sequence columns "
+            f"{', '.join(args.sequence_columns)}. Give columns of the same sequences the same names."
+        )
+    needed = [one for one in columns if one in args.missing_chains and one not in model.collator.missing_chains]
+    if needed:
+        raise ArgumentError(
+            f"{model.name} has not learned to do without {' and '.join(needed)}, which rows may lack. Train it with "
+            "--missing_chains, or leave these rows out."
+        )
+
+
 def find_output(name: str | None) -> Path | None:
-    """The JSON to write; refused where there is one of somebody else's."""
+    """The JSON to write; refused where there is a file that this command did not write."""
     if name is None:
         return None
     path = Path(name).expanduser()
-    if path.exists() and not is_evaluation(path):
+    if path.exists() and _read_json(path).get("task") != "evaluation":
         raise ArgumentError(f"--output {name!r} is there and was not written by hf-ext evaluate. Name another file.")
     make_folder(path.parent, "--output")
     return path
 
 
-def is_evaluation(path: Path) -> bool:
-    """Whether a file is what this command writes."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """What a file holds; nothing where it is no JSON object."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["task"] == "evaluation"
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def load_rows(
-    own: EvaluateArguments, data_args: DataArguments, models: Sequence[ScoredModel], explicit: Collection[str]
-) -> LabelledRows:
-    """The rows to score: of a run, or of a table; what `--bad_rows drop` leaves out is counted in the log."""
-    if own.test_of:
-        names = {one.name for one in dataclasses.fields(LabelledArguments)} - {"too_long"}
-        if given := sorted(names & {*explicit}):
-            raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
-        return load_test(own.test_of, data_args, own, explicit)
-    if "sequence_columns" not in explicit:
-        read_all_columns(models, data_args)
-    with tempfile.TemporaryDirectory() as scratch:
-        return load_labelled(data_args, own, Path(scratch))
-
-
-def settle_metric(asked: str | None, models: Sequence[ScoredModel], known: Sequence[str]) -> str:
-    """What verdicts compare in."""
-    metric = asked or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
-    allowed = [name for name in known if name in (*PAIRED_METRICS, GROUP_METRIC)]
-    if metric not in allowed:
-        raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
-    return metric
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

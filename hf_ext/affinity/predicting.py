@@ -21,7 +21,7 @@ from ..tasks.running import check_inputs
 from ..trainer import FastTrainer
 from .arguments import PredictArguments
 from .ensemble import predict_members
-from .prediction_file import find_output, find_rejected, refuse_added
+from .prediction_file import find_output, find_rejected, refuse_added, write_predictions
 from .predictor import (
     check_interval,
     check_predictions,
@@ -31,7 +31,6 @@ from .predictor import (
     predicting,
     training_arguments,
 )
-from .results import write_predictions
 
 
 def predict_table(

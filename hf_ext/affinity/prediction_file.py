@@ -1,4 +1,4 @@
-"""CSVs of predictions: where one may be written, and how the predictions in one are put beside the rows they are of."""
+"""CSVs of predictions: where one may be written, what stands in it, and how it is read beside the rows it is of."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments
-from ..data.formats import iter_tables
-from ..data.labels import parse_labels, parse_number
+from ..data.columns import column_names
+from ..data.labels import parse_number
 from ..data.proteins import judge_sequence
 from ..data.reading import SOURCE_ROW, local_files
 from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
 from ..data.text_files import irregular_kind
 from ..errors import ArgumentError, DataError
-from ..files import read_cell, try_replacing
+from ..files import read_cell, replacing, try_replacing, write_cell
 
 PREDICTION, LOW, HIGH, SPREAD = "prediction", "prediction_low", "prediction_high", "prediction_std"
 ADDED = (SOURCE_ROW, PREDICTION, LOW, HIGH, SPREAD)  # what is written beside the input's own columns, in this order
+BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 MAX_LISTED = 10
 
 
@@ -113,97 +114,100 @@ def _read_header(path: Path) -> list[str]:
             return ["not a CSV"]
 
 
-def read_predictions(
-    path: Path,
-    rows: Any,
-    sequence_columns: Sequence[str],
-    label_column: str,
-    *,
-    policy: DataArguments,
-    column: str = PREDICTION,
-) -> NDArray[np.float64]:
-    """The predictions in a table for `rows`, in their order.
+def read_predictions(path: Path, rows: Any, args: DataArguments, column: str = PREDICTION) -> NDArray[np.float64]:
+    """The predictions in a CSV of any program for `rows`, in their order.
 
-    A line belongs to the row whose `source_row` it has; in a table without that column lines are the rows, in their
-    order. Either way, sequences and labels that the table has too must be those of the row.
+    A line belongs to the row whose `source_row` it has; in a CSV without that column lines are the rows, in their
+    order. Either way, sequences that it has too must be those of the row.
 
     Args:
-        path: CSV, TSV, JSONL or Parquet with `column`; as `hf-ext predict` or a run wrote it, or of another program.
-        rows: map-style, with `source_row`, `label` and the sequence columns, as loading left them.
-        sequence_columns: of the rows.
-        label_column: what the labels were called in their file; in those of runs it is `label`.
-        policy: by which the sequences of the rows were read.
+        path: of the CSV; `hf-ext predict` or a run may have written it.
+        rows: map-style, with `source_row` and the sequence columns, as loading left them.
+        args: by which the rows were read.
         column: of the predictions.
 
     Returns:
         (n,) float64, label units.
 
     Raises:
-        DataError: no such column, a prediction that is no finite number, a row without one or with two, another number
-            of lines, or a sequence or label that is not the row's; lines are named.
+        DataError: no such file or column, a prediction that is no finite number, a row without a line of its own, or
+            sequences that are not the rows'.
 
-    Cost: one read of the table.
+    Cost: one read of the file.
     """
-    tables = [pd.DataFrame(table.to_pydict(), index=lines, dtype=object) for lines, table in iter_tables(path)]
-    lines = pd.concat(tables) if tables else pd.DataFrame()
+    try:
+        lines = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a CSV of predictions: {error}.") from error
     if column not in lines:
-        names = ", ".join(map(str, lines.columns[:30]))
         raise DataError(
-            f"{path}: no column {column!r} with predictions; there are {names}. Name it with --prediction_column."
+            f"{path}: no column {column!r} with predictions; there are {', '.join(lines.columns[:30])}. Name it with "
+            "--prediction_column."
         )
     if SOURCE_ROW in lines:
-        lines = _take_rows(path, lines, [str(number) for number in rows[SOURCE_ROW][:]])
-    elif len(lines) != len(rows):
+        asked, lines = [str(number) for number in rows[SOURCE_ROW][:]], lines.set_index(SOURCE_ROW)
+        if lines.index.has_duplicates or len({*asked}) < len(asked):
+            raise DataError(f"{path}: {SOURCE_ROW} does not tell rows apart. Leave it out, with one line for each row.")
+        if lacking := [number for number in asked if number not in lines.index]:
+            raise DataError(
+                f"{path}: {len(lacking):,} of {len(asked):,} scored rows have no prediction ({SOURCE_ROW} "
+                f"{', '.join(lacking[:MAX_LISTED])}). Predict all of them, or score the rows that these are of."
+            )
+        lines = lines.loc[asked]
+    if len(lines) != len(rows):
         raise DataError(
             f"{path}: {len(lines):,} predictions for {len(rows):,} scored rows, and no column {SOURCE_ROW} that says "
             "which row each is of. Write one line per row, in their order, or add that column (`hf-ext predict` does)."
         )
-    compared: dict[str, Any] = {name: rows[name][:] for name in sequence_columns if name in lines}
-    there: dict[str, list[Any]] = {name: [_read_sequence(cell, policy) for cell in lines[name]] for name in compared}
-    if label := next((name for name in (label_column, "label") if name in lines), None):
-        compared[label] = np.asarray(rows["label"][:], np.float32)  # as a run writes them
-        found = parse_labels(lines[label].tolist(), label, lines.index.to_numpy()).labels
-        there[label] = found.astype(np.float32).tolist()
-    for name, own in compared.items():
-        others = [line for line, cell, here in zip(lines.index, there[name], own) if cell != here]
-        if others:
+    for name in (name for name in args.sequence_columns if name in lines):
+        found = [judge_sequence(read_cell(cell), args).sequence for cell in lines[name]]
+        if num := sum(one != other for one, other in zip(found, rows[name][:])):
             raise DataError(
-                f"{path}: lines {_list(others)} ({len(others):,} in all) have another {name} than the rows that are "
-                "scored. These predictions are of other rows, or the rows have changed since: predict again."
+                f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
+                "other rows, or the rows have changed since: predict again."
             )
-    values = [parse_number(str(cell).strip()) for cell in lines[column]]
-    wrong = [line for line, value in zip(lines.index, values) if value is None or not np.isfinite(value)]
-    if wrong:
+    values = np.array([parse_number(cell.strip()) for cell in lines[column]], np.float64)  # NaN where it is none
+    if num := int((~np.isfinite(values)).sum()):
         raise DataError(
-            f"{path}: {len(wrong):,} predictions in column {column!r} are no finite numbers: lines {_list(wrong)}. "
-            "Mend them, or leave these rows out everywhere."
+            f"{path}: {num:,} predictions in column {column!r} are no finite numbers. Fix them, or leave these rows "
+            "out everywhere."
         )
-    return np.array(values, np.float64)
+    return values
 
 
-def _take_rows(path: Path, lines: pd.DataFrame, asked: list[str]) -> pd.DataFrame:
-    """For each row that is asked for, the line that names it; lines of other rows are passed over."""
-    if len({*asked}) < len(asked):
-        raise DataError(
-            f"The scored rows come from several files, and their {SOURCE_ROW} numbers repeat: {path} cannot be put "
-            f"beside them by these. Take its column {SOURCE_ROW} away, and write its lines in the order of the rows."
-        )
-    named = lines[SOURCE_ROW].map(lambda cell: str(cell).strip())
-    if named.duplicated().any():
-        twice = _list(lines.index[named.duplicated()])
-        raise DataError(f"{path}: lines {twice} repeat a {SOURCE_ROW}. Leave one line for each row.")
-    line_of = {number: i for i, number in enumerate(named)}
-    if lacking := [number for number in asked if number not in line_of]:
-        raise DataError(
-            f"{path}: {len(lacking):,} of {len(asked):,} scored rows have no prediction ({SOURCE_ROW} "
-            f"{_list(lacking)}). Predict all of them, or score the rows that these predictions are of."
-        )
-    return lines.iloc[[line_of[number] for number in asked]]
+def write_predictions(
+    path: Path,
+    rows: Any,
+    predictions: Any,
+    labels: Any = None,
+    spread: Any = None,
+    as_read: Any = None,
+    half_width: float | None = None,
+) -> None:
+    """One line per row: its file row and identifying columns, the label where there is one, prediction and spread.
 
+    Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
 
-def _read_sequence(cell: Any, policy: DataArguments) -> str:
-    return judge_sequence(read_cell(cell) if isinstance(cell, str) else cell, policy).sequence
+    With `half_width`, both ends of an interval stand beside the prediction.
 
-
-def _list(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values[:MAX_LISTED])) + (", ..." if len(values) > MAX_LISTED else "")
+    With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
+    that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
+    """
+    names = column_names(rows) if hasattr(rows, "__len__") else ()
+    kept = {name: rows for name in names if name != "label"}
+    if as_read is not None:
+        kept = {**dict.fromkeys(as_read.column_names, as_read), SOURCE_ROW: rows}
+    columns: list[Any] = [map(write_cell, source[name][:]) for name, source in kept.items()]
+    if "bound" in kept and as_read is None:
+        columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
+    header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
+    values = [*columns, *([] if labels is None else [labels]), predictions]
+    if half_width is not None:
+        centre, reach = np.asarray(predictions, np.float32), np.float32(half_width)
+        header, values = [*header, LOW, HIGH], [*values, centre - reach, centre + reach]
+    if spread is not None:
+        header, values = [*header, SPREAD], [*values, spread]
+    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(zip(*values))

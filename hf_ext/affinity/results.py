@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..data.columns import column_names
 from ..data.loading import LoadedData
-from ..data.reading import SOURCE_ROW
 from ..evaluation.verdict import CONSTANT
-from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import plot_scatter
 from ..tasks.running import Run, plots_if_possible, with_absolute_path
 from .ensemble import SeedScores
-from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
+from .prediction_file import write_predictions
 from .rows import audit_labels
 from .scoring import SplitScores
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
-BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 HINTS = {  # what was found -> what to do next
     "better, frozen": "Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head.",
     "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
@@ -69,7 +62,6 @@ def collect_results(
     data: LoadedData,
     records: Mapping[str, Any],
     seeds: SeedScores | None = None,
-    distillation: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `all_results.json` says of the task; writes `predictions.csv` and `scatter.png` into the output folder.
 
@@ -79,7 +71,6 @@ def collect_results(
         data: the rows, and what loading reported.
         records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
         seeds: of several heads, from `score_seeds`.
-        distillation: of a student, from `compare_with_teacher`.
     """
     scores, splits, settings = test.to_dict(), data.splits, {**vars(run.model_args), **vars(run.data_args)}
     head_folder = run.folder / f"seed-{run.args.seed}" if seeds else run.folder
@@ -95,8 +86,6 @@ def collect_results(
     if seeds:
         first = seeds.facts["runs"][0]  # as the log: the trainer of all heads evaluated nothing
         facts |= {"seeds": seeds.facts, **{name: first[name] for name in ("evaluation", "early_stopping")}}
-    if distillation:
-        facts["distillation"] = with_absolute_path(distillation, "teacher")
     if trainer.is_world_process_zero():
         spread = seeds.std if seeds else None
         write_predictions(run.folder / PREDICTIONS, splits["test"], test.predictions, test.labels, spread)
@@ -116,41 +105,3 @@ def _describe_model(config: AffinityConfig) -> dict[str, Any]:
         named = {"encoder": encoder.name_or_path, "revision": encoder.revision, "training": encoder.training}
         towers.append({**named, "pooling": tower.pooling, "inputs": tower.inputs})
     return {"towers": towers, "head_sizes": config.head_sizes, "loss": config.loss}
-
-
-def write_predictions(
-    path: Path,
-    rows: Any,
-    predictions: Any,
-    labels: Any = None,
-    spread: Any = None,
-    as_read: Any = None,
-    half_width: float | None = None,
-) -> None:
-    """One line per row: its file row and identifying columns, the label where there is one, prediction and spread.
-
-    Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
-
-    With `half_width`, both ends of an interval stand beside the prediction.
-
-    With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
-    that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
-    """
-    names = column_names(rows) if hasattr(rows, "__len__") else ()
-    kept = {name: rows for name in names if name != "label"}
-    if as_read is not None:
-        kept = {**dict.fromkeys(as_read.column_names, as_read), SOURCE_ROW: rows}
-    columns: list[Any] = [map(write_cell, source[name][:]) for name, source in kept.items()]
-    if "bound" in kept and as_read is None:
-        columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
-    header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
-    values = [*columns, *([] if labels is None else [labels]), predictions]
-    if half_width is not None:
-        centre, reach = np.asarray(predictions, np.float32), np.float32(half_width)
-        header, values = [*header, LOW, HIGH], [*values, centre - reach, centre + reach]
-    if spread is not None:
-        header, values = [*header, SPREAD], [*values, spread]
-    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(zip(*values))

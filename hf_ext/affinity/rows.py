@@ -143,72 +143,41 @@ def describe_rows(data: LoadedData) -> str:
     return "\n".join(lines)
 
 
-def find_units(args: DataArguments, splits: Any, name: str = "test", min_units: int = 2) -> ResamplingUnits | None:
+def find_units(args: DataArguments, splits: Any, name: str = "test") -> ResamplingUnits | None:
     """The clusters of split `name` that were held out together: intervals resample them, folds never cut one.
 
-    `--interval_by COLUMN` decides, or `rows`. Left out: the column of `--split group:COLUMN`, or the clusters of
-    `--split cluster`; of other splits, of `--group_column` and the sequence columns, the one with the fewest values
-    among those of which several rows share a value and none is in training.
+    The column of `--split group:COLUMN`, or the clusters of `--split cluster`. Of other splits, of `--group_column` and
+    the sequence columns, the one with the fewest values among those of which several rows share a value and none is in
+    training; a column with one value only if there is no other.
 
     Args:
         args: of the data.
         splits: train and `name`, map-style; streams have rows.
         name: of the split.
-        min_units: a column with fewer values is passed over: 2 for intervals, which cannot be had from one value; 1
-            for folds, which then cannot be drawn, rather than cut through the one value.
 
     Returns:
         None: rows, each by itself.
 
-    Raises:
-        ArgumentError: `--interval_by` names a column with fewer values in the split.
-
     Cost: one pass over the columns.
     """
-    found = _held_out(args, splits, name)
-    if args.interval_by and any(units.num_units < min_units for units in found):
-        raise ArgumentError(
-            f"--interval_by {args.interval_by}: all {len(splits[name]):,} {name} rows have the same value, and one "
-            "value cannot be resampled. Name another column, or rows."
-        )
-    enough = [units for units in found if units.num_units >= min_units and not units.are_rows]
-    return min(enough, key=lambda units: units.num_units, default=None)
-
-
-def find_lone_value(args: DataArguments, splits: Any) -> str | None:
-    """The column that was held out and has one value in all test rows, as messages name it; None: there is none."""
-    found = [] if args.interval_by else _held_out(args, splits, "test")
-    lone = [units.column for units in found if units.num_units == 1 < len(units.unit_of_row)]
-    return lone[0] if lone and find_units(args, splits) is None else None
-
-
-def _held_out(args: DataArguments, splits: Any, name: str) -> list[ResamplingUnits]:
-    """By column the clusters of split `name`: the column that the split went by, or all whose values training lacks."""
     train, rows = splits["train"], splits[name]
-    if args.interval_by == "rows" or not all(map(has_numbered_rows, (train, rows))):
-        return []
+    if not all(map(has_numbered_rows, (train, rows))):
+        return None
     names = column_names(rows)
-    split_by = next((name for name in (args.split_group_column, SPLIT_CLUSTER) if name in names), None)
-    if chosen := args.interval_by or split_by:
-        columns = [chosen]
-    else:
+    columns = [name for name in (args.split_group_column, SPLIT_CLUSTER) if name in names][:1]
+    if not columns:
         asked = [name for name in (args.group_column, *args.sequence_columns) if name in names]
         columns = [name for name in asked if not {*read_columns(train, [name])} & {*read_columns(rows, [name])}]
     values = {column: [value for (value,) in read_columns(rows, [column])] for column in columns}
-    return [ResamplingUnits.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
-
-
-def are_as_new(splits: Any, units: ResamplingUnits) -> bool:
-    """Whether the clusters of validation are as new to training as those of test, whose `units` these are."""
-    column = _column_of(units, splits["test"])
-    train, validation, test = ({*read_columns(splits[name], [column])} for name in ("train", "validation", "test"))
-    return not train & validation or bool(train & test)
+    found = [ResamplingUnits.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
+    repeated = [units for units in found if not units.are_rows]
+    return min(repeated, key=lambda units: (units.num_units == 1, units.num_units), default=None)
 
 
 def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[Any]] | None:
     """Of training and of validation rows the value that was held out whole, for the folds of a head search."""
     train, rows = splits["train"], splits["validation"]
-    units = find_units(args, splits, "validation", min_units=1)
+    units = find_units(args, splits, "validation")
     if units is None or (column := _column_of(units, rows)) not in column_names(train):
         return None
     of_train, of_rows = ([value for (value,) in read_columns(split, [column])] for split in (train, rows))
@@ -223,12 +192,10 @@ def describe_units(units: ResamplingUnits | None) -> list[str]:
     """What intervals speak about, and whether that is enough, as sentences; none where rows are resampled."""
     if units is None:
         return []
-    basis = (
-        f"Intervals resample the {units.describe()} behind {len(units.unit_of_row):,} rows, and speak about further "
-        f"values of it (--interval_by rows: about further rows)."
-    )
-    few = units.why_not_enough()
-    return [basis] if few is None else [basis, f"{few} The verdict claims nothing from them."]
+    if few := units.why_not_enough():
+        return [f"{few} The verdict claims nothing from them."]
+    rows = f"{len(units.unit_of_row):,} rows"
+    return [f"Intervals resample the {units.describe()} behind {rows}, and speak about further values of it."]
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,6 @@ def score_split(
     leaks: Mapping[str, Any] | None = None,
     units: ResamplingUnits | None = None,
     ridge: EmbeddingRidge | None = None,
-    lone_value: str | None = None,
 ) -> SplitScores:
     """Predicts split `name` and scores the model and its baselines: on all rows, those new to training, exact labels.
 
@@ -117,7 +116,6 @@ def score_split(
         leaks: `leak_report` of the splits: the verdict names rows that stand in train.
         units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
         ridge: on the embeddings, from `fit_ridge`; None: it is fitted here, where there can be one.
-        lone_value: the column that was held out and has one value in the split, from `find_lone_value`.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -144,13 +142,10 @@ def score_split(
         compared.predictors,
         bounds=bounds,
         is_scale_free=is_scale_free,
-        metric=verdict_metric(trainer.args, RowMetrics(threshold, group_column)),
-        groups=groups,
+        metric=verdict_metric(trainer.args, RowMetrics(threshold)),
         **compared.options,
     )
     verdict = _credit_ridge(verdict, config.calibration, compared.predictors)
-    if lone_value is not None:
-        verdict = _about_one_value(verdict, lone_value)
     if repeated := describe_repeated(leaks):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
@@ -223,17 +218,6 @@ def _credit_ridge(verdict: Verdict, calibration: Mapping[str, Any] | None, predi
     ridge = [*by_partner, EMBEDDING_RIDGE][0]
     text = f"No better than {ridge}: the head has no part in these predictions, which are that ridge's."
     return replace(verdict, text=text, is_better=False, outcome="no better", baseline=ridge, comparison=None)
-
-
-def _about_one_value(verdict: Verdict, column: str) -> Verdict:
-    """Rows of one antibody, antigen or cluster do not say how a model does on others."""
-    text = (
-        f"All {verdict.num_rows:,} test rows share one value of {column}, which training has not: nothing is claimed "
-        f"about others. On these rows alone: {verdict.text}"
-    )
-    if verdict.outcome == "better":
-        verdict = replace(verdict, is_better=None, outcome="undecided")
-    return replace(verdict, text=text)
 
 
 def _describe_effect(

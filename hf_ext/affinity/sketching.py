@@ -66,9 +66,8 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
         lengths = read_lengths(splits, inputs, limits)
         sketch.stages.append(_sketch_stage(model, given, args, splits.get("train"), lengths))
     sketch.check_stream(lengths, args)
-    for name in ("init_head_from", "distill_from"):
-        if getattr(given, name):
-            sketch.notes.append(f"--{name}: that model is read by the run alone; its time is not in the estimate.")
+    if given.init_head_from:
+        sketch.notes.append("--init_head_from: that model is read by the run alone; its time is not in the estimate.")
     if model.frozen_inputs and (held := check_stores(str(Path(args.embedding_cache_dir).expanduser().absolute()))):
         sketch.notes.append(held)
     return sketch

@@ -19,14 +19,13 @@ from ..speedups.lora import lora_settings
 from ..tasks.running import Run, check_inputs
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
 from .calibrating import calibrate_model, describe_calibration
-from .distilling import Distillation, compare_with_teacher, distill, format_distillation
 from .embedding_ridge import EmbeddingRidge
 from .ensemble import score_seeds, train_seeds
 from .heads.choice import choose_head, describe_choice, settle_head
 from .intervals import fit_intervals, score_intervals
 from .measure import check_measure, describe_measure, settle_calibration, settle_measure
 from .results import collect_results
-from .rows import describe_rows, find_lone_value, find_units, held_out_values, load_rows
+from .rows import describe_rows, find_units, held_out_values, load_rows
 from .scoring import read_requirements, score_split
 from .stacking import fit_ridge
 
@@ -41,24 +40,17 @@ class AffinityData:
         loaded: the splits, and what loading reports.
         units, validation_units: what was held out together in test and validation; None: rows.
         requirements: that the test scores must meet.
-        distillation: rows with a teacher's labels; None without one.
     """
 
     loaded: LoadedData
     units: ResamplingUnits | None
     validation_units: ResamplingUnits | None
     requirements: Sequence[Requirement]
-    distillation: Distillation | None
 
     @property
     def splits(self) -> Any:
-        """train, validation and test, with measured labels."""
+        """train, validation and test."""
         return self.loaded.splits
-
-    @property
-    def train_rows(self) -> Any:
-        """What the model trains on."""
-        return self.distillation.train if self.distillation else self.splits["train"]
 
 
 @dataclass
@@ -105,12 +97,11 @@ def load(run: Run) -> AffinityData:
     check_measure(args, model_args.loss, evaluated(run), splits["validation"])
     requirements = read_requirements(model_args, data_args)  # recall may be left out now
     units = find_units(data_args, splits)
-    validation_units = find_units(data_args, splits, "validation", min_units=1)
+    validation_units = find_units(data_args, splits, "validation")
     if chosen := settle_encoders(model_args, args, detect_hardware(args.device)):
         run.log.info(chosen)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
-    distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
-    return AffinityData(loaded, units, validation_units, requirements, distillation)
+    return AffinityData(loaded, units, validation_units, requirements)
 
 
 def _use_demo(run: Run) -> Dataset:
@@ -124,18 +115,17 @@ def _use_demo(run: Run) -> Dataset:
 def build(run: Run, data: AffinityData) -> dict[str, Any]:
     """See `Task.build`."""
     model_args, data_args, args = run.model_args, run.data_args, run.args
-    settle_head(model_args, args, run.explicit, data.train_rows)
+    settle_head(model_args, args, run.explicit, data.splits["train"])
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
     collator = build_collator(model, data_args, model_args.max_length)
-    rows = {**data.splits, "train": data.train_rows}
-    data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)
+    data.loaded.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)
     run.log.info(describe_rows(data.loaded))
     uncalibrated = settle_calibration(model_args, args, run.explicit)
     run.log.info(f"{describe_measure(args, model_args.loss, evaluated(run))} {uncalibrated}".rstrip())
     return {
         "model": model,
         "data_collator": collator,
-        "train_dataset": data.train_rows,
+        "train_dataset": data.splits["train"],
         "eval_dataset": data.splits["validation"],
         "compute_metrics": evaluated(run),
     }
@@ -144,9 +134,8 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
 def train(run: Run, trainer: Any, data: AffinityData) -> TrainedModel:
     """Searches a head where that was asked for, trains it or several, and fits what is fitted on validation rows."""
     model_args, args, splits = run.model_args, run.args, data.splits
-    searched = {**splits, "train": data.train_rows}
-    held_out = held_out_values(run.data_args, searched)
-    head = choose_head(trainer, model_args, args, searched, run.parser, held_out)
+    held_out = held_out_values(run.data_args, splits)
+    head = choose_head(trainer, model_args, args, splits, run.parser, held_out)
     if head:
         run.log.info(describe_choice(head))
     if model_args.num_seeds > 1:
@@ -162,7 +151,7 @@ def train(run: Run, trainer: Any, data: AffinityData) -> TrainedModel:
 
 
 def score(run: Run, trainer: Any, trained: TrainedModel, data: AffinityData) -> dict[str, Any]:
-    """Scores the test split, of several heads each, and of a student beside its teacher; writes `predictions.csv`."""
+    """Scores the test split, of several heads each; writes `predictions.csv`."""
     splits, units = data.splits, data.units
     scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
     test = score_split(
@@ -172,26 +161,20 @@ def score(run: Run, trainer: Any, trained: TrainedModel, data: AffinityData) -> 
         **scored,
         leaks=data.loaded.report.get("leaks"),
         ridge=trained.ridge,
-        lone_value=find_lone_value(run.data_args, splits),
     )
     stored = trainer.model.config.prediction_intervals
-    intervals = score_intervals(stored, test.predictions, test.labels, splits, units)
+    intervals = score_intervals(stored, test.predictions, test.labels, splits["test"], units)
     test.notes.extend(intervals["notes"])
     seeds = score_seeds(trainer, trained.trained, splits, test, **scored) if run.model_args.num_seeds > 1 else None
-    comparison = None
-    if data.distillation:
-        comparison = compare_with_teacher(data.distillation, test, splits["test"], run.args.output_dir, **scored)
     records = {
         "head_search": trained.head,
         "calibration": trained.calibration,
         "prediction_intervals": intervals,
         "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,
     }
-    results = collect_results(run, trainer, test, data.loaded, records, seeds, comparison)
+    results = collect_results(run, trainer, test, data.loaded, records, seeds)
     run.log.info("\n%s\n", test.table())
     if seeds:
         run.log.info(seeds.text())
-    if comparison:
-        run.log.info(format_distillation(comparison))
     run.log.info("\n".join(results["advice"]))
     return results

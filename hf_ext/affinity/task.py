@@ -53,12 +53,6 @@ class AffinityTask(ShippedTask):
 
         return train(run, trainer, data)
 
-    def save(self, run: Run, trainer: Any) -> None:
-        """Saves the model, and with `--merge_lora` a second one without adapters in the folder `merged`."""
-        super().save(run, trainer)
-        if run.model_args.merge_lora:
-            trainer.save_merged(run.folder / "merged")
-
 
 TASK = AffinityTask()
 main = TASK.main

@@ -97,16 +97,8 @@ class LabelledArguments(ReadingArguments):
     group_column: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": "Column of groups, such as antigen, that are scored separately: every evaluation has the mean "
-            "Spearman over groups of 10 rows or more."
-        },
-    )
-    interval_by: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "Column whose values the intervals resample, such as antibody; or 'rows'. Left out: what the split "
-            "held out together (its group or cluster, or a group or sequence that repeats in test and is not in "
-            "training), else rows."
+            "help": "Column of groups, such as antigen: final scores have the mean Spearman within those of 10 rows or "
+            "more, and a baseline predicts the mean of each."
         },
     )
 
@@ -166,7 +158,7 @@ class DataArguments(LabelledArguments):
         if self.cluster_identity is not None:
             check_cluster_identity(self.cluster_identity)
         kind, split_group = check_rule(self.split or "random")
-        read = [*self.sequence_columns, self.group_column, self.interval_by, self.id_column, self.split_column]
+        read = [*self.sequence_columns, self.group_column, self.id_column, self.split_column]
         taken = next((column for column in (*read, split_group) if column in RESERVED), None)
         if taken is not None:
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
@@ -182,8 +174,6 @@ class DataArguments(LabelledArguments):
             )
         if self.split and self.split_column:
             raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
-        if self.interval_by not in (None, "rows") and self.streaming:
-            raise ArgumentError(f"interval_by={self.interval_by!r} needs all test rows at once; drop --streaming.")
         if kind == "cluster" and self.streaming:
             raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
         for name in ("cluster_column", "cluster_identity", "cluster_file"):

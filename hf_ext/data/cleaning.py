@@ -50,9 +50,7 @@ class RowSchema:
     def groups(self) -> list[str]:
         """Columns that hold rows together, none of whose cells may be empty."""
         args = self.args
-        is_resampled = args.interval_by != "rows" and (self.needs_splits or self.needs_labels)
-        held_out = args.split_group_column if self.needs_splits else None
-        names = (args.group_column, held_out, args.interval_by if is_resampled else None)
+        names = (args.group_column, args.split_group_column if self.needs_splits else None)
         return [name for name in dict.fromkeys(names) if name and name not in args.sequence_columns]
 
     @property

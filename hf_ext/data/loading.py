@@ -93,8 +93,6 @@ def load_data(
     Cost: 131,072 rows with three sequence columns (56 MB): reading, 1 s of CPU for the rest, and the leak report; about
     1 GB of memory at the peak. Streams read only the first record here.
     """
-    if args.interval_by and not needs_labels:
-        raise ArgumentError(f"interval_by={args.interval_by!r} is for scores of labels, which this task does not have.")
     if args.missing_chains and not (needs_labels if may_lack_chains is None else may_lack_chains):
         raise ArgumentError(
             f"missing_chains={args.missing_chains}: only affinity models and generators do without a chain; drop it."
@@ -145,7 +143,7 @@ def load_sequences(
 
     A folder's train, validation and test files follow each other. Arguments and errors as in `load_data`; a single row
     is fine here, `rejected_name` is that of the file in `output_dir`, `keeps_columns` asks for `as_read`, which
-    takes the memory of the whole source, and `needs_labels` for `label`, `bound` and the column of `interval_by`.
+    takes the memory of the whole source, and `needs_labels` for `label` and `bound`.
     """
     schema = RowSchema(args, needs_labels, needs_splits=False)
     rejected = Path(output_dir) / rejected_name if output_dir is not None else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,25 +25,6 @@ UNIT_GAP = 2.0  # decades without any label: units differ by three at least, and
 MIN_SIDE = 0.02  # of the labels, on each side of the gap
 
 
-class AlarmKind(Enum):
-    """What is wrong with predictions."""
-
-    NOT_FINITE = "NaN or infinite"
-    CONSTANT = "one value"
-    FEW_VALUES = "few values"
-    BLOCK = "many times the same value"
-    LITTLE_SPREAD = "little spread"
-    NO_BETTER = "no better than the mean"
-    BFLOAT16 = "rounded to bfloat16"
-
-
-class Alarm(NamedTuple):
-    """What is wrong, and a sentence with the numbers that show it."""
-
-    kind: AlarmKind
-    text: str
-
-
 def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
     """Say whether predictions have collapsed (few values, little spread, rounded) or do no better than a constant.
 
@@ -60,13 +40,14 @@ def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
         DataError: shapes or lengths do not fit.
     """
     report, alarms = examine_predictions(predictions, references)
-    return {**report, "alarms": [alarm.text for alarm in alarms]}
+    return {**report, "alarms": [*alarms.values()]}
 
 
-def examine_predictions(predictions: Any, references: Any) -> tuple[dict[str, Any], list[Alarm]]:
-    """Returns what `collapse_report` does, without the alarms, and these with their kinds."""
+def examine_predictions(predictions: Any, references: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what `collapse_report` does, and its alarms by what they are about."""
     predicted, measured = as_pair(predictions, references)
-    problems = [count_not_finite(predicted, "predictions"), count_not_finite(measured, "references")]
+    sides = {"predictions": predicted, "references": measured}
+    problems = {name: count_not_finite(values, name) for name, values in sides.items()}
     finite = np.isfinite(predicted) & np.isfinite(measured)
     predicted, measured = predicted[finite], measured[finite]
     report, of_references = _describe(predicted, len(finite)), _describe(measured, len(finite))
@@ -77,8 +58,8 @@ def examine_predictions(predictions: Any, references: Any) -> tuple[dict[str, An
         "rmse": float(np.sqrt(np.mean((predicted - measured) ** 2))) if len(measured) else None,
         "looks_bfloat16": _looks_bfloat16(predicted),
     }
-    alarms = [Alarm(AlarmKind.NOT_FINITE, f"{problem}.") for problem in problems if problem]
-    return report, [*alarms, *_collapse_alarms(report, len(measured), of_references["num_distinct"])]
+    alarms = {f"not finite {name}": f"{problem}." for name, problem in problems.items() if problem}
+    return report, {**alarms, **_collapse_alarms(report, len(measured), of_references["num_distinct"])}
 
 
 def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
@@ -89,8 +70,8 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
         bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above) and 0 (exact), or None: all exact.
 
     Returns:
-        n, num_not_finite, min, max, mean, std, num_distinct, distinct_share, tied_share (rows that share their value
-        with another), most_frequent_value, most_frequent_share, share_at_min, share_at_max, censored_share, alarms.
+        n, min, max, mean, std, num_distinct, tied_share (rows that share their value with another),
+        most_frequent_value, most_frequent_share, share_at_min, share_at_max, censored_share, alarms.
         Shares are of the finite rows, None where there are none.
 
     Raises:
@@ -146,30 +127,34 @@ def _looks_bfloat16(values: FloatArray) -> bool | None:
     return bool(np.all(as_float32 == values) and np.all(as_float32.view(np.uint32) & 0xFFFF == 0))
 
 
-def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: int) -> Iterator[Alarm]:
+def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: int) -> dict[str, str]:
     distinct, constant = report["num_distinct"], report["reference_std"]
     value, most, ratio = report["most_frequent_value"], report["most_frequent_share"], report["spread_ratio"]
-    if distinct == 1 < num_rows:
-        sure = ": the model is a constant" if num_rows >= MIN_ROWS else ""
-        yield Alarm(AlarmKind.CONSTANT, f"All {num_rows:,} predictions are {value:g}{sure}.")
+    if distinct == 1 < num_rows < MIN_ROWS:
+        return {"one value": f"All {num_rows:,} predictions are {value:g}."}
     if num_rows < MIN_ROWS:
-        return
-    if 1 < distinct <= max(FEW_DISTINCT_SHARE * num_rows, FEW_DISTINCT_OF_REFERENCES * of_references):
-        text = f"{distinct:,} distinct values in {num_rows:,} predictions (the references have {of_references:,})."
-        yield Alarm(AlarmKind.FEW_VALUES, text)
-    if distinct > 1 and most >= BLOCK_SHARE:
-        yield Alarm(AlarmKind.BLOCK, f"{most:.1%} of the predictions are exactly {value:g}.")
-    if distinct > 1 and ratio is not None and ratio < MIN_SPREAD_RATIO:
-        text = f"The predictions spread {ratio:.3f} times as far as the references: close to a constant."
-        yield Alarm(AlarmKind.LITTLE_SPREAD, text)
-    if 0 < constant <= report["rmse"]:
-        text = (
-            f"RMSE {report['rmse']:.4f} is no better than the {constant:.4f} of predicting the mean of these references"
-        )
-        yield Alarm(AlarmKind.NO_BETTER, f"{text} everywhere.")
-    if report["looks_bfloat16"]:
-        text = "Every prediction is a bfloat16 number: the head ran, or its output was kept, in bfloat16."
-        yield Alarm(AlarmKind.BFLOAT16, text)
+        return {}
+    is_few = distinct <= max(FEW_DISTINCT_SHARE * num_rows, FEW_DISTINCT_OF_REFERENCES * of_references)
+    found = {
+        "one value": distinct == 1,
+        "few values": distinct > 1 and is_few,
+        "one value often": distinct > 1 and most >= BLOCK_SHARE,
+        "little spread": distinct > 1 and ratio is not None and ratio < MIN_SPREAD_RATIO,
+        "no better": 0 < constant <= report["rmse"],
+        "bfloat16": report["looks_bfloat16"],
+    }
+    spread = f"{ratio or 0:.3f} times as far as the references"
+    texts = {
+        "one value": f"All {num_rows:,} predictions are {value:g}: the model is a constant.",
+        "few values": f"Collapsed: {distinct:,} distinct values in {num_rows:,} predictions (the references have "
+        f"{of_references:,}).",
+        "one value often": f"{most:.1%} of the predictions are exactly {value:g}.",
+        "little spread": f"The predictions spread {spread}: close to a constant.",
+        "no better": f"RMSE {report['rmse']:.4f} is no better than the {constant:.4f} of predicting the mean of these "
+        "references everywhere.",
+        "bfloat16": "Every prediction is a bfloat16 number: the head ran, or its output was kept, in bfloat16.",
+    }
+    return {name: text for name, text in texts.items() if found[name]}
 
 
 def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
@@ -202,18 +187,16 @@ def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
     """Range, spread and ties of the finite ones of `num_rows` numbers; None where there are none."""
     if not len(values):
         nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
-        return {**nothing, "n": num_rows, "num_not_finite": num_rows, "num_distinct": 0}
+        return {**nothing, "n": num_rows, "num_distinct": 0}
     distinct, counts = np.unique(values, return_counts=True)
     shares, top = counts / len(values), int(np.argmax(counts))  # of equally frequent ones the smallest
     return {
         "n": num_rows,
-        "num_not_finite": num_rows - len(values),
         "min": float(distinct[0]),
         "max": float(distinct[-1]),
         "mean": float(values.mean()),
         "std": 0.0 if len(distinct) == 1 else float(values.std()),
         "num_distinct": len(distinct),
-        "distinct_share": len(distinct) / len(values),
         "tied_share": float(counts[counts > 1].sum() / len(values)),
         "most_frequent_value": float(distinct[top]),
         "most_frequent_share": float(shares[top]),

@@ -1,4 +1,4 @@
-"""What a model has to beat: means by group, ridge, nearest neighbours; and what these read off sequences."""
+"""What a model has to beat: means by group and ridge regressions; and what these read off sequences."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from ._arrays import FloatArray, as_column, as_groups, count_not_finite
 DEFAULT_LAMBDAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
 CHUNK_BYTES = 48 * 2**20
 CONSTANT_SPREAD = 1e-10  # a standard deviation this far below the feature's own size is rounding, not signal
-
-NUM_NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
-CHUNK_PAIRS = 4_000_000  # float32 similarities held at once: 16 MB
-# Added to 1 - similarity before it is inverted: equal rows count a million times as much as unlike ones, so that rows
-# with an equal twin are predicted from their twins.
-SMALLEST_DISTANCE = 1e-6
 
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
@@ -50,55 +44,6 @@ def predict_group_means(
     means = dict(zip(names.tolist(), (np.bincount(index, weights=column) / counts).tolist()))
     mean = float(column.mean())
     return np.array([means.get(name, mean) for name in as_groups(asked, len(asked)).tolist()]), len(means)
-
-
-def predict_nearest(
-    features: Any, targets: Any, validation_features: Any, validation_targets: Any, asked: Any
-) -> tuple[FloatArray, dict[str, Any]]:
-    """Predicts the mean label of the most similar training rows, weighted by 1 / (1 - similarity).
-
-    How many rows (1 to 64) is that of the smallest validation RMSE. Similarity is the inner product of rows of unit
-    length: 1 for equal ones.
-
-    Args:
-        features: (n, d) float32 rows of length 1, or 0 where nothing is known of a row.
-        targets: (n,) numbers.
-        validation_features, validation_targets: (m, d) and (m,), rows that training does not hold.
-        asked: (k, d), of the rows to predict.
-
-    Returns:
-        (k,) predictions, and what was chosen, JSON-able.
-
-    Raises:
-        DataError: there are no rows, or other numbers of them.
-
-    Cost: n multiply-adds per feature and query, and one partial sort of n: 6 s on one core for 15,000 queries of 13,000
-    rows of 1,000 features.
-    """
-    labels = _finite_targets(targets, "targets", features)
-    held_out = _finite_targets(validation_targets, "validation_targets", validation_features)
-    counts = [count for count in NUM_NEIGHBOURS if count <= len(labels)]
-    errors = _average_nearest(features, labels, validation_features, counts) - held_out[:, None]
-    rmse = np.sqrt(np.mean(errors**2, axis=0))
-    best = int(np.argmin(rmse))
-    facts = {"kind": "nearest neighbours", "num_neighbours": counts[best], "validation_rmse": float(rmse[best])}
-    return _average_nearest(features, labels, asked, [counts[best]])[:, 0], facts
-
-
-def _average_nearest(features: Any, labels: FloatArray, asked: Any, counts: Sequence[int]) -> FloatArray:
-    """Predictions from each of `counts` rows, (n, number of counts)."""
-    predicted = np.empty((len(asked), len(counts)))
-    size, most = max(1, CHUNK_PAIRS // len(labels)), max(counts)
-    for start in range(0, len(asked), size):
-        similarity = asked[start : start + size] @ features.T
-        nearest = np.argpartition(-similarity, most - 1, axis=1)[:, :most]
-        found = np.take_along_axis(similarity, nearest, axis=1)
-        order = np.argsort(-found, axis=1, kind="stable")
-        nearest, found = np.take_along_axis(nearest, order, 1), np.take_along_axis(found, order, 1)
-        weights = 1 / (np.maximum(1 - found.astype(np.float64), 0) + SMALLEST_DISTANCE)
-        means = np.cumsum(weights * labels[nearest], axis=1) / np.cumsum(weights, axis=1)
-        predicted[start : start + size] = means[:, np.asarray(counts) - 1]
-    return predicted
 
 
 # --- ridge regression -----------------------------------------------------------------------------------------------
@@ -244,12 +189,10 @@ def _finite_targets(targets: Any, name: str, rows: Any) -> FloatArray:
 
 
 class _Column(NamedTuple):
-    """How one column is read: `length` of its aligned sequences, or None for k-mers; the codes that are features;
-    whether rows lack it."""
+    """How one column is read: `length` of its aligned sequences, or None for k-mers; the codes that are features."""
 
     length: int | None
     codes: NDArray[np.int64]
-    has_missing: bool
 
 
 class SequenceFeatures:
@@ -280,14 +223,13 @@ class SequenceFeatures:
         self._columns: dict[int, _Column] = {}
         self.num_counts = 0
         for i in varying:
-            lengths = {len(one) for rows in (train, *others) for one in rows[i]}
-            aligned = lengths - {0}
+            aligned = {len(one) for rows in (train, *others) for one in rows[i]} - {0}
             length = aligned.pop() if len(aligned) == 1 else None
             variance = _variance(train[i], length)
             num_varying = int(np.count_nonzero(variance))
             self.num_counts += num_varying
             most = np.argsort(-variance, kind="stable")[: min(MAX_FEATURES // len(varying), num_varying)]
-            self._columns[i] = _Column(length, np.sort(most), 0 in lengths)
+            self._columns[i] = _Column(length, np.sort(most))
         self.num_features = sum(len(column.codes) for column in self._columns.values())
         kinds = {"one-hot" if column.length else f"{K}-mer" for column in self._columns.values()}
         self.name = " and ".join(sorted(kinds, reverse=True))
@@ -296,23 +238,6 @@ class SequenceFeatures:
         """Returns the features of rows, (n, num_features); arguments and `DataError` as above."""
         _check_columns(columns)
         return np.concatenate([_select(columns[i], column) for i, column in self._columns.items()], axis=1)
-
-    def directions(self, columns: Columns) -> NDArray[np.float32]:
-        """Returns features of length 1, each column with the same share; (n, num_features), arguments as above.
-
-        The inner product of two rows is the mean over columns of the cosine of their counts: of aligned sequences the
-        share of equal residues among the positions that vary. A column without any counted feature is 0; two missing
-        sequences are equal, and unlike all others.
-        """
-        _check_columns(columns)
-        blocks = []
-        for i, column in self._columns.items():
-            block = _select(columns[i], column).astype(np.float32)
-            if column.has_missing:
-                block = np.column_stack([block, np.array([not one for one in columns[i]], np.float32)])
-            length = np.sqrt(np.einsum("nd,nd->n", block, block) * len(self._columns))
-            blocks.append(np.divide(block, length[:, None], out=block, where=length[:, None] > 0))
-        return np.concatenate(blocks, axis=1)
 
 
 def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import datasets
@@ -21,10 +21,8 @@ class RegressionMetric(evaluate.Metric):
     """A metric of float predictions against float references, by the name of its configuration.
 
     `compute` gives `{name}`, and `{name}_undefined` with the reason where that is NaN. Metrics of binders take
-    `threshold`, in the constructor or in `compute` (which wins), and add `{name}_base_rate` (share of references at or
-    above it), `{name}_predicted_rate` (share of predictions) and `{name}_threshold`: recall of 1.0 means nothing where
-    the predicted rate is 1.0 too. `per_group_spearman` takes `groups`, (n,) text or integers, and adds
-    `{name}_num_groups`, `{name}_num_defined_groups` and `{name}_by_group`.
+    `threshold`, in the constructor or in `compute` (which wins); `per_group_spearman` takes `groups`, (n,) text or
+    integers.
 
     `compute` also takes (and, where it does not concern this metric, ignores) the arguments of the other metrics,
     because `evaluate.combine` hands the same ones to all. Any other argument is an error.
@@ -60,42 +58,23 @@ class RegressionMetric(evaluate.Metric):
         at = self.threshold if threshold is None else threshold
         given = groups if name == GROUP_METRIC else None
         score = score_predictions(predictions, references, groups=given, threshold=at, num_resamples=0)[name]
-        found = _named(name, score)
-        for extra in ("base_rate", "predicted_rate", "threshold", "num_groups", "num_defined_groups"):
-            if extra in score:
-                found[f"{name}_{extra}"] = math.nan if score[extra] is None else score[extra]
-        if "groups" in score:
-            of_groups = score["groups"].items()
-            found[f"{name}_by_group"] = {group: {**_named("value", one), "n": one["n"]} for group, one in of_groups}
-        return found
+        if score["undefined"]:
+            return {name: math.nan, f"{name}_undefined": score["undefined"]}
+        return {name: score["value"]}
 
 
-def load_metric(
-    name: str, *, threshold: float = DEFAULT_THRESHOLD, num_process: int = 1, process_id: int = 0, **kwargs: str
-) -> evaluate.Metric:
+def load_metric(name: str, *, threshold: float = DEFAULT_THRESHOLD) -> evaluate.Metric:
     """Makes one of the package's metrics, ready for `add_batch`, `compute` and `evaluate.combine`.
 
-    Rows are held in memory, without a file and its lock under the Hugging Face cache, but with several processes.
+    Rows are held in memory, without a file and its lock under the Hugging Face cache.
 
     Args:
         name: one of `METRIC_NAMES`.
         threshold: of the metrics of binders.
-        num_process, process_id: as in `evaluate.load`.
-        **kwargs: `experiment_id` and `cache_dir`, as there.
 
     Raises:
-        ArgumentError: no such metric, or no such argument.
+        ArgumentError: no such metric.
     """
     if name not in METRIC_NAMES:
         raise ArgumentError(f"metric {name!r}: allowed are {', '.join(METRIC_NAMES)}.")
-    if unknown := kwargs.keys() - {"experiment_id", "cache_dir"}:  # evaluate would swallow them
-        raise ArgumentError(f"{name}: unknown argument {min(unknown)!r}; allowed beside are experiment_id, cache_dir.")
-    shared = {"num_process": num_process, "process_id": process_id, "keep_in_memory": num_process == 1}
-    return RegressionMetric(name, threshold, **shared, **kwargs)
-
-
-def _named(key: str, score: Mapping[str, Any]) -> dict[str, Any]:
-    """The value, NaN with `{key}_undefined` beside it where there is none."""
-    if score["undefined"]:
-        return {key: math.nan, f"{key}_undefined": score["undefined"]}
-    return {key: score["value"]}
+    return RegressionMetric(name, threshold, keep_in_memory=True)

@@ -23,9 +23,8 @@ from ._arrays import FloatArray, as_groups, as_pair, count_not_finite, divide
 
 PLAIN_METRICS = ("spearman", "pearson", "rmse", "mae", "r2")
 HIT_METRICS = ("recall", "precision", "f1")  # cut predictions and references at a threshold
-ENRICHMENTS = ("enrichment_1pct", "enrichment_5pct")
 # With those that cut the references alone, and so need no unit of the predictions.
-THRESHOLD_METRICS = (*HIT_METRICS, "average_precision", *ENRICHMENTS)
+THRESHOLD_METRICS = (*HIT_METRICS, "average_precision")
 GROUP_METRIC = "per_group_spearman"
 # Of rows that each hold many predictions: the sum over all rows divided by their number.
 RATIO_METRICS = ("token_loss", "perplexity", "accuracy")
@@ -204,15 +203,9 @@ class Regression(Rows):
         return np.where(true > 0, divide(2 * hits, true + called), math.nan)
 
     @cached_property
-    def _from_the_top(self) -> Once:
-        """Counts to rows, and binders, from the highest prediction down to the end of each tie: (resamples, ties)."""
-        order, ends = _sort(-self.predicted)
-        is_hit = (self.measured >= self.threshold).astype(np.float64)
-        return Once(
-            lambda counts: [
-                np.cumsum(np.take(each, order, axis=1), axis=1)[:, ends] for each in (counts, counts * is_hit)
-            ]
-        )
+    def _order(self) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray]:
+        """Rows from the highest prediction down, where each tie ends, and which rows are binders."""
+        return *_sort(-self.predicted), (self.measured >= self.threshold).astype(np.float64)
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
         """Area under precision and recall as steps: the sum over cuts of (gain in recall) times (precision at the cut).
@@ -220,30 +213,10 @@ class Regression(Rows):
         Cuts are the distinct predictions from the highest down, so that rows with one prediction come in together, as
         in scikit-learn's `average_precision_score`. A constant scores the share of binders, a perfect order 1.
         """
-        rows, hits = self._from_the_top(counts)
+        order, ends, is_hit = self._order
+        rows, hits = (np.cumsum(np.take(each, order, 1), axis=1)[:, ends] for each in (counts, counts * is_hit))
         precision = np.divide(hits, rows, out=np.zeros_like(hits), where=rows > 0)
         return divide(np.einsum("bt,bt->b", np.diff(hits, axis=1, prepend=0.0), precision), hits[:, -1])
-
-    def enrichment_1pct(self, counts: FloatArray) -> FloatArray:
-        return self._enrichment(counts, 1)
-
-    def enrichment_5pct(self, counts: FloatArray) -> FloatArray:
-        return self._enrichment(counts, 5)
-
-    def _enrichment(self, counts: FloatArray, percent: int) -> FloatArray:
-        """(Share of binders in the top) / (share of binders in all rows), as a multiple of drawing rows at random.
-
-        The top is `percent` % of the rows, rounded up to whole ones: 1 row of 60 at 1 %. Of a tie of which only some
-        rows fit in, the expectation over all their orders counts: 2 binders among 4 rows for 1 place are 0.5.
-        """
-        rows, hits = self._from_the_top(counts)
-        top = np.ceil(percent * rows[:, -1] / 100)  # whole numbers are multiplied first: 1 % of 700 is 7
-        tie = (rows < top[:, None]).sum(axis=1)  # in which the top ends
-        each = np.arange(len(rows))
-        rows_above, hits_above = (np.where(tie > 0, to[each, tie - 1], 0.0) for to in (rows, hits))
-        share = (top - rows_above) / (rows[each, tie] - rows_above)
-        in_top = hits_above + (hits[each, tie] - hits_above) * share
-        return divide(in_top / top, hits[:, -1] / rows[:, -1])
 
 
 class Summed(Rows):

@@ -48,13 +48,13 @@ def make_score(
 
     Returns:
         `value`, None where `undefined` says why; `low` and `high`, None where there is no interval; `n` rows,
-        `confidence`, `num_resamples`, `num_undefined_resamples`. `interval_by` is the column whose values were drawn
+        `confidence`, `num_resamples`. `interval_by` is the column whose values were drawn
         for the interval, `num_units` how many there are; None and the number of rows where rows were drawn.
         `num_effective_units` is how many of like size would weigh as evenly; `is_trusted` is False where these are
         fewer than 10.
 
-        `score_predictions` adds `threshold`, `base_rate` and `predicted_rate` to metrics of binders; to the per-group
-        metric, whose `n` counts the rows of all groups, `num_groups`, `num_defined_groups` and `groups`.
+        `score_predictions` adds `threshold` and `base_rate` to metrics of binders; `groups` to the per-group metric,
+        whose `n` counts the rows of all groups.
     """
     samples = np.empty(0) if value.undefined else samples
     low, high = percentile_interval(samples, confidence, units)
@@ -66,7 +66,6 @@ def make_score(
         "undefined": value.undefined,
         "confidence": float(confidence),
         "num_resamples": len(samples),
-        "num_undefined_resamples": int(np.count_nonzero(~np.isfinite(samples))),
         **unit_facts(units, num_rows),
         "is_trusted": units is None or units.are_enough,
     }
@@ -126,8 +125,7 @@ def score_predictions(
 
     Returns:
         `score_names`: "spearman", "pearson", "rmse", "mae", "r2"; with a threshold "recall", "precision", "f1",
-        "average_precision", "enrichment_1pct", "enrichment_5pct"; with groups "per_group_spearman", over those of 10
-        rows and more.
+        "average_precision"; with groups "per_group_spearman", over those of 10 rows and more.
 
     Raises:
         DataError: shapes or lengths do not fit, or a row has no group.
@@ -158,9 +156,9 @@ def score_predictions(
         if ends := mean_loss_interval(sizes, units, **options):
             scores["mae"]["low"], scores["mae"]["high"] = ends
     if threshold is not None:
-        base, called = (float(np.mean(side >= threshold)) if has_values else None for side in (measured, predicted))
+        base = float(np.mean(measured >= threshold)) if has_values else None
         for name in THRESHOLD_METRICS:
-            scores[name].update({"threshold": float(threshold), "base_rate": base, "predicted_rate": called})
+            scores[name].update({"threshold": float(threshold), "base_rate": base})
     if groups is not None:
         scores[GROUP_METRIC] = _score_groups(predicted, measured, groups, num_resamples, confidence, seed)
     return scores
@@ -175,8 +173,7 @@ def _score_groups(
     if len(values) > 1 and num_resamples:
         samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
     score = make_score(metrics.mean_of_groups(of_groups), samples, len(measured), confidence, units)
-    score.update({"num_groups": len(of_groups), "num_defined_groups": len(values), "groups": of_groups})
-    return score
+    return {**score, "groups": of_groups}
 
 
 # --- two models on the same rows ------------------------------------------------------------------------------------
@@ -200,7 +197,6 @@ class PairedComparison:
     n: int
     confidence: float
     num_resamples: int
-    num_undefined_resamples: int
     undefined: str | None = None
     interval_by: str | None = None
     num_units: int | None = None
@@ -241,7 +237,6 @@ def compare_paired(
     num_resamples: int = 1000,
     seed: int = 0,
     units: ResamplingUnits | None = None,
-    groups: Sequence[Any] | NDArray[Any] | None = None,
 ) -> PairedComparison:
     """Compare two sets of predictions by a percentile bootstrap of the difference of their scores.
 
@@ -255,23 +250,20 @@ def compare_paired(
         before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`; for token_loss and
             perplexity each row's summed loss in nats, for accuracy its number of right predictions, for loss and nrmse
             each row's own.
-        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, enrichment_1pct,
-            enrichment_5pct, per_group_spearman, token_loss, perplexity, accuracy, loss or nrmse; of a part, `NAME_loss`
-            or `NAME_nrmse`.
+        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, token_loss, perplexity,
+            accuracy, loss or nrmse; of a part, `NAME_loss` or `NAME_nrmse`.
         threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels. None: 9.
         confidence: of the interval, between 0 and 1.
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
         seed: of the draws, 0 or more.
         units: rows that are drawn together; None: each by itself. The interval is wider where they are few.
-        groups: (n,) names, for per_group_spearman, which goes by the groups that have a value of both models and draws
-            these, whatever `units` are.
 
     Returns:
         Both scores, the improvement and its interval. A score that has no value (constant predictions, a NaN) leaves
         the comparison undefined, with the reason.
 
     Raises:
-        ArgumentError: an unknown metric, a number out of range, or per_group_spearman without groups.
+        ArgumentError: an unknown metric, or a number out of range.
         DataError: shapes or lengths do not fit, or a value is not a number.
 
     Cost: about 60 ns per drawn row: 0.08 s for 1,300 rows and 1,000 resamples.
@@ -280,53 +272,30 @@ def compare_paired(
     earlier, measured = as_pair(before, labels)
     later, _ = as_pair(as_column(after, "after"), measured)
     sign = -1 if less_is_better(metric) else 1
-    if metric == GROUP_METRIC:
-        values, differences = _compare_groups(measured, earlier, later, groups)
-        num_drawn, units = len(differences), ResamplingUnits.of("group", range(len(differences)))
+    units = check_units(units, len(measured))
+    first, second = (metrics.rows_of(metric, each, measured, threshold) for each in (earlier, later))
+    if isinstance(first, Regression) and isinstance(second, Regression):
+        second.label_ranks = first.label_ranks  # the same labels: ranked once
+    values = [each.value(metric) for each in (first, second)]
+    before_of, after_of = first.metric(metric), second.metric(metric)
 
-        def gain(counts: FloatArray) -> FloatArray:
-            return counts @ differences / num_drawn
-    else:
-        num_drawn, units = len(measured), check_units(units, len(measured))
-        first, second = (metrics.rows_of(metric, each, measured, threshold) for each in (earlier, later))
-        if isinstance(first, Regression) and isinstance(second, Regression):
-            second.label_ranks = first.label_ranks  # the same labels: ranked once
-        values = [each.value(metric) for each in (first, second)]
-        before_of, after_of = first.metric(metric), second.metric(metric)
-
-        def gain(counts: FloatArray) -> FloatArray:
-            return sign * (after_of(counts) - before_of(counts))
+    def gain(counts: FloatArray) -> FloatArray:
+        return sign * (after_of(counts) - before_of(counts))
 
     reasons = [f"{side}: {value.undefined}" for side, value in zip(("before", "after"), values) if value.undefined]
-    if not num_drawn and not reasons:
-        reasons = ["no group has a value of both models"]
     improvement = sign * (values[1].value - values[0].value)
     if abs(improvement) <= metrics.RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0
-    samples = np.empty(0) if reasons else resample(gain, num_drawn, num_resamples, seed, units)
+    samples = np.empty(0) if reasons else resample(gain, len(measured), num_resamples, seed, units)
     score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, len(measured), confidence, units)
     del score["is_trusted"]  # the comparison knows
     before_value, after_value = (value.known for value in values)
     return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)
 
 
-def _compare_groups(
-    labels: FloatArray, before: FloatArray, after: FloatArray, groups: Sequence[Any] | NDArray[Any] | None
-) -> tuple[list[MetricValue], FloatArray]:
-    """Both means over the groups that have a value of both models, and by how much each of these is better."""
-    if groups is None:
-        raise ArgumentError(f"metric={GROUP_METRIC!r}: groups=None; one group name per row is needed.")
-    scored = [metrics.per_group_spearman(predicted, labels, groups) for predicted in (before, after)]
-    names = [name for name in scored[0] if not any(each[name]["undefined"] for each in scored)]
-    if not names:
-        return [metrics.mean_of_groups(each) for each in scored], np.empty(0)
-    columns = np.array([[each[name]["value"] for name in names] for each in scored])
-    return [MetricValue(float(mean)) for mean in columns.mean(axis=1)], columns[1] - columns[0]
-
-
 def check_comparison(metric: str, **options: Any) -> None:
     """Raises `ArgumentError` where `compare_paired` would; `options` as of `check_options`."""
-    known = (*PAIRED_METRICS, GROUP_METRIC, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
+    known = (*PAIRED_METRICS, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
     if metric not in known and not metrics.is_ratio(metric):
         raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
     check_options(**options)

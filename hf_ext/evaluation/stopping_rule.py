@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import ArgumentError, CheckpointError, DataError
-from ._arrays import FloatArray, as_column, as_pair, count_not_finite
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS
+from ..errors import CheckpointError
+from ._arrays import FloatArray, as_column, as_pair
+from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS
 from .scores import PairedComparison, check_comparison, compare_paired
 
 Verdict = Literal["improved", "undecided", "no improvement"]
@@ -63,18 +61,17 @@ class StoppingRule:
     resolve to within `min_delta`, the rule waits until the run ends.
 
     Args:
-        labels: (n,) or (n, 1) finite numbers of the rows that every evaluation scores, for example a fixed subset;
+        labels: (n,) or (n, 1) numbers of the rows that every evaluation scores, for example a fixed subset;
             what they are for token_loss, perplexity and accuracy, see `compare_paired`.
         metric: see `compare_paired`.
         patience: how many evaluations in a row must exclude an improvement, 1 or more.
         warmup_steps: evaluations at this step or earlier neither count nor stop.
         min_delta: the smallest improvement worth training for, in the unit of the metric, 0 or more. With 0 only
             models that are certainly worse count.
-        confidence, groups, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
+        confidence, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
-        ArgumentError: an unknown metric, or a number out of range.
-        DataError: no rows, or labels that are not finite.
+        ArgumentError: an unknown metric, or a number of `compare_paired` out of range.
 
     Cost: two comparisons per evaluation (0.2 s for 1,300 rows); keeps `patience` + 1 sets of predictions.
     """
@@ -88,21 +85,12 @@ class StoppingRule:
         warmup_steps: int = 0,
         min_delta: float = 0.01,
         confidence: float = 0.99,
-        groups: Sequence[Any] | NDArray[Any] | None = None,
         **options: Any,
     ) -> None:
         check_comparison(metric, confidence=confidence, **options)
-        self._options: dict[str, Any] = {"confidence": confidence, "groups": groups, **options}
-        least = {"patience": (patience, 1), "warmup_steps": (warmup_steps, 0), "min_delta": (min_delta, 0)}
-        for name, (value, smallest) in least.items():
-            if not smallest <= value < math.inf:
-                raise ArgumentError(f"{name}={value!r}: {smallest} or more is needed.")
+        self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
-        if len(self.labels) == 0:
-            raise DataError("labels: no rows; the rule needs the labels of the rows that every evaluation scores.")
-        if problem := count_not_finite(self.labels, "labels"):
-            raise DataError(f"{problem}: leave such rows out of the evaluation.")
         self.best_predictions: FloatArray | None = None
         self.best_step: int | None = None
         self.num_without_improvement = 0
@@ -173,7 +161,7 @@ class StoppingRule:
             raise CheckpointError(
                 f"Early-stopping state was made on other rows or labels than this run's, or in another metric than "
                 f"{self.metric}: predictions of different rows cannot be compared. Resume with the same metric, "
-                "evaluation data, subset size, seed, threshold and groups, or start anew."
+                "evaluation data, subset size, seed and threshold, or start anew."
             )
         best = state["best_predictions"]
         self.best_predictions = None if best is None else as_pair(best, self.labels)[0]
@@ -187,6 +175,4 @@ class StoppingRule:
         threshold, further = self._options.get("threshold"), ""
         if self.metric in THRESHOLD_METRICS:
             further = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
-        elif self.metric == GROUP_METRIC:
-            further = repr([*map(str, self._options["groups"])])
         return hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{self.metric} {further}".encode()).hexdigest()

@@ -12,8 +12,8 @@ import numpy as np
 from ..errors import ArgumentError
 from ..reporting.units import metric_name
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
-from .metrics import ERRORS, GROUP_METRIC, Regression, at_limits, is_ratio
-from .resampling import ResamplingUnits, check_units, percentile_interval, resample, unit_facts
+from .metrics import ERRORS, Regression, at_limits, is_ratio
+from .resampling import ResamplingUnits, check_units, percentile_interval, resample
 from .scores import PairedComparison, check_comparison, compare_paired
 
 MODEL = "model"
@@ -34,8 +34,6 @@ class Verdict:
         baseline: what the model was decided against: of several the one that it beats least surely.
         comparison: with that baseline, as `PairedComparison.as_dict`; None where there is none.
         num_rows: rows scored.
-        interval_by: the column whose values were resampled for the intervals; None where rows were.
-        num_units: how many values, or rows, that are; num_effective_units: of like size.
     """
 
     text: str
@@ -44,9 +42,6 @@ class Verdict:
     num_rows: int
     baseline: str | None = None
     comparison: dict[str, Any] | None = None
-    interval_by: str | None = None
-    num_units: int | None = None
-    num_effective_units: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -122,7 +117,7 @@ def judge(
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order. A baseline without a value in it is not compared.
         units: rows that were held out together, and are resampled together; None: each by itself.
-        options: `confidence`, `num_resamples`, `seed`, `threshold` and `groups`, as in `compare_paired`.
+        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an option is out of range.
@@ -141,9 +136,7 @@ def judge(
     check_comparison(case.metric, **{name: options[name] for name in ("confidence", "num_resamples", "seed")})
     verdict = _judge_baselines(case) if is_ratio(case.metric) else _judge_regression(case, is_scale_free)
     verdict = verdict or _undefined(len(measured), "there is no baseline to compare with")
-    if units is None:
-        return replace(verdict, **unit_facts(None, verdict.num_rows))
-    return replace(verdict, text=f"{verdict.text} {_describe_basis(units)}", **units.facts())
+    return verdict if units is None else replace(verdict, text=f"{verdict.text} {_describe_basis(units)}")
 
 
 def judge_pair(
@@ -183,7 +176,7 @@ def judge_pair(
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
     if compared.undefined:
         text = f"No verdict on {second}: {compared.undefined}."
-        return Verdict(text, None, "undefined", compared.n, first, compared.as_dict(), **unit_facts(units, compared.n))
+        return Verdict(text, None, "undefined", compared.n, first, compared.as_dict())
     numbers = f"{_scores(compared)} (improvement {_difference(compared)}, {compared.n:,} rows)."
     if np.array_equal(earlier, later):
         text = f"No difference: {second} predicts what {first} predicts, on all {compared.n:,} rows."
@@ -191,10 +184,10 @@ def judge_pair(
         text = f"No difference between {second} and {first} is shown: {numbers}"
     else:
         text = f"{second} is {outcome} than {first}: {numbers}"
-    if units is not None and metric != GROUP_METRIC:
+    if units is not None:
         text = f"{text} {_describe_basis(units)}"
     is_better = {"better": True, "worse": False}.get(outcome)
-    return Verdict(text, is_better, outcome, compared.n, first, compared.as_dict(), **unit_facts(units, compared.n))
+    return Verdict(text, is_better, outcome, compared.n, first, compared.as_dict())
 
 
 def find_hardest(compared: Mapping[str, PairedComparison]) -> str:

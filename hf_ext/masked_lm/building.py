@@ -34,7 +34,6 @@ from ..models.families import check_family, limit_of_positions
 from ..pretrained import reading
 from .arguments import MaskedLMArguments
 
-DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048
 ESM2: dict[str, Any] = {  # of EsmConfig, what ESM-2 has in all sizes
@@ -61,10 +60,10 @@ def make_demo_sequences() -> Dataset:
 
 
 def fill_in_demo(args: MaskedLMArguments) -> bool:
-    """Gives a small shape to a command that names no model at all; whether it did."""
-    names_none = not (args.model_name_or_path or args.model_size or args.hidden_size)
+    """Gives a small size to a command that names no model at all; whether it did."""
+    names_none = not (args.model_name_or_path or args.model_size)
     if names_none:
-        vars(args).update(DEMO_SHAPE)
+        args.model_size = "demo"
     return names_none
 
 
@@ -94,7 +93,7 @@ def build_model(args: MaskedLMArguments, for_lora: bool = False) -> PreTrainedMo
 
     Raises:
         ArgumentError: no masked language model at `model_name_or_path`, one whose files are not those of its manifest
-            or hold what is not finite, or a shape that cannot be built; one without a head, for LoRA.
+            or hold what is not finite; no size of a new one; one without a head, for LoRA.
     """
     if args.model_name_or_path is not None:
         model = _pretrained(args, for_lora)

@@ -35,18 +35,14 @@ def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tens
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """For `Trainer`, from `sum_rows`: means over all masked residues."""
+    """For `Trainer`, from `sum_rows`: means over all masked residues; `token_loss` in nats, of which the perplexity is
+    the exponential."""
     loss, right, num = np.asarray(prediction.predictions, np.float64).sum(0)
-    return _scores(loss / num, right / num, int(num))
-
-
-def _scores(loss: float, accuracy: float, num_tokens: int) -> dict[str, float]:
-    """`token_loss` in nats; its exponential is the perplexity."""
     return {
-        "token_loss": float(loss),
-        "perplexity": float(np.exp(loss)),
-        "accuracy": float(accuracy),
-        "num_tokens": num_tokens,
+        "token_loss": float(loss / num),
+        "perplexity": float(np.exp(loss / num)),
+        "accuracy": float(right / num),
+        "num_tokens": int(num),
     }
 
 
@@ -81,15 +77,11 @@ class UnigramBaseline:
         np.add.at(counts, table, letters)
         return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
 
-    def score(self, labels: np.ndarray) -> dict[str, float]:
-        """Scores as in `compute_metrics`, on the same labels: any shape, int64, -100 where nothing is predicted."""
-        ids = labels[labels != IGNORED]
-        return _scores(-self.log_probabilities[ids].mean(), (ids == self.most_frequent).mean(), len(ids))
-
-    def row_losses(self, labels: np.ndarray) -> np.ndarray:
-        """Summed cross-entropy of each row, (n,) float64, in nats; `labels` (n, tokens) as in `score`."""
+    def sum_rows(self, labels: np.ndarray) -> np.ndarray:
+        """As the function of that name, (n, 3) float64, on the same labels: (n, tokens), -100 where none is asked."""
         chosen = labels != IGNORED
-        return np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0).sum(1)
+        losses = np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0)
+        return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 
 def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline) -> dict[str, Any]:
@@ -107,26 +99,22 @@ def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline
         if name in splits:
             output = trainer.predict(splits[name])
             check_scored(output.predictions, name)
-            labels, sums = np.asarray(output.label_ids), np.asarray(output.predictions, np.float64)
-            losses = {MODEL: sums[:, 0], "unigram frequencies": baseline.row_losses(labels)}
+            sums = np.asarray(output.predictions, np.float64)
+            unigram = baseline.sum_rows(np.asarray(output.label_ids))
+            losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
             scores["verdict"] = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
-            model = compute_metrics(EvalPrediction(output.predictions, output.label_ids))
-            scores[name] = {"model": model, "unigram": baseline.score(labels)}
+            both = {"model": output.predictions, "unigram": unigram}
+            scores[name] = {who: compute_metrics(EvalPrediction(rows, None)) for who, rows in both.items()}
     return scores
-
-
-def final_scores(scores: dict[str, Any]) -> dict[str, float]:
-    """Of `score_splits` those of the model on test, or on validation where there is no test; {} without both."""
-    return next((scores[name]["model"] for name in ("test", "validation") if name in scores), {})
 
 
 def format_scores(scores: dict[str, Any]) -> str:
     """`score_splits` as text: the verdict, then a table."""
     rows = [
-        [split, predictor, *(both[predictor][key] for key in SCORES)]
+        [split, predictor, *(values[key] for key in SCORES)]
         for split, both in scores.items()
-        for predictor in ("model", "unigram")
         if split != "verdict"
+        for predictor, values in both.items()
     ]
     table = format_table(rows, ["split", "", *SCORES])
     return f"{scores['verdict']['text']}\n\n{table}" if "verdict" in scores else table

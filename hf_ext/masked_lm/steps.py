@@ -18,7 +18,6 @@ from .results import (
     SCORES,
     UnigramBaseline,
     compute_metrics,
-    final_scores,
     format_scores,
     score_splits,
     sum_rows,
@@ -88,6 +87,7 @@ def build(run: Run, data: MaskedLMData) -> dict[str, Any]:
 def score(run: Run, trainer: Any, trained: Any, data: MaskedLMData) -> dict[str, Any]:
     """Scores validation and test beside the frequencies of residues in training."""
     scores = score_splits(trainer, data.splits, UnigramBaseline.fit(data.loaded.splits["train"], data.collator))
-    required = check_requirements(parse_requirements(run.model_args.require, SCORES), final_scores(scores))
+    final = scores.get("test", scores.get("validation", {})).get("model", {})
+    required = check_requirements(parse_requirements(run.model_args.require, SCORES), final)
     run.log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
     return {"data": with_absolute_path(data.loaded.report, "source"), **scores, "requirements": required}

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..arguments.checks import NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
 from ..arguments.training_fields import REQUIRE, Count, option
 from ..errors import ArgumentError
-from ..models.lora import require_base
-from .configuration import OperatorConfig
-from .tasks import TASKS
+from .configuration import TASKS, OperatorConfig
 
 Every = Annotated[int, NOT_NEGATIVE]
 Weight = Annotated[float, NOT_NEGATIVE]
-ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
-    "prediction_loss_only": ((False,), "scores are made of predictions"),
-    "dataloader_drop_last": ((False,), "evaluations would drop rows, too, and scores are of all"),
-    "eval_do_concat_batches": ((True,), "errors are means over all rows"),
-    "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
-    "train_sampling_strategy": (("random", "sequential"), "all rows have one length"),
-    "remove_unused_columns": ((False,), "batches are made of all columns"),
-}
-
-
-def check_training(args: OperatorArguments, training: Any) -> None:
-    """Refuses training arguments that no operator can be trained with, before anything is generated.
-
-    Args:
-        args: which operator.
-        training: `FastTrainingArguments`.
-
-    Raises:
-        ArgumentError: a value that is not in `ALLOWED`, or `use_peft` on a new model.
-    """
-    for name, (values, why) in ALLOWED.items():
-        if (value := getattr(training, name)) not in values:
-            raise ArgumentError(f"{name}={value!r}: {why}. Leave it out.")
-    if training.use_peft:
-        require_base(args.model_name_or_path)
 
 
 @dataclass
@@ -53,7 +25,7 @@ class OperatorArguments:
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
-        *("tasks", "dataset_name", "resolution", "num_train_samples", "data_cache_dir", "model_name_or_path"),
+        *("tasks", "dataset_name", "resolution", "num_train_samples"),
         *("hidden_size", "num_hidden_layers", "preset", "effective_batch_size"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
@@ -70,11 +42,9 @@ class OperatorArguments:
     num_train_samples: Count = option(1600, "Training samples of each task.")
     num_eval_samples: Count = option(200, "Samples of each task for validation, and for test.")
     samples_seed: Annotated[int, SEED] = option(0, "Of the generated data, so that --seed varies training alone.")
-    data_cache_dir: str = option("~/.cache/hf_ext/pde", "Where generated data are kept; the same for all runs.")
-    model_name_or_path: str | None = option(None, "Folder of a trained operator to go on from. Left out: a new one.")
-    hidden_size: int = option(64, "Width of a new model; 384 and 256 are the large ones.")
-    num_hidden_layers: int = option(4, "Transformer blocks of a new model.")
-    num_attention_heads: int = option(4, "Attention heads of a new model.")
+    hidden_size: int = option(64, "Width of the model; 384 and 256 are the large ones.")
+    num_hidden_layers: int = option(4, "Transformer blocks.")
+    num_attention_heads: int = option(4, "Attention heads.")
     patch_size: int = option(4, "Side of a patch of Darcy flow; a token of advection has p * p / 4 points.")
     num_queries: Count | None = option(
         None, "Points of each sample and task that a training step decodes; left out: half of all."
@@ -96,8 +66,6 @@ class OperatorArguments:
                 f"num_queries={self.num_queries}: a sample has {self.resolution**2:,} points at resolution "
                 f"{self.resolution}. Give at most as many, or leave it out for half of them."
             )
-        if os.path.expanduser(self.data_cache_dir)[:1] in ("", "~"):
-            raise ArgumentError(f"data_cache_dir={self.data_cache_dir!r}: no such folder. Name one in full.")
 
     @property
     def queries_per_step(self) -> int:
@@ -106,6 +74,6 @@ class OperatorArguments:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """Fields of `OperatorConfig` of a new model, without the units of its data."""
+        """Fields of `OperatorConfig`, without the units of the data."""
         names = ("tasks", "task_weights", "resolution", "patch_size", "hidden_size")
         return {name: getattr(self, name) for name in (*names, "num_hidden_layers", "num_attention_heads")}

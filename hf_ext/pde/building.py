@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..checkpoints.finished_model import check_finite, check_model
 from ..errors import ArgumentError
-from ..pretrained import reading
 from .arguments import OperatorArguments
-from .configuration import OperatorConfig
-from .data import SPLITS, OperatorCollator, OperatorRows, load_task, measure_units
+from .configuration import TASKS, OperatorConfig
+from .data import SPLITS, OperatorCollator, OperatorRows, make_task, measure_units
 from .model import OperatorTransformer
 from .pdebench import is_our_equation, load_file
-from .tasks import TASKS
 from .terms import AuxiliaryTerms
 
 Samples = dict[str, dict[str, dict[str, np.ndarray]]]
-REMEDY = "Give the --output_dir of a run of recipes/examples/pde_operator.py, or the Hub id of its model."
 
 
-def load_samples(args: OperatorArguments, training: Any) -> Samples:
-    """split -> task -> {"inputs", "targets"}: read from `dataset_name`, or made once and kept in a cache.
+def load_samples(args: OperatorArguments) -> Samples:
+    """split -> task -> {"inputs", "targets"}: read from `dataset_name`, or generated.
 
     Raises:
         ArgumentError: the files are not those of `tasks`, or of another equation than the physics priors are about.
         DataError: see `load_file`.
 
-    Cost: see `load_file` and `load_task`.
+    Cost: see `load_file` and `make_task`.
     """
     counts = {"train": args.num_train_samples, "validation": args.num_eval_samples, "test": args.num_eval_samples}
     if args.dataset_name:
@@ -48,9 +43,8 @@ def load_samples(args: OperatorArguments, training: Any) -> Samples:
                 )
         files = dict(found)
         return {split: {task: files[task][split] for task in args.tasks} for split in SPLITS}
-    made: dict[str, Any] = {"resolution": args.resolution, "seed": args.samples_seed, "cache_dir": args.data_cache_dir}
-    with training.main_process_first(desc="generated data"):
-        return {split: {task: load_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
+    made = {"resolution": args.resolution, "seed": args.samples_seed}
+    return {split: {task: make_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
 
 
 def describe_samples(samples: Samples, args: OperatorArguments) -> dict[str, Any]:
@@ -70,44 +64,8 @@ def build_rows(samples: Samples) -> dict[str, OperatorRows]:
 
 
 def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.ndarray]]) -> OperatorTransformer:
-    """A new operator with the units of the training samples, or the trained one of `model_name_or_path`.
-
-    Raises:
-        ArgumentError: as `build_config`, or its files are damaged.
-    """
-    name = args.model_name_or_path
-    if name is None:
-        return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
-    if Path(name).is_dir():
-        check_model(name)
-    build_config(args)
-    with reading(f"model_name_or_path={name!r}: no operator there", name, REMEDY):
-        model = OperatorTransformer.from_pretrained(name, dtype="float32")
-    check_finite(name, model.state_dict())
-    return model
-
-
-def build_config(args: OperatorArguments) -> OperatorConfig:
-    """What `build_model` would make or read, without weights and, of a new operator, without the units of its data.
-
-    Raises:
-        ArgumentError: there is no operator, or one of other tasks, another resolution or shape than was asked for.
-    """
-    name = args.model_name_or_path
-    if name is None:
-        return OperatorConfig(**args.shape)
-    with reading(f"model_name_or_path={name!r}: no operator there", name, REMEDY):
-        there: Any = OperatorConfig.from_pretrained(name)
-    default = OperatorArguments().shape
-    for field, value in args.shape.items():
-        has = getattr(there, field)
-        # Tasks and resolution are those of the data; of the rest, what was left out is as it is there.
-        if value != has and (field in ("tasks", "resolution") or value != default[field]):
-            raise ArgumentError(
-                f"{field}={value} with model_name_or_path={name!r}, which has {has}: it goes on as it is. Give "
-                f"the same --{field}, or train a new one."
-            )
-    return there
+    """A new operator with the units of the training samples."""
+    return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
 
 
 def build_terms(args: OperatorArguments) -> AuxiliaryTerms:

@@ -26,8 +26,7 @@ def describe(results: Mapping[str, Any]) -> Page:
     size = int(data.get("resolution") or settings.get("resolution") or 32)
     return Page(
         title=f"Operator for {equations}",
-        summary=f"An operator Transformer: one model that predicts solutions of {equations} on a grid of resolution "
-        f"{size}. {_describe_terms(settings)}".strip(),
+        summary=f"An operator Transformer, which predicts solutions of {equations} on a grid of resolution {size}.",
         numbers=score_numbers(test, [f"{name}_nrmse" for name in names]),
         results=_score_blocks(results),
         data=_data_blocks(data),
@@ -66,19 +65,6 @@ def _score_blocks(results: Mapping[str, Any]) -> list[Block]:
     return [*blocks, Text(MEANING)]
 
 
-def _describe_terms(settings: Mapping[str, Any]) -> str:
-    """What the loss has beside the data; nothing where it has no more, or that was not recorded."""
-    terms = [
-        f"{name} (weight {settings[weight]:g}) in {'every step' if steps == 1 else f'one of {steps} steps'}"
-        for name, every, weight in (
-            ("inverse losses", "inverse_loss_every", "inverse_loss_weight"),
-            ("physics priors", "physics_every", "physics_weight"),
-        )
-        if (steps := settings.get(every)) and settings.get(weight)
-    ]
-    return f"Beside the data, its loss had {join_words(terms)}." if terms else ""
-
-
 def _data_blocks(data: Mapping[str, Any]) -> list[Block]:
     if not data:
         return [Text("Not recorded: the run has no data report.")]
@@ -109,6 +95,6 @@ def _loading(names: list[str], size: int) -> list[Block]:
     order = join_words(names) + (", in this order" if len(names) > 1 else "")
     text = (
         f"logits (B, {len(names)}, {size * size:,}) are the solutions of {order}, in the unit of the data, at all "
-        f"points of a grid; hf_ext.pde.tasks.TASKS[name].query_grid({size}) has their coordinates."
+        f"points of a grid; hf_ext.pde.configuration.TASKS[name].query_grid({size}) has their coordinates."
     )
     return [Code("\n".join(lines), "python"), Text(text)]

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .configuration import OperatorConfig
-from .tasks import TASKS, Task
+from .configuration import TASKS, OperatorConfig, Task
 
 
 class OperatorBlock(GradientCheckpointingLayer):

@@ -17,9 +17,8 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
-from .configuration import OperatorConfig
+from .configuration import TASKS, OperatorConfig
 from .layers import GridEncoder, OperatorBlock, QueryDecoder
-from .tasks import TASKS
 
 
 @dataclass
@@ -111,10 +110,8 @@ class OperatorTransformer(PreTrainedModel):
         """Inputs, (B, *input_shape), as latents before the trunk, (B, T, d).
 
         Raises:
-            ArgumentError: a task that this model does not have, or inputs on another grid.
+            ArgumentError: inputs on another grid.
         """
-        if task not in self.encoders:
-            raise ArgumentError(f"task={task!r}: this model has {', '.join(self.encoders)}.")
         config = self.config
         shape = TASKS[task].input_shape(config.resolution)
         if inputs.shape[1:] != shape:
@@ -208,10 +205,9 @@ class OperatorTransformer(PreTrainedModel):
             `terms` add in training; summed over rows, by the rows of the whole effective batch.
 
         Raises:
-            ArgumentError: inputs of a task are missing or have another shape, or labels and points do not fit.
+            ArgumentError: inputs or labels have another shape.
         """
         names = self.config.tasks
-        self._check_batch(inputs, labels, points)
         encoded = [self.encode(name, inputs[f"{name}_inputs"]) for name in names]
         latents = self.propagate(*encoded)
         if points is None:
@@ -226,6 +222,8 @@ class OperatorTransformer(PreTrainedModel):
         logits = torch.stack(predictions, dim=1)
         if labels is None:
             return OperatorOutput(logits=logits)
+        if labels.shape != logits.shape:  # what broadcasts would give a wrong loss
+            raise ArgumentError(f"labels of shape {tuple(labels.shape)}: must be {tuple(logits.shape)}.")
         losses = self.row_losses(logits, labels)
         if self.training:  # each weight has a gradient in each step, as DDP waits for, also where no term reads it
             losses = losses + 0.0 * sum(weight.sum() for weight in self.input_decoders.parameters())
@@ -240,16 +238,6 @@ class OperatorTransformer(PreTrainedModel):
         """The loss of each row, (B,), float32, without `terms`; `bounds` is not read."""
         errors = relative_l2(logits, labels)
         return sum(weight * errors[:, i] for i, weight in enumerate(self.config.task_weights or []))
-
-    def _check_batch(self, inputs: dict[str, torch.Tensor], labels: Any, points: Any) -> None:
-        names = [f"{name}_inputs" for name in self.config.tasks or []]
-        if {*inputs} != {*names}:
-            raise ArgumentError(f"Inputs {sorted(inputs)}: must be {', '.join(names)}, which this model has tasks for.")
-        num_points = self.config.resolution**2 if points is None else points.shape[-1]
-        expected = (len(inputs[names[0]]), len(names), num_points)
-        shapes = [tuple(one.shape) for one in (labels, points) if one is not None]
-        if any(shape != expected for shape in shapes):  # what broadcasts would give a wrong loss
-            raise ArgumentError(f"labels and points of shapes {shapes}: must be (rows, tasks, points) = {expected}.")
 
 
 def relative_l2(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import DataError
 from ..optional import require
-from .solvers import solve_darcy
-from .tasks import ADVECTION_SPEED, ADVECTION_TIMES, num_points
+from .configuration import ADVECTION_SPEED, ADVECTION_TIMES, num_points
+from .data import solve_darcy
 
 FAR = 0.1  # relative difference from which a file is of another equation than ours
 

@@ -12,7 +12,7 @@ from ..evaluation.scores import Score, score_mean
 from ..evaluation.verdict import MODEL, judge
 from ..reporting.tables import format_table
 from ..tasks.running import check_scored
-from .data import baseline_errors
+from .configuration import TASKS
 from .model import relative_l2
 
 
@@ -81,10 +81,17 @@ def trivial_errors(train: Mapping[str, Any], split: Mapping[str, Any]) -> dict[s
     Returns:
         predictor -> (n, tasks); NaN where a predictor has nothing to say of a task.
     """
-    found = {task: baseline_errors(task, train[task], samples) for task, samples in split.items()}
-    predictors = dict.fromkeys(name for errors in found.values() for name in errors)
-    nothing = np.full(len(next(iter(split.values()))["targets"]), np.nan)
-    return {name: np.stack([errors.get(name, nothing) for errors in found.values()], axis=1) for name in predictors}
+    found: dict[str, np.ndarray] = {}
+    for i, (task, samples) in enumerate(split.items()):
+        exact = samples["targets"].astype(np.float64)
+        guesses = {"training mean": train[task]["targets"].mean(0, dtype=np.float64)[None]}
+        if TASKS[task].has_time:
+            guesses["persistence"] = samples["inputs"][:, None].astype(np.float64)  # the initial state
+        scale = np.linalg.norm(exact.reshape(len(exact), -1), axis=1)
+        for name, guess in guesses.items():
+            errors = np.linalg.norm((guess - exact).reshape(len(exact), -1), axis=1) / scale
+            found.setdefault(name, np.full((len(exact), len(split)), np.nan))[:, i] = errors
+    return found
 
 
 def score_split(errors: np.ndarray, trivial: Mapping[str, np.ndarray], tasks: Sequence[str], seed: int) -> dict:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..arguments.checks import check_metric_name
 from ..evaluation.requirements import check_requirements, parse_requirements
+from ..models.lora import require_base
 from ..tasks.running import Run
-from .arguments import check_training
 from .building import Samples, build_collator, build_model, build_rows, build_terms, describe_samples, load_samples
 from .data import OperatorRows
 from .results import MODEL, ErrorMetrics, format_scores, score_names, score_splits
@@ -26,23 +26,23 @@ class OperatorData:
 def check(run: Run) -> None:
     """See `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, ErrorMetrics(run.model_args.tasks).row_metrics)
-    check_training(run.model_args, run.args)
+    if run.args.use_peft:
+        require_base(None)
     parse_requirements(run.model_args.require, score_names(run.model_args.tasks))
 
 
 def load(run: Run) -> OperatorData:
     """See `Task.load`."""
-    samples = load_samples(run.model_args, run.args)
+    samples = load_samples(run.model_args)
     report = describe_samples(samples, run.model_args)
     run.log.info("Data, %s: %s", report["source"], "; ".join(report["tasks"].values()))
     return OperatorData(samples, build_rows(samples), report)
 
 
 def build(run: Run, data: OperatorData) -> dict[str, Any]:
-    """See `Task.build`. The model gets the auxiliary terms of its loss; arguments left out take the model's shape."""
+    """See `Task.build`. The model gets the auxiliary terms of its loss."""
     model_args = run.model_args
     model = build_model(model_args, data.samples["train"])
-    vars(model_args).update({name: getattr(model.config, name) for name in model_args.shape})
     model.terms = terms = build_terms(model_args)
     metrics = ErrorMetrics(model_args.tasks, model.config.task_weights)
     return {

@@ -11,7 +11,7 @@ class OperatorTask(ShippedTask):
 
         accelerate launch recipes/examples/pde_operator.py --resolution 64 --hidden_size 256
 
-    Advection is solved exactly, Darcy flow by finite volumes; samples are made once and kept in --data_cache_dir. With
+    Advection is solved exactly, Darcy flow by finite volumes; samples are generated. With
     `--dataset_name 1D_Advection_Sols_beta0.4.hdf5 2D_DarcyFlow_beta1.0_Train.hdf5` they are PDEBench's. Scores are
     nRMSE: the L2 of the error over the L2 of the solution, beside what the mean of the training solutions and, for
     advection, the initial state score. Killed, or stopped with Ctrl-C, the same command goes on where it was.

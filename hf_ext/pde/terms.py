@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from .configuration import ADVECTION_SPEED, ADVECTION_TIMES
 from .model import TaskStep, relative_l2
-from .tasks import ADVECTION_SPEED, ADVECTION_TIMES
 
 
 class OptimizerStep(TrainerCallback):

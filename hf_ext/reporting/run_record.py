@@ -28,7 +28,7 @@ PACKAGES = (
     *("faesm", "flash-attn", "deepspeed", "torchao"),
 )
 # What is either a Hub id or a path, which nothing but the file system tells apart.
-SOURCES = ("dataset_name", "model_name_or_path", "encoders", "init_head_from", "distill_from")
+SOURCES = ("dataset_name", "model_name_or_path", "encoders", "init_head_from")
 
 
 class RunClockCallback(TrainerCallback):

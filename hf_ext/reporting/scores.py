@@ -88,7 +88,7 @@ def score_notes(scores: Mapping[str, Any]) -> list[str]:
     threshold = next((entry for _, entry in entries if "threshold" in entry), None)
     if threshold:
         notes.append(
-            "Recall, precision, F1, average precision, enrichment: labels at or above "
+            "Recall, precision, F1, average precision: labels at or above "
             f"{units.number(threshold['threshold'])} count as positive, {units.share(threshold.get('base_rate'))} of "
             "the rows."
         )
@@ -131,7 +131,7 @@ def fit_notes(baselines: Mapping[str, Any]) -> list[str]:
 
 
 def score_numbers(split: Mapping[str, Any], metrics: Iterable[str], name: str = "test") -> list[list[str]]:
-    """Numbers of a page: those of `metrics` that the model has, each beside the best baseline. A teacher is none."""
+    """Numbers of a page: those of `metrics` that the model has, each beside the best baseline."""
     scores = {predictor: as_dict(entries) for predictor, entries in as_dict(split.get("scores")).items()}
     numbers = []
     for metric in metrics:

@@ -19,8 +19,6 @@ _METRICS = {
     "nrmse": ("nRMSE", "nRMSE, mean over tasks"),
     "r2": ("R2", "R2"),
     "f1": ("F1", "F1"),
-    "enrichment_1pct": ("enrichment at 1 %", "Enrichment in the top 1 %"),
-    "enrichment_5pct": ("enrichment at 5 %", "Enrichment in the top 5 %"),
     "per_group_spearman": ("Spearman within groups", "Mean Spearman's rho per group"),
     "token_loss": ("loss per residue", "Cross-entropy per masked residue"),
     "num_tokens": ("masked residues", "Masked residues"),

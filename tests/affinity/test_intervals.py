@@ -123,26 +123,15 @@ STORED |= {"unit": None, "num_units": None}
 
 def test_coverage_of_test_rows_is_measured_and_told():
     errors = np.r_[np.full(4, 3.0), np.zeros(36)]
-    splits = {"test": Dataset.from_dict({"heavy": ["a"] * 40})}
-    facts = score_intervals(STORED, np.full(40, 7.0), 7 + errors, splits, None)
-    at = {one["level"]: one for one in facts["levels"]}
-    assert (at[0.9]["coverage"]["value"], at[0.9]["width"]) == (0.9, 4.0)
+    rows = Dataset.from_dict({"heavy": ["a"] * 40})
+    facts = score_intervals(STORED, np.full(40, 7.0), 7 + errors, rows, None)
+    assert (facts["level"], facts["coverage"]["value"], facts["width"]) == (0.9, 0.9, 4.0)
     assert facts["notes"][0].startswith("Prediction intervals of 90 % held 90 % [80 %, 97.5 %]")
     assert facts["notes"][0].endswith("(`hf-ext predict --interval 0.9` writes them, from 120 validation rows).")
     assert "half_widths" not in facts
-    bounded = {"test": splits["test"].add_column("bound", [-1] * 4 + [0] * 36)}
-    held = score_intervals(STORED, np.full(40, 7.0), 7 + errors, bounded, None)["levels"][0]["coverage"]
+    bounded = rows.add_column("bound", [-1] * 4 + [0] * 36)
+    held = score_intervals(STORED, np.full(40, 7.0), 7 + errors, bounded, None)["coverage"]
     assert (held["value"], held["n"]) == (1.0, 36)
-
-
-def test_validation_rows_that_are_not_as_new_as_test_rows_are_a_warning():
-    values = {"train": ["a", "b"], "validation": ["b", "b"], "test": ["c", "d"]}
-    units, numbers = ResamplingUnits.of("heavy", values["test"]), (np.zeros(2), np.zeros(2))
-    splits = {name: Dataset.from_dict({"heavy": names}) for name, names in values.items()}
-    (warned,) = score_intervals(STORED, *numbers, splits, units)["notes"][1:]
-    assert warned.startswith("Values of heavy in the validation rows are known from training, in the test rows")
-    splits["validation"] = Dataset.from_dict({"heavy": ["e", "e"]})
-    assert score_intervals(STORED, *numbers, splits, units)["notes"][1:] == []
 
 
 @pytest.fixture(scope="module")
@@ -193,28 +182,25 @@ def predict_file(run, tmp_path, monkeypatch):
 def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(run):
     folder, results = run
     facts = results["prediction_intervals"]
-    assert (facts["unit"], facts["num_units"], facts["highest_level"]) == ("light", 10, 0.9)
-    coverage = {one["level"]: one["coverage"] for one in facts["levels"]}
-    assert sorted(coverage) == [0.5, 0.8, 0.9]
-    assert coverage[0.9]["low"] <= coverage[0.9]["value"] <= coverage[0.9]["high"]
-    assert coverage[0.9]["num_units"] == results["test"]["num_units"]
+    assert (facts["unit"], facts["num_units"], facts["level"]) == ("light", 10, 0.9)
+    assert facts["coverage"]["low"] <= facts["coverage"]["value"] <= facts["coverage"]["high"]
+    assert facts["coverage"]["num_units"] == results["test"]["num_units"]
     (note,) = facts["notes"]
     assert "from 10 values of light in " in note
-    assert "where units weigh alike" in note
     assert note in (folder / "out" / "README.md").read_text()
 
 
 @pytest.mark.nightly
 def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_same(run, predict_file, capsys):
     folder, results = run
-    found = predict_file("--interval", "0.8")
+    found = predict_file("--interval", "0.9")
     assert ", from 10 values of light in " in capsys.readouterr().out
     assert list(found) == ["source_row", "prediction", "prediction_low", "prediction_high", "prediction_std"]
-    width = {one["level"]: one["width"] for one in results["prediction_intervals"]["levels"]}[0.8]
+    width = results["prediction_intervals"]["width"]
     np.testing.assert_allclose(found["prediction_high"] - found["prediction_low"], width, rtol=1e-4)
     np.testing.assert_allclose(found["prediction_high"] + found["prediction_low"], 2 * found["prediction"], rtol=1e-5)
     assert list(predict_file()) == ["source_row", "prediction", "prediction_std"]
-    ends = AffinityPredictor.from_pretrained(folder / "out", device="cpu").predict_interval(new_rows(), 0.8)
+    ends = AffinityPredictor.from_pretrained(folder / "out", device="cpu").predict_interval(new_rows(), 0.9)
     assert (ends.shape, ends.dtype) == ((10, 2), np.float32)
     np.testing.assert_allclose(ends, np.stack([found["prediction_low"], found["prediction_high"]], 1), atol=NEAR)
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_ext.affinity.rows import find_lone_value, find_slices, find_units
+from hf_ext.affinity.rows import describe_units, find_slices, find_units
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
-from hf_ext.errors import ArgumentError, DataError
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 BY_PART = {"split_column": "part"}
@@ -52,10 +51,7 @@ def split(path: str, **settings: Any) -> tuple[DataArguments, Any]:
         ({**BY_PART, "group_column": "clone"}, (), ("clone", 2)),  # the wider one
         ({**BY_PART, "group_column": "assay"}, (), ("heavy", 4)),  # in training too
         ({"split": "random"}, (), None),
-        ({**BY_PART, "interval_by": "rows"}, (), None),
-        ({**BY_PART, "interval_by": "assay"}, (), ("assay", 2)),
-        ({**NEAR_CLONE_9, "group_column": "clone"}, (), ("heavy", 2)),  # one clone cannot be resampled,
-        ({**BY_PART, "group_column": "clone"}, ("validation", 1), ("clone", 1)),  # but no fold cuts it
+        ({**NEAR_CLONE_9, "group_column": "clone"}, (), ("heavy", 2)),  # one clone cannot be resampled
     ],
 )
 def test_what_was_held_out_together_is_found(path, settings, asked, found):
@@ -75,28 +71,11 @@ def test_a_split_by_group_or_cluster_is_resampled_by_that(path):
     assert not set(splits["validation"]["split_cluster"]) & set(splits["test"]["split_cluster"])
 
 
-def test_what_cannot_be_resampled_is_refused_by_name(path):
-    args, splits = split(path, **NEAR_CLONE_9, interval_by="clone")
-    with pytest.raises(ArgumentError, match="--interval_by clone: all 12 test rows have the same value"):
-        find_units(args, splits)
-    with pytest.raises(DataError, match="clon"):
-        split(path, **BY_PART, interval_by="clon")
-    with pytest.raises(ArgumentError, match=r"interval_by='clone'.*drop --streaming"):
-        DataArguments(dataset_name=path, interval_by="clone", streaming=True)
-    with pytest.raises(ArgumentError, match="column 'label' is one that loading writes"):
-        DataArguments(dataset_name=path, interval_by="label")
-    args = DataArguments(dataset_name=path, sequence_columns=["heavy"], interval_by="clone")
-    with pytest.raises(ArgumentError, match="interval_by='clone' is for scores of labels"):
-        load_data(args, output_dir=None, seed=0, needs_labels=False)
-
-
-def test_one_held_out_value_in_test_is_found_and_several_or_a_known_one_are_not(path):
+def test_of_one_held_out_value_nothing_is_claimed(path):
     args, splits = split(path, split="group:clone", split_sizes=[0.5, 0.2, 0.3])
-    assert find_lone_value(args, splits) is None
-    first = min(set(splits["test"]["clone"]))
-    one = splits["test"].filter(lambda row: row["clone"] == first)
-    assert find_lone_value(args, {**splits, "test": one}) == "clone"
-    assert find_lone_value(*split(path, split="random", split_sizes=[0.6, 0.1, 0.3])) is None
+    one = splits["test"].filter(lambda row: row["clone"] == splits["test"]["clone"][0])
+    (said,) = describe_units(find_units(args, {**splits, "test": one}))
+    assert said.startswith("All rows have the same clone: no interval can be had from one.")
 
 
 def table(heavy, antigen):

@@ -91,12 +91,12 @@ def loaders(folder, demo_encoders, args) -> dict:
     )
     return {
         "from_pretrained": lambda: AffinityPredictor.from_pretrained(folder, device="cpu"),
-        "predict.py and distill_from": lambda: load_model(find_model(folder)),
+        "predict": lambda: load_model(find_model(folder)),
         "init_head_from": lambda: build_affinity(affinity, COLUMNS),
     }
 
 
-@pytest.mark.parametrize("way", ["from_pretrained", "predict.py and distill_from", "init_head_from"])
+@pytest.mark.parametrize("way", ["from_pretrained", "predict", "init_head_from"])
 @pytest.mark.parametrize("name", ["model.safetensors", "inputs.json", MODEL_MANIFEST])
 def test_one_flipped_bit_is_found_by_every_loader(folder, demo_encoders, way, name):
     loaders(folder, demo_encoders, None)[way]()  # and nothing where there is none
@@ -135,13 +135,11 @@ def test_predictions_that_are_not_finite_are_named_by_row(folder, demo_rows):
 
 # --- masked language models -------------------------------------------------------------------------------------------
 
-SHAPE = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
-
 
 @pytest.fixture
 def masked(tmp_path) -> Path:
     torch.manual_seed(0)
-    build_masked_lm(MaskedLMArguments(**SHAPE)).save_pretrained(tmp_path / "mlm")
+    build_masked_lm(MaskedLMArguments(model_size="demo")).save_pretrained(tmp_path / "mlm")
     write_model_manifest(tmp_path / "mlm")
     return tmp_path / "mlm"
 

@@ -127,7 +127,7 @@ def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(tmp_path):
     path = tmp_path / "proteins.fasta"
     path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
     data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
-    shape = MaskedLMArguments(num_hidden_layers=2, hidden_size=64, num_attention_heads=4)
+    shape = MaskedLMArguments(model_size="demo")
     facts = look("t4", model=shape, data=data, max_steps=100, per_device_train_batch_size=4)
     assert facts.sketch.problems == []
     rows = main(facts).stage.num_rows["train"]
@@ -139,7 +139,7 @@ def test_a_stream_without_a_number_of_steps_stops(tmp_path):
     path = tmp_path / "proteins.fasta"
     path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
     data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
-    shape = MaskedLMArguments(num_hidden_layers=2, hidden_size=64, num_attention_heads=4)
+    shape = MaskedLMArguments(model_size="demo")
     (finding,) = look(model=shape, data=data).sketch.problems
     assert (finding.name, finding.level, finding.remedy) == ("stream", "stops", "--max_steps N")
 
@@ -155,9 +155,9 @@ def test_folders_that_cannot_be_made_are_seen(tmp_path):
 @pytest.mark.nightly
 def test_what_the_estimate_leaves_out_is_noted(tmp_path):
     EmbeddingStore(tmp_path, {}, (None, "error", 0)).add(["MKT"], torch.ones(1, 2))
-    model = AffinityArguments(distill_from="nobody/teacher", loss="mse")
+    model = AffinityArguments(init_head_from="nobody/heads")
     notes = "\n".join(look(model=model, embedding_cache_dir=str(tmp_path)).sketch.notes)
-    assert "--distill_from: that model is read by the run alone" in notes
+    assert "--init_head_from: that model is read by the run alone" in notes
     assert f"What {tmp_path} already holds is not encoded again" in notes
     assert "already holds" not in "\n".join(look(embedding_cache_dir=str(tmp_path / "empty")).sketch.notes)
 

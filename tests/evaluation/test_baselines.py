@@ -1,10 +1,9 @@
-"""Baselines by hand: means, ridge against a plain solve, nearest neighbours, and what is read off sequences."""
+"""Baselines by hand: means, ridge against a plain solve, and what is read off sequences."""
 
 import numpy as np
 import pytest
 
-from hf_ext.evaluation import baselines
-from hf_ext.evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means, predict_nearest
+from hf_ext.evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means
 
 BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
 
@@ -56,36 +55,6 @@ def test_group_means_by_hand_and_the_mean_of_all_for_a_new_group():
     assert (predicted.tolist(), num_groups) == ([8.0, 2.0, 4.0, 2.0], 2)
 
 
-# --- nearest neighbours ---------------------------------------------------------------------------------------------
-
-
-def at(*degrees: float) -> np.ndarray:
-    """Rows of length 1; two of them are as similar as the cosine of their angle."""
-    angles = np.radians(degrees)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-
-
-def test_two_neighbours_by_hand_weighted_by_closeness():
-    # From 0 degrees: cosines 1/2 and 0, so weights 1 / 0.5 = 2 and 1 / 1 = 1: (2 * 3 + 1 * 9) / 3 = 5.
-    predicted, facts = predict_nearest(at(60, 90, 180), [3.0, 9.0, 100.0], at(0), [5.0], at(0))
-    assert predicted[0] == pytest.approx(5.0, abs=1e-4)
-    assert facts == {"kind": "nearest neighbours", "num_neighbours": 2, "validation_rmse": pytest.approx(0, abs=1e-4)}
-
-
-def test_the_number_of_neighbours_is_the_one_that_predicts_validation_best_also_in_pieces(monkeypatch):
-    generator = np.random.default_rng(0)
-    angles = generator.uniform(0, 90, (2, 400))
-    smooth, noise = np.sin(np.radians(angles)), generator.normal(0, 1.0, 400)
-    smooth_case = at(*angles[0]), smooth[0] + noise, at(*angles[1]), smooth[1], at(*angles[1])
-    many = predict_nearest(*smooth_case)
-    # Neighbours that alternate: each further one pulls away from the nearest, which is right.
-    places, rough = 0.9 * np.arange(100), np.arange(100.0) % 2
-    one = predict_nearest(at(*places), rough, at(*(places + 0.1)), rough, at(*places))
-    assert (many[1]["num_neighbours"], one[1]["num_neighbours"]) == (64, 1)
-    monkeypatch.setattr(baselines, "CHUNK_PAIRS", 4000)
-    np.testing.assert_allclose(predict_nearest(*smooth_case)[0], many[0], atol=1e-5)
-
-
 # --- features of sequences ------------------------------------------------------------------------------------------
 
 
@@ -110,13 +79,3 @@ def test_columns_stand_side_by_side_and_one_with_a_single_value_is_left_out():
     features = SequenceFeatures([["AC", "AD"], ["WWWW", "WWWW"], ["MKT", "MKTA"]])
     assert (features.name, features.num_features) == ("one-hot and 3-mer", 3)
     assert features.transform([["AD"], ["YYYY"], ["MKTA"]]).tolist() == [[0, 1, 1]]
-
-
-def test_the_product_of_two_directions_is_the_share_of_equal_residues_that_vary_each_column_alike():
-    # G at the second place is in every row and does not count: of three places two, one and none are equal.
-    rows = [["AGAA", "AGAC", "AGCC", "CGCC"]]
-    directions = SequenceFeatures(rows).directions(rows)
-    assert (directions @ directions.T)[0] == pytest.approx([1, 2 / 3, 1 / 3, 0], abs=1e-6)
-    features = SequenceFeatures([["AA", "CC"], ["ACDEFGH", "DEFGHIK"]])
-    directions = features.directions([["AA", "AA"], ["ACDEFGH", "DEFGHIK"]])
-    assert (directions @ directions.T)[0] == pytest.approx([1, 1 / 2], abs=1e-6)

@@ -75,16 +75,15 @@ def clear_win(num_units: int) -> dict[str, Any]:
 
 def test_a_verdict_rests_on_ten_units_and_claims_nothing_on_six() -> None:
     enough, few = judge(**clear_win(10)), judge(**clear_win(6))
-    assert (enough.is_better, enough.outcome, enough.num_units, enough.interval_by) == (True, "better", 10, "antibody")
+    assert (enough.is_better, enough.outcome) == (True, "better")
     assert enough.text.endswith("Intervals resample 10 values of antibody.")
-    assert (few.is_better, few.outcome, few.num_units) == (None, "undecided", 6)
+    assert (few.is_better, few.outcome) == (None, "undecided")
     assert few.text.startswith("Not shown to be better than a constant: RMSE ")
     assert few.text.endswith(
         "An interval from only 6 values of antibody is not to be trusted: 10 of like size are the least."
     )
     rows = {name: value for name, value in clear_win(6).items() if name != "units"}
     assert judge(**rows).is_better  # the innocent case: rows of many antibodies
-    assert judge(**rows).num_units == 180
 
 
 def test_scores_of_too_few_units_are_marked_and_of_one_have_no_interval() -> None:

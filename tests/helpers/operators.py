@@ -1,16 +1,16 @@
 """Samples of both equations at a resolution of 16, and an operator of 8,000 parameters or so."""
 
 from hf_ext.pde.configuration import OperatorConfig
-from hf_ext.pde.data import load_task, measure_units
+from hf_ext.pde.data import make_task, measure_units
 from hf_ext.pde.model import OperatorTransformer
 
 RESOLUTION = 16
 TASKS = ["advection1d", "darcy2d"]
 
 
-def make_samples(num: int, split: str = "train", cache_dir=None):
+def make_samples(num: int, split: str = "train"):
     """task -> {"inputs", "targets"}."""
-    return {task: load_task(task, split, num, resolution=RESOLUTION, seed=0, cache_dir=cache_dir) for task in TASKS}
+    return {task: make_task(task, split, num, resolution=RESOLUTION, seed=0) for task in TASKS}
 
 
 def make_operator(**given) -> OperatorTransformer:

@@ -149,13 +149,6 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "uncertainty": {"mean_std": 0.2, "spearman_of_error": make_score(0.2, 0.1, 0.3)},
             "meaning": "Noise of the measurement is not part of it.",
         },
-        "distillation": {
-            "teacher": "/home/somebody/runs/teacher",
-            "alpha": 0.5,
-            "spearman": {"student": 0.8, "teacher": 0.82},
-            "size_ratio": 12.5,
-            "held_out": "The teacher may have been trained on these test rows.",
-        },
         "advice": ["Next: --use_peft fine-tunes."],
     }
     return {key: value for key, value in {**results, **changes}.items() if value is not None}

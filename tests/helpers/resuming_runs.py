@@ -27,7 +27,7 @@ NUM_ROWS = 14
 BATCH = 2  # 7 batches an epoch: accumulated over 2 or 5, the last step of an epoch has one or two of them
 NUM_PASSES = 3
 STREAMS = ("stream", "shuffled stream")
-SHAPE = MaskedLMArguments(num_hidden_layers=1, hidden_size=64, num_attention_heads=2)  # states of matrices fit 8 bits
+SHAPE = MaskedLMArguments(model_size="demo")  # states of matrices fit 8 bits
 COMPARED = (
     "loss",
     "total_flos",

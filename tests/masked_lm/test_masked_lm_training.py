@@ -16,7 +16,7 @@ from hf_ext.masked_lm.building import build_collator, build_model, build_tokeniz
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-TINY = MaskedLMArguments(num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
+TINY = MaskedLMArguments(model_size="demo")
 NUM_ROWS = 12
 
 

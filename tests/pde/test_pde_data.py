@@ -1,15 +1,13 @@
-"""Equations solved as a hand or a dense matrix does; generated samples are made once, never believed when damaged."""
+"""Equations solved as a hand or a dense matrix does; no two splits share a sample."""
 
-import logging
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from hf_ext.pde.data import SPLITS, TASKS, baseline_errors, load_task, measure_units
-from hf_ext.pde.solvers import make_advection, make_darcy, solve_darcy
+from hf_ext.pde.configuration import TASKS
+from hf_ext.pde.data import SPLITS, make_advection, make_darcy, make_task, measure_units, solve_darcy
+from hf_ext.pde.results import trivial_errors
 
 
 def test_solutions_are_the_initial_state_moved_by_speed_times_time():
@@ -74,86 +72,9 @@ def test_row_i_is_the_same_whatever_else_is_made():
             assert not np.isclose(few[0], make(2, **{resolution: 32}, **given)[0]).all()
 
 
-SMALL = {"resolution": 8, "seed": 0}
-
-
-def load(cache_dir, name="darcy2d", split="train", num=3, **given):
-    return load_task(name, split, num, cache_dir=cache_dir, **{**SMALL, **given})
-
-
-def are_equal(one, other) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[kind], other[kind]) for kind in one)
-
-
 def test_splits_share_no_sample():
-    inputs = np.concatenate([load(None, "advection1d", split, 50)["inputs"] for split in SPLITS])
+    inputs = np.concatenate([make_task("advection1d", split, 50, resolution=8, seed=0)["inputs"] for split in SPLITS])
     assert len(np.unique(inputs.round(4), axis=0)) == 150
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_what_is_read_again_is_what_was_made_and_other_samples_have_another_file(tmp_path, name, caplog):
-    fresh = load(None, name)
-    made = load(tmp_path, name)
-    (file,) = tmp_path.iterdir()
-    written = file.stat().st_mtime_ns
-    assert are_equal(fresh, made)
-    assert are_equal(fresh, load(tmp_path, name))
-    assert file.stat().st_mtime_ns == written
-    for given in ({"num": 4}, {"seed": 1}, {"resolution": 12}, {"split": "test"}):
-        assert are_equal(load(tmp_path, name, **given), load(None, name, **given))
-    assert len([*tmp_path.iterdir()]) == 5
-    assert not caplog.records
-
-
-def flip_a_bit(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-def put_a_pipe(file):
-    file.unlink()
-    os.mkfifo(file)
-
-
-DAMAGES = {
-    "bit": flip_a_bit,
-    "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
-    "empty": lambda file: file.write_bytes(b""),
-    "text": lambda file: file.write_text("no samples"),
-    "fewer": lambda file: np.savez(file, inputs=np.zeros(2)),
-    "pipe": put_a_pipe,
-}
-
-
-def test_a_damaged_file_is_said_and_made_anew(tmp_path, caplog):
-    fresh = load(tmp_path)
-    (file,) = tmp_path.iterdir()
-    content = file.read_bytes()
-    for name, damage in DAMAGES.items():
-        caplog.clear()
-        damage(file)
-        assert are_equal(fresh, load(tmp_path)), name
-        if name != "pipe":  # which is not waited for, and nothing is kept
-            assert "made anew" in caplog.text
-            assert str(file) in caplog.text
-            assert file.read_bytes() == content
-    assert [*tmp_path.iterdir()] == [file]
-
-
-def test_a_folder_that_cannot_be_made_is_said_and_samples_are_used(tmp_path, caplog):
-    (tmp_path / "taken").write_text("")
-    with caplog.at_level(logging.WARNING):
-        assert are_equal(load(tmp_path / "taken" / "cache"), load(None))
-    assert "cannot be kept" in caplog.text
-
-
-def test_many_who_ask_at_once_get_the_same(tmp_path, caplog):
-    with ThreadPoolExecutor(6) as pool:
-        found = [*pool.map(lambda _: load(tmp_path), range(6))]
-    assert all(are_equal(found[0], other) for other in found[1:])
-    assert len([*tmp_path.iterdir()]) == 1
-    assert not caplog.records
 
 
 def test_units_and_trivial_errors_by_hand():
@@ -167,7 +88,7 @@ def test_units_and_trivial_errors_by_hand():
     }
     train = {"inputs": np.zeros((2, 1)), "targets": np.array([[[1.0]], [[3.0]]])}
     test = {"inputs": np.full((2, 1), 3.0), "targets": np.array([[[4.0]], [[1.0]]])}
-    found = {name: baseline_errors(name, train, test) for name in TASKS}
-    means = {name: {kind: errors.mean() for kind, errors in kinds.items()} for name, kinds in found.items()}
-    assert means["advection1d"] == {"training mean": 0.75, "persistence": 1.125}
-    assert means["darcy2d"] == {"training mean": 0.75}
+    found = trivial_errors(dict.fromkeys(TASKS, train), dict.fromkeys(TASKS, test))
+    assert found["training mean"].mean(0).tolist() == [0.75, 0.75]
+    assert found["persistence"][:, 0].mean() == 1.125
+    assert np.isnan(found["persistence"][:, 1]).all()  # Darcy flow has no time

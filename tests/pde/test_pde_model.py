@@ -243,10 +243,6 @@ def test_a_model_of_one_task_reads_that_one_alone(make, batch):
     model = make(tasks=["darcy2d"])
     output = model(darcy2d_inputs=batch["darcy2d_inputs"], labels=batch["labels"][:, 1:])
     assert output.logits.shape == (6, 1, POINTS)
-    with pytest.raises(ArgumentError, match="must be darcy2d_inputs"):
-        model(**batch)
-    with pytest.raises(ArgumentError, match="this model has darcy2d"):
-        model.encode("advection1d", batch["advection1d_inputs"])
 
 
 def test_a_saved_model_predicts_the_same(make, batch, tmp_path):
@@ -283,16 +279,12 @@ def test_blocks_compile_and_recompute_with_the_same_gradients(make, batch):
 
 def test_batches_that_do_not_fit_are_refused(make, batch):
     for change, words in (
-        ({"burgers_inputs": batch["labels"]}, "burgers_inputs"),
         ({"darcy2d_inputs": batch["darcy2d_inputs"][:, :8]}, r"must be \(rows, 16, 16\)"),
-        ({"labels": batch["labels"][:, :1]}, "labels and points"),
-        ({"labels": batch["labels"][..., :9]}, "labels and points"),
-        ({"points": torch.zeros(6, 2, 4, dtype=torch.int64)}, "labels and points"),
+        ({"labels": batch["labels"][:, :1]}, "labels of shape"),
+        ({"labels": batch["labels"][..., :9]}, "labels of shape"),
     ):
         with pytest.raises(ArgumentError, match=words):
             make()(**{**batch, **change})
-    with pytest.raises(ArgumentError, match="must be advection1d_inputs, darcy2d_inputs"):
-        make()(advection1d_inputs=batch["advection1d_inputs"], labels=batch["labels"])
 
 
 def test_what_no_model_could_be_built_of_is_refused():

@@ -83,9 +83,7 @@ def test_the_check_of_pages_sees_what_is_wrong() -> None:
 
 
 def test_both_begin_with_the_verdict_then_alarms_then_the_score_beside_the_best_baseline(tmp_path) -> None:
-    results = affinity_results()
-    results["test"]["scores"]["teacher"] = {"spearman": make_score(0.9), "rmse": make_score(0.1)}  # is no baseline
-    report, card = read_pages(write_run(tmp_path / "first", results))
+    report, card = read_pages(write_run(tmp_path / "first", affinity_results()))
     alarms = [
         "Test predictions: RMSE 2.1025 is no better than the 2.1001 of a constant.",
         "Training, step 100: 9 distinct values in 512 predictions.",
@@ -132,7 +130,6 @@ def test_the_report_has_everything_and_the_card_what_a_stranger_needs(tmp_path) 
         "Early stopping stopped training at step 300.",
         "3 heads that differ in their seed (7, 8, 9), on the same test rows.",
         "the error of a test row: 0.200 [0.100, 0.300].",
-        "share of the teacher in a label 0.500",
         "2 of 40 rows are new to training in antigen: these 2 are too few to be scored apart (it takes 30).",
         "Baseline ridge on embeddings: fitted on 2,000 of 2,400 training rows.",
         "Rejected, the label is missing: 10.",

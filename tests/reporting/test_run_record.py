@@ -78,7 +78,7 @@ def test_local_data_and_models_are_absolute_and_hub_ids_and_words_that_end_in_to
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "pairs").mkdir()
     monkeypatch.chdir(tmp_path)
-    given = {"dataset_name": "data/pairs", "encoders": ["facebook/esm2_t6_8M_UR50D", "data"], "distill_from": None}
+    given = {"dataset_name": "data/pairs", "encoders": ["facebook/esm2_t6_8M_UR50D", "data"], "init_head_from": None}
     trainer = FastTrainer(Line(), FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
     trained = SimpleNamespace(metrics={"train_runtime": 1.0})
     words = ["--output_dir", "my_token", "--hub_token", SECRET, "--seed", "1"]
@@ -87,7 +87,7 @@ def test_local_data_and_models_are_absolute_and_hub_ids_and_words_that_end_in_to
     assert record["settings"] == {
         "dataset_name": str(tmp_path / "data" / "pairs"),
         "encoders": ["facebook/esm2_t6_8M_UR50D", str(tmp_path / "data")],
-        "distill_from": None,
+        "init_head_from": None,
     }
 
 

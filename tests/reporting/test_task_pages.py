@@ -29,9 +29,8 @@ from hf_ext.generation.judging.gates import check_gates, have_passed
 from hf_ext.generation.judging.judgement import judge_generated
 from hf_ext.generation.judging.rows import AntibodyRows, Sampling
 from hf_ext.generation.results import show_samples
-from hf_ext.pde.configuration import OperatorConfig
+from hf_ext.pde.configuration import TASKS, OperatorConfig
 from hf_ext.pde.model import OperatorTransformer
-from hf_ext.pde.tasks import TASKS
 
 # --- a generator ------------------------------------------------------------------------------------------------------
 
@@ -167,25 +166,6 @@ def test_an_operator_that_loses_is_not_made_to_win(tmp_path) -> None:
     assert '<p class="verdict worse">' in report.html
     assert "- It is not better than the training mean: prefer that to its" in section(card, "Limits")
     assert "A dash" not in report.text + card
-
-
-def test_how_an_operator_began_and_what_its_loss_had(tmp_path) -> None:
-    both = "its loss had inverse losses (weight 0.1) in one of 4 steps and physics priors (weight 0.05) in every step."
-    usual = operator_results()["settings"]
-    for number, (settings, said, unsaid) in enumerate(
-        [
-            ({}, both, "owner/operator"),
-            ({"inverse_loss_every": 0, "physics_weight": 0.0}, "Training began with random weights.", "its loss had"),
-            ({"physics_every": 0}, "its loss had inverse losses (weight 0.1) in one of 4 steps.", "physics priors"),
-            ({"model_name_or_path": "owner/operator"}, "owner/operator, not pinned", "random weights"),
-        ]
-    ):
-        folder = write_operator(tmp_path / str(number), settings={**usual, **settings})
-        _, card = read_pages(folder)
-        assert said in section(card, "Model")
-        assert unsaid not in section(card, "Model")
-    data = ModelCard.load(folder / "README.md").data.to_dict()
-    assert (data["base_model"], data["base_model_relation"]) == (["owner/operator"], "finetune")
 
 
 def test_the_data_of_an_operator_are_said_to_be_generated_and_its_limits_follow(tmp_path) -> None:
