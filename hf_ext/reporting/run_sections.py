@@ -134,7 +134,7 @@ def cost_blocks(run: RunFiles) -> list[Block]:
         for unit, word in (("residues", "residues"), ("tokens", "tokens"), ("sequences", "rows"))
     ]
     memory = f" of the {costs['memory_of']}" if costs.get("memory_of") else ""
-    blocks = facts_table(
+    return facts_table(
         [
             ["whole run, wall clock", units.seconds(costs.get("wall_s"))],
             ["training", units.seconds(costs.get("train_s", train.get("train_runtime")))],
@@ -150,34 +150,6 @@ def cost_blocks(run: RunFiles) -> list[Block]:
         ],
         "Rates leave evaluation, saving and logging out.",
     )
-    return [*blocks, *_profile_blocks(as_dict(run.results.get("profile")))]
-
-
-def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
-    """The most costly operations, where the run was profiled."""
-    found = profile.get("operations") or []
-    if not found:
-        return []
-    first, last = profile["steps"]
-    num_steps, times = max(1, last - first + 1), profile.get("seconds") or []
-    where = "device" if any(operation.get("self_device_ms") for operation in found) else "cpu"
-    rows = [
-        [
-            operation.get("name"),
-            units.number(operation["calls"] / num_steps),
-            f"{operation[f'self_{where}_ms'] / num_steps:.3f}",
-            units.share(operation["share"]),
-        ]
-        for operation in found
-    ]
-    step = f" A step took {units.seconds(sum(times) / len(times))} under the profiler." if times else ""
-    trace = f" {profile['trace']} opens in ui.perfetto.dev." if profile.get("trace") else ""
-    caption = (
-        f"The most costly operations of steps {first} to {last}, profiled on the main process: time on the "
-        f"{'device' if where == 'device' else 'CPU'} of their own, without what they call.{step} No rate above "
-        f"includes these steps.{trace}"
-    )
-    return [Table(["operation", "calls per step", "ms per step", "share"], rows, caption, code=[0])]
 
 
 def reproduce_blocks(run: RunFiles) -> list[Block]:

@@ -55,9 +55,6 @@ class Backend:
         """A training loss whose gradients are not finite either, if it is not."""
         return loss
 
-    def forget_overflow(self, optimizer: Any) -> None:
-        """Lets the schedule move on after a step that was left out."""
-
     def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
         """Model and optimizer as accelerate prepares them, where evaluating needs that and training has not begun."""
         return None

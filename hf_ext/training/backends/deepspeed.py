@@ -23,7 +23,7 @@ class DeepSpeed(Backend):
     """Trains, saves and resumes under ZeRO.
 
     DeepSpeed steps inside the last backward pass of a step, and leaves out, in silence, a step whose gradients are not
-    finite: `nan_policy` then says so and decides. A loss that is not finite makes them so.
+    finite: here the run then ends. A loss that is not finite makes them so.
 
     Checkpoints hold, under our manifest, what Trainer writes under DeepSpeed. Its files are pickles: they are loaded
     only from a checkpoint of this output folder.
@@ -71,11 +71,6 @@ class DeepSpeed(Backend):
         if not is_training or not isinstance(loss, torch.Tensor):
             return loss
         return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
-
-    def forget_overflow(self, optimizer: Any) -> None:
-        """Lets the schedule move on after a step that was left out, as without DeepSpeed."""
-        if not self._trainer.args.fp16:
-            optimizer.optimizer.overflow = False
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
