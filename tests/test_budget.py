@@ -12,9 +12,9 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1417, 11),
-    "affinity": (3631, 36),
+    "affinity": (3673, 36),
     "arguments": (593, 9),
-    "checkpoints": (1869, 13),
+    "checkpoints": (1694, 11),
     "comparing": (822, 7),
     "data": (3195, 26),
     "doctor": (927, 10),

@@ -112,7 +112,7 @@ def _find(name: str, given: str, too_long: str | None) -> ScoredModel:
     if path.suffix.lower() in OLD_FILES:
         raise ArgumentError(
             f"--models {given}: make it a model folder first: hf-ext resume --convert {given} "
-            "--model FOLDER --output_dir NEW, where FOLDER has the config.json of such a model."
+            "--config FILE.yaml --output_dir NEW, where FILE.yaml describes such a model to hf-ext train."
         )
     if file_format(path) and not path.is_dir():
         if not path.is_file():
