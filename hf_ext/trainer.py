@@ -44,8 +44,7 @@ from .processes.team import Team, release_group, share_group
 from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
-from .training.backends import Backend, choose_backend
-from .training.backends.deepspeed import check_optimizer
+from .training.backends import Backend, check_optimizer, choose_backend
 from .training.batch_size import find_batch_size
 from .training.checks import Checks, check_training
 from .training.collapse import CollapseAlarm

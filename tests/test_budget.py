@@ -11,10 +11,10 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1417, 11),
+    ".": (1416, 11),
     "affinity": (3673, 36),
     "arguments": (593, 9),
-    "checkpoints": (1694, 11),
+    "checkpoints": (1653, 11),
     "comparing": (822, 7),
     "data": (3195, 26),
     "doctor": (927, 10),
@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": (2170, 21),
     "speedups": (1852, 20),
     "tasks": (469, 3),
-    "training": (2028, 20),
+    "training": (2014, 17),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -147,8 +147,6 @@ class Resumer:
         trainer, store = self._trainer, self._trainer.checkpoints
         check_unlisted(stored)
         changes = compare_runs(stored.manifest.facts, facts, trainer.args.allow_changed)
-        for note in changes.notes:
-            logger.info("Since %s: %s", stored.path.name, note)
         refuse(stored.path, changes.contradictions)
         if changes.allowed & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
