@@ -47,8 +47,6 @@ from .reporting.throughput import ThroughputCallback
 from .training.backends import Backend, check_optimizer, choose_backend
 from .training.batch_size import find_batch_size
 from .training.checks import Checks, check_training
-from .training.collapse import CollapseAlarm
-from .training.early_stopping import EarlyStopping
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
@@ -60,6 +58,7 @@ from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_ow
 from .training.planned import plan_run
 from .training.progress import HostSteps, SpeedLine
 from .training.stop import Stopper, keep_from_workers
+from .training.watchers import CollapseAlarm, EarlyStopping
 from .training_args import complete_arguments
 
 logger = logging.getLogger(__name__)

@@ -11,15 +11,15 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1416, 11),
+    ".": (1415, 11),
     "affinity": (3673, 36),
     "arguments": (593, 9),
-    "checkpoints": (1653, 11),
+    "checkpoints": (1627, 11),
     "comparing": (822, 7),
     "data": (3195, 26),
     "doctor": (927, 10),
     "embeddings": (425, 5),
-    "evaluation": (1684, 13),
+    "evaluation": (1682, 13),
     "generation": (2687, 26),
     "hub": (368, 6),
     "masked_lm": (559, 8),
@@ -27,10 +27,10 @@ BUDGET = {
     "models": (2895, 32),
     "pde": (1164, 16),
     "processes": (186, 3),
-    "reporting": (2170, 21),
+    "reporting": (2166, 21),
     "speedups": (1852, 20),
     "tasks": (469, 3),
-    "training": (2014, 17),
+    "training": (1983, 16),
 }
 SEAMS, PRIVATE = 22, 10
 

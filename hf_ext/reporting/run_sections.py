@@ -16,11 +16,8 @@ from .units import capitalize, is_finite, metric_name
 MAX_EVALUATIONS = 200  # rows of a table
 CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
 EVALUATION_FACTS = {
-    "subset_rows": "validation rows of the subset",
-    "full_rows": "validation rows of a full pass",
     "num_evaluations": "evaluations",
     "num_full": "of them full passes",
-    "seconds": "time in evaluation",
 }
 _NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step")
 
@@ -41,8 +38,7 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
         label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
         rows.append([label, units.number(value)])
     for name, value in as_dict(results.get("evaluation")).items():
-        shown = units.seconds(value) if "seconds" in name else units.number(value)
-        rows.append([EVALUATION_FACTS.get(name, name.replace("_", " ")), shown])
+        rows.append([EVALUATION_FACTS[name], units.number(value)])
     blocks = [*facts_table(rows), *of_task]
     if applied := [decision for decision in _decisions(run) if decision.get("status") == "applied"]:
         named = [f"{one.get('name')} ({CLASSES.get(str(one.get('kind')), one.get('kind'))})" for one in applied]
