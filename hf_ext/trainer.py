@@ -615,10 +615,6 @@ class FastTrainer(Trainer):
         """Upper bounds of what one checkpoint takes."""
         return self._ext_saver.retention.sizes()
 
-    def data_position(self) -> dict[str, Any] | None:
-        """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
-        return self._ext_parts.loaders.position()
-
 
 class FastSeq2SeqTrainer(FastTrainer, Seq2SeqTrainer):
     """`FastTrainer` for models that generate: evaluates and predicts as `transformers.Seq2SeqTrainer` does."""

@@ -11,10 +11,10 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1415, 11),
+    ".": (1407, 11),
     "affinity": (3673, 36),
-    "arguments": (593, 9),
-    "checkpoints": (1627, 11),
+    "arguments": (577, 8),
+    "checkpoints": (1610, 11),
     "comparing": (822, 7),
     "data": (3195, 26),
     "doctor": (927, 10),
@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": (2166, 21),
     "speedups": (1852, 20),
     "tasks": (469, 3),
-    "training": (1983, 16),
+    "training": (1982, 16),
 }
 SEAMS, PRIVATE = 22, 10
 
