@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import sys
@@ -59,7 +58,7 @@ def program_words() -> list[str]:
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Inside, nothing is collected; what was imported is never looked through again, but by `_thaw`.
+    """Inside, nothing is collected; what was imported is never looked through again.
 
     For programs, at their top: a million objects that modules define stay anyway, and looking for garbage among them
     takes a second of the processor until the first step (`benchmarks/command_times.py`).
@@ -73,19 +72,8 @@ def quick_imports() -> Iterator[None]:
     finally:
         kernels.setLevel(level)
         gc.freeze()
-        atexit.register(_thaw)
         if collects:
             gc.enable()
-
-
-def _thaw() -> None:
-    """Has the end of Python collect all, where triton would name what is left as leaked, in 90 lines.
-
-    Its bindings do since they are nanobind's (torch 2.15); it takes the second that it takes without `quick_imports`.
-    """
-    triton = sys.modules.get("triton._C.libtriton")
-    if triton is not None and type(triton.ir.builder).__module__ == "nanobind":
-        gc.unfreeze()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

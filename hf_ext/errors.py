@@ -29,6 +29,12 @@ _OUT_OF_MEMORY = re.compile(
     r"(CUDA|HIP|XPU|MPS)\b.*out of memory|ErrorOutOfMemory|MemoryAllocation|_ALLOC_FAILED|_INSUFFICIENT_RESOURCES"
     r"|can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc"
 )
+SMALLER_STEP = (
+    "Give half of --per_device_train_batch_size and twice --gradient_accumulation_steps: with --resume auto the run "
+    "goes on from its last checkpoint, and every step has the same rows. --speedups all find_batch_size finds the "
+    "most rows that fit; --activation_policy attention, --use_peft, --optim adamw_8bit and --max_residues need less. "
+    "In an evaluation, lower --per_device_eval_batch_size."
+)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newlines and tabs
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")  # the form of the Hub's
 
@@ -100,7 +106,7 @@ class DataWorkerDied(RunEnded):
 
 
 class MemoryExhausted(RunEnded):
-    """Memory does not suffice, after all that leaves learning as it is; the last checkpoint was written before that."""
+    """Memory does not suffice; the last checkpoint was written before that."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
@@ -223,19 +229,22 @@ def _ending() -> Iterator[None]:
         _end(f"{type(error).__name__}: {error}", 1)
     except RunEnded as end:
         _end(f"{type(end).__name__}: {end}", end.exit_code)
-    except (ImportError, RuntimeError) as error:  # of an optimizer, a tracker, a kernel: libraries have no common class
-        if not _is_missing_package(error):
-            raise
-        _end(f"{MissingDependencyError.__name__}: {error}", 1)
-    except Exception as error:  # SafetensorError, which is no OSError, is not imported for it
-        if error_number(error) not in _DISK_ERRORS:
-            raise
-        text = f"DiskFailure: {error}. Free space there, or have it written elsewhere."
-        _end(text, DiskFailure.exit_code)
+    except Exception as error:  # of an optimizer, a tracker, a kernel: libraries have no common class
+        if is_out_of_memory(error):
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            _end(f"MemoryExhausted: {said} {SMALLER_STEP}", MemoryExhausted.exit_code)
+        if error_number(error) in _DISK_ERRORS:
+            text = f"DiskFailure: {error}. Free space there, or have it written elsewhere."
+            _end(text, DiskFailure.exit_code)
+        if _is_missing_package(error):
+            _end(f"MissingDependencyError: {error}", 1)
+        raise
 
 
-def _is_missing_package(error: ImportError | RuntimeError) -> bool:
+def _is_missing_package(error: Exception) -> bool:
     """Whether the message alone says what to do: a package is to be installed."""
+    if not isinstance(error, ImportError | RuntimeError):
+        return False
     text = str(error)
     named = "pip install" in text or "to be installed" in text or "need to install" in text
     return named or isinstance(error, PackageNotFoundError | MissingDependencyError)

@@ -43,24 +43,21 @@ from .processes.team import Team, release_group, share_group
 from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
-from .training.backends import Backend, choose_backend
-from .training.backends.deepspeed import check_optimizer
+from .training.backends import Backend, check_optimizer, choose_backend
+from .training.batch_size import find_batch_size
 from .training.checks import Checks, check_training
-from .training.collapse import CollapseAlarm
-from .training.early_stopping import EarlyStopping
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
 from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
 from .training.nan_guard import NanGuard
-from .training.oom_policy import OomPolicy
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run
-from .training.profiling import Profiling
 from .training.progress import HostSteps, SpeedLine
 from .training.stop import Stopper, keep_from_workers
+from .training.watchers import CollapseAlarm, EarlyStopping
 from .training_args import complete_arguments
 
 logger = logging.getLogger(__name__)
@@ -140,8 +137,6 @@ class FastTrainer(Trainer):
             loaders=Loaders(self),
             masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
             nan_guard=NanGuard(self, planned.run.padding),
-            oom_policy=OomPolicy(self),
-            profiling=Profiling(self),
             evaluator=Evaluator(self, (early_stopping, collapse_alarm)),
             stopper=Stopper(self),
             early_stopping=early_stopping,
@@ -237,11 +232,9 @@ class FastTrainer(Trainer):
     @contextmanager
     def _ext_around_training(self, folder: str | None) -> Iterator[None]:
         """Around Trainer's own `train`: what has to end however that ends."""
-        parts = self._ext_parts
         with ExitStack() as around:
             around.enter_context(naming_dead_workers(self))
             around.enter_context(outliving_readers())
-            around.callback(parts.profiling.leave)
             around.callback(self._ext_saver.leave)
             # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.
             around.enter_context(replaced(self.args, logging_nan_inf_filter=False))
@@ -322,14 +315,13 @@ class FastTrainer(Trainer):
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As in Trainer; where memory does not suffice and `oom_policy` says so, in parts."""
-        compute, parts = partial(super().training_step, model), self._ext_parts
+        """As in Trainer."""
         if not self.is_in_train:  # a loop of the user's own
-            return compute(inputs, *args, **kwargs)
-        parts.checks.see(inputs)
+            return super().training_step(model, inputs, *args, **kwargs)
+        self._ext_parts.checks.see(inputs)
         with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):  # which is asked for four times in there
-            loss = parts.oom_policy.compute(inputs, lambda batch: compute(batch, *args, **kwargs))
-        parts.nan_guard.losses.append(loss)
+            loss = super().training_step(model, inputs, *args, **kwargs)
+        self._ext_parts.nan_guard.losses.append(loss)
         return loss
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -608,7 +600,6 @@ class FastTrainer(Trainer):
     run_clock = property(attrgetter("_ext_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
     stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
     collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
-    profile = property(attrgetter("_ext_parts.profiling.found"), doc="What `torch_profiler` found, or None.")
 
     stop_reason = property(attrgetter("_ext_stopper.reason"), doc="Why training stopped before its end, or None.")
 
@@ -619,10 +610,6 @@ class FastTrainer(Trainer):
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes."""
         return self._ext_saver.retention.sizes()
-
-    def data_position(self) -> dict[str, Any] | None:
-        """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
-        return self._ext_parts.loaders.position()
 
 
 class FastSeq2SeqTrainer(FastTrainer, Seq2SeqTrainer):

@@ -70,7 +70,7 @@ def test_help_has_groups_in_the_order_in_which_people_look(print_help, recipe, g
     found = groups_of(print_help(recipe, "all"))
     assert [*found] == groups
     flags = re.findall(r"^  (--\w+)", "".join(found.values()), re.MULTILINE)
-    assert len(flags) == len(set(flags)) > 5
+    assert len(flags) == len(set(flags)) > 4
     if STOCK in found:
         assert default_of(found[STOCK], "--max_grad_norm") == "1.0"
         assert default_of(found["evaluation"], "--eval_subset") == "None"

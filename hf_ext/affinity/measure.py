@@ -10,7 +10,7 @@ from ..errors import ArgumentError
 from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
 from ..reporting.units import less_is_better
-from ..training.early_stopping import check_metric_on_rows
+from ..training.watchers import check_metric_on_rows
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 

@@ -48,11 +48,6 @@ class SpeedArguments:
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = option(
         "auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware."
     )
-    oom_policy: Literal["stop", "step_down"] = option(
-        "stop",
-        "If memory runs out: end the run, or repeat the step with fewer rows at a time, which does not "
-        "change what is learned.",
-    )
 
 
 @dataclass(repr=False)
@@ -92,9 +87,6 @@ class StepArguments:
     encoder_learning_rate: Positive | None = option(
         None, "Learning rate of encoders that train; --learning_rate is then the head's."
     )
-    nan_policy: Literal["stop", "skip"] = option(
-        "stop", "If the loss or a gradient of a step is NaN or infinite: end the run, or leave that step out."
-    )
 
 
 @dataclass(repr=False)
@@ -115,7 +107,6 @@ class SavingArguments:
         None, "Also save when this many minutes have passed since the last checkpoint."
     )
     max_hours: Positive | None = option(None, "Save and stop before the process is this old (Colab's limit).")
-    keep_epoch_checkpoint: bool = option(False, "Also keep the newest checkpoint that ends an epoch.")
     save_total_size_gb: Positive | None = option(
         None, "Limit on the size of the output folder at any moment, in GB (10^9 bytes)."
     )
@@ -152,12 +143,6 @@ class ReportingArguments:
 
     _argument_group_name = "logs and reports"
 
-    torch_profiler: Count | None = option(
-        None,
-        "Number of optimizer steps to run under torch.profiler, once, after warm-up. Writes "
-        "profile_trace.json.gz, and the ten most costly operations into the report. Speeds leave these steps "
-        "out.",
-    )
     dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
         None, "Price of the machine per hour; the report then says what the run cost."
     )

@@ -5,24 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch.distributed.fsdp import FSDPModule
 
 from ..data.fingerprint import compare_fingerprints, fingerprint
 from ..errors import ArgumentError, CheckpointError
 from ..evaluation.row_metrics import RowMetrics
 from ..models.lora import unwrap_peft
-from ..optional import installed_version
 from .manifest import CHECKPOINT_NAME, read_stored
-from .weights import read_base
 
 # Decide which rows make up an optimizer step; harmless together as long as every step takes the same rows.
 STEP_SIZE = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps"})
@@ -30,8 +26,8 @@ STEP_SIZE = frozenset({"per_device_train_batch_size", "gradient_accumulation_ste
 # No state of the old one fits the new one, so that not even `allow_changed` continues: weights alone could be a start.
 OTHER_STATES = frozenset({"optim", "optim_args", "optim_target_modules", "lr_scheduler_type"})
 
-# A change makes the continuation another run: refused unless allowed. What is not here is noted. Some of that acts
-# through others (`effective_batch_size` through accumulation, `use_peft` through the model), and these are compared.
+# A change makes the continuation another run: refused unless allowed. Some of what is not here acts through others
+# (`effective_batch_size` through accumulation, `use_peft` through the model), and these are compared.
 ANOTHER_RUN = frozenset(
     """
     per_device_train_batch_size gradient_accumulation_steps max_steps num_train_epochs
@@ -47,17 +43,11 @@ ANOTHER_RUN = frozenset(
 # Of these, what a run has as the user gave it.
 AS_ASKED = ANOTHER_RUN - STEP_SIZE - {"metric_for_best_model", "parallelism_config", "fsdp", "fsdp_config", "deepspeed"}
 
-# Secrets, and where and how this call was made.
-UNRECORDED = frozenset(
-    "output_dir local_rank do_train do_eval do_predict resume_from_checkpoint resume allow_changed".split()  # noqa: SIM905
-)
-
 # Speed-ups that change the rows of a step, or numbers beyond rounding -> the settings by which they do. The others act
-# through arguments or the model, or change last bits.
+# through arguments or the model, or change last bits, and are not compared.
 SPEEDUPS = {"token_budget": ("max_tokens", "max_batch_size"), "encoder_precision": ("dtype", "mode"), "muon": ()}
 
 GROUPS = ("all", "collator", "data", "model", "speedups", "world_size")
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "hf_ext")
 
 # Of configurations: versions and places; what follows from the data or the machine and is compared as such; and what
 # transformers sets while it trains.
@@ -69,10 +59,11 @@ _NO_SHAPE = frozenset(
     modules_to_save
     """.split()  # noqa: SIM905  readable as a paragraph
 )
-_ABSENT = object()
 NEVER = ""  # names what no word in `allow_changed` lets pass
-# What differs, as a line, and the word in `allow_changed` that lets it pass: None where it is only noted.
-Difference = tuple[str, str | None]
+# What differs, as a line, and the word in `allow_changed` that lets it pass.
+Difference = tuple[str, str]
+
+logger = logging.getLogger(__name__)
 
 
 # --- the facts of a run ----------------------------------------------------------------------------------------------
@@ -87,32 +78,26 @@ def describe_run(trainer: Any) -> dict[str, Any]:
         trainer: a `FastTrainer`.
 
     Returns:
-        JSON-able, and equal to what JSON makes of it: machine, world_size, devices_per_process, written_by, arguments,
-        data, model, collator, speedups. No tokens.
+        JSON-able, and equal to what JSON makes of it: world_size, devices_per_process, written_by, arguments, data,
+        model, collator, speedups.
 
     Cost: that of `fingerprint`, some seconds per GB of a table.
     """
-    args = trainer.args
-    # Plain `TrainingArguments` hold ours without having them as fields.
-    names = {spec.name for spec in dataclasses.fields(args)} | {name for name in ANOTHER_RUN if hasattr(args, name)}
-    recorded = sorted(name for name in names - UNRECORDED if not name.endswith("_token"))
-    applied = {one.name: one for one in trainer.plan.decisions if one.status == "applied"}
-    versions = {name: installed_version(name) for name in PACKAGES}
-    device = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else args.device.type
-    best, compute = args.metric_for_best_model, trainer.compute_metrics
+    args, best, compute = trainer.args, trainer.args.metric_for_best_model, trainer.compute_metrics
     if best and isinstance(compute, RowMetrics):
         best = compute.spell_out(best)  # with the threshold or the groups that decide its value
-    machine = {"device": device, "threads": torch.get_num_threads(), "python": platform.python_version()}
+    applied = {one.name: one.settings for one in trainer.plan.decisions if one.status == "applied"}
     facts = {
-        "machine": {**machine, **versions},
         "world_size": args.world_size,
         "devices_per_process": max(1, args.n_gpu),
         "written_by": trainer._ext_backend.written_by,
-        "arguments": {**{name: getattr(args, name) for name in recorded}, "metric_for_best_model": best},
+        "arguments": {**{name: getattr(args, name) for name in sorted(ANOTHER_RUN)}, "metric_for_best_model": best},
         "data": fingerprint(trainer.train_dataset),
         "model": _describe_model(trainer.model),
         "collator": _describe_collator(trainer.data_collator),
-        "speedups": {name: decision.settings for name, decision in applied.items()},
+        "speedups": {
+            name: {key: applied[name].get(key) for key in keys} for name, keys in SPEEDUPS.items() if name in applied
+        },
     }
     return json.loads(json.dumps(facts, default=_to_json, skipkeys=True))
 
@@ -140,7 +125,6 @@ def _describe_model(model: Any) -> dict[str, Any]:
         "adapters": {name: _shape(adapter.to_dict()) for name, adapter in adapters.items()},
         "num_trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "trainable_names": hashlib.blake2b("\n".join(training).encode(), digest_size=16).hexdigest(),
-        "base": read_base(model),
         "encoders": [_identity(spec) for spec in getattr(config, "encoder_specs", ())],
     }
 
@@ -181,17 +165,14 @@ def _describe_collator(collator: Any) -> dict[str, Any]:
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Changes:
-    """What differs between a checkpoint's run and this one, a line each.
+class Changes(NamedTuple):
+    """What differs between a checkpoint's run and this one and makes the continuation another run.
 
-    `contradictions` make the continuation another run; `notes` do not, or were allowed; `allowed` are the names of what
-    differs, matters and was allowed.
+    `contradictions` are lines; `allowed` the names of what differs and was allowed.
     """
 
-    notes: list[str] = field(default_factory=list)
-    contradictions: list[str] = field(default_factory=list)
-    allowed: set[str] = field(default_factory=set)
+    contradictions: list[str]
+    allowed: set[str]
 
 
 def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str] = ()) -> Changes:
@@ -208,16 +189,9 @@ def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequen
     if unknown:
         known = ", ".join((*GROUPS, *sorted(ANOTHER_RUN - OTHER_STATES)))
         raise ArgumentError(f"allow_changed: unknown {unknown}. Known: {known}.")
-    changes = Changes()
-    for text, name in _find_differences(old, new):
-        if name is None:
-            changes.notes.append(text)
-        elif name != NEVER and {"all", name} & {*allowed}:
-            changes.notes.append(f"{text} (allowed)")
-            changes.allowed.add(name)
-        else:
-            changes.contradictions.append(text)
-    return changes
+    found = list(_find_differences(old, new))
+    passed = {name for _, name in found if name != NEVER and {"all", name} & {*allowed}}
+    return Changes([text for text, name in found if name not in passed], passed)
 
 
 def refuse(checkpoint: str | os.PathLike[str], contradictions: Sequence[str]) -> None:
@@ -255,8 +229,6 @@ def refuse_asked(args: Any) -> None:
 
 def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
     both = old.keys() & new.keys()
-    if "machine" in both:
-        yield from _compare("machine", old["machine"], new["machine"])
     if "arguments" in both:
         yield from _compare_arguments(old["arguments"], new["arguments"])
     if "world_size" in both:
@@ -264,15 +236,18 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
     if "data" in both:
         differences, untold = compare_fingerprints(old["data"], new["data"])
         yield from ((f"data: {text}", "data") for text in differences)
-        yield from ((f"data: {text}", None) for text in untold)
-    for section, default in (("model", None), ("collator", _ABSENT)):
-        facts = [one.get(section, {}) if section in both else {} for one in (old, new)]
-        for name in dict.fromkeys([*facts[0], *facts[1]]):
-            one, other = (each.get(name, default) for each in facts)
-            # Where weights came from is noted: frozen ones have a hash.
-            yield from _compare(f"{section}.{name}", one, other, None if name == "base" else section)
+        for text in untold:
+            logger.info("data: %s", text)
+    for section in {"model", "collator"} & both:
+        before, now = (dict(_leaves(one[section], section)) for one in (old, new))
+        for place in before:  # what only one of them has, another version of a library may have added
+            if place in now and before[place] != now[place]:
+                yield _line(place, before[place], now[place]), section
     if "speedups" in both:
-        yield from _compare_speedups(old["speedups"], new["speedups"])
+        for name in SPEEDUPS:
+            one, other = old["speedups"].get(name, "off"), new["speedups"].get(name, "off")
+            if one != other:
+                yield _line(f"speed-up {name}", one or "on", other or "on"), "speedups"
     if old.get("written_by") != new.get("written_by"):
         text = (
             f"weights and states are in the files of {old.get('written_by')}, this run reads those of "
@@ -282,43 +257,32 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
         yield text, NEVER
 
 
-def _compare(title: str, old: Any, new: Any, name: str | None = None, is_strict: bool = False) -> Iterator[Difference]:
-    """Every leaf that differs. What only one side has, as with another version of a package, is noted."""
-    before, now = {title: old}, {title: new}
-    if isinstance(old, Mapping | list) and type(old) is type(new):
-        before, now = dict(_leaves(old, title)), dict(_leaves(new, title))
-    for place in dict.fromkeys([*before, *now]):
-        one, other = before.get(place, _ABSENT), now.get(place, _ABSENT)
-        if one != other:
-            is_open = not is_strict and (one is _ABSENT or other is _ABSENT)
-            yield _line(place, one, other), None if is_open else name
-
-
 def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    idle = {"num_train_epochs"} if min(before.get("max_steps", -1), now.get("max_steps", -1)) > 0 else set()
+    idle = set(STEP_SIZE)  # compared as what they make together
+    if min(before.get("max_steps", -1), now.get("max_steps", -1)) > 0:
+        idle.add("num_train_epochs")
     if None in (before.get("metric_for_best_model"), now.get("metric_for_best_model")):
         idle |= {"metric_for_best_model", "greater_is_better"}  # nothing says which is best
-    for name in [name for name in before if name in now and name not in STEP_SIZE]:
-        one, other = before[name], now[name]
-        adds_group = name == "encoder_learning_rate" and one != other and None in (one, other)
-        if one != other and (name in OTHER_STATES or adds_group):
-            yield f"{_line(name, one, other)}: its states do not fit; start from the weights alone", NEVER
+    for name in [name for name in before if name in now and name not in idle and before[name] != now[name]]:
+        line = _line(name, before[name], now[name])
+        adds_group = name == "encoder_learning_rate" and None in (before[name], now[name])
+        if name in OTHER_STATES or adds_group:
+            yield f"{line}: its states do not fit; start from the weights alone", NEVER
         else:
-            yield from _compare(name, one, other, name if name in ANOTHER_RUN - idle else None, is_strict=True)
+            yield line, name
 
 
 def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
-    """Batch size, accumulation and processes: notes as long as every optimizer step takes the same rows."""
+    """Batch size, accumulation and processes may differ as long as every optimizer step takes the same rows."""
     kind, size = _step_size(old)
-    is_same = (kind, size) == _step_size(new)
+    if (kind, size) == _step_size(new):
+        return
     same = "--effective_batch_size" if kind == "rows" else "--gradient_accumulation_steps times processes ="
-    advice = f"; {same} {size} keeps the rows of every step"
     for name in (*sorted(STEP_SIZE), "world_size", "devices_per_process"):
         one, other = (facts.get(name, facts["arguments"].get(name)) for facts in (old, new))
         if one != other:
-            hint = " (the same rows in every step)" if is_same else advice if name == "world_size" else ""
-            word = name if name in STEP_SIZE else "world_size"
-            yield _line(name, one, other) + hint, None if is_same else word
+            hint = f"; {same} {size} keeps the rows of every step" if name == "world_size" else ""
+            yield _line(name, one, other) + hint, name if name in STEP_SIZE else "world_size"
 
 
 def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
@@ -328,17 +292,6 @@ def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
     if "token_budget" in facts["speedups"]:  # planned in steps of so many batches, whatever the batch size says
         return "tokens", num_batches
     return "rows", num_batches * arguments["per_device_train_batch_size"] * facts["devices_per_process"]
-
-
-def _compare_speedups(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    for name in dict.fromkeys([*before, *now]):
-        one, other = before.get(name), now.get(name)
-        if one == other:
-            continue
-        decided = [settings and [settings.get(key) for key in SPEEDUPS.get(name, ())] for settings in (one, other)]
-        then, here = ("off" if settings is None else _short(settings or "on") for settings in (one, other))
-        text = f"speed-up {name}: {then} in the checkpoint, {here} now"
-        yield text, "speedups" if name in SPEEDUPS and decided[0] != decided[1] else None
 
 
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
@@ -354,8 +307,7 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _line(name: str, one: Any, other: Any) -> str:
-    then = "not recorded in the checkpoint" if one is _ABSENT else f"{_short(one)} in the checkpoint"
-    return f"{name}: {then}, {'not there now' if other is _ABSENT else f'{_short(other)} now'}"
+    return f"{name}: {_short(one)} in the checkpoint, {_short(other)} now"
 
 
 def _short(value: Any, limit: int = 120) -> str:

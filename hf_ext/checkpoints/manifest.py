@@ -6,10 +6,9 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
@@ -18,7 +17,6 @@ from ..files import sync, used_bytes
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = f"{MANIFEST}.tmp"
 PROGRESS = "progress.json"  # what parts of hf_ext keep in a checkpoint
-FORMAT = 1
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # What stock Trainer never writes: where the manifest was lost, one of these shows that there was one.
 _OUR_FILES = (PROGRESS, "trainable.safetensors")
@@ -62,7 +60,6 @@ class Manifest:
     epoch: float
     facts: dict[str, Any] = field(default_factory=dict)
     files: Mapping[str, FileRecord] = field(default_factory=dict)
-    format: int = FORMAT
 
     def __post_init__(self) -> None:
         for name in self.files:
@@ -89,13 +86,10 @@ class Manifest:
         """The manifest of `folder`.
 
         Raises:
-            CheckpointError: it is missing, unreadable, not byte for byte what was written, or of another format.
+            CheckpointError: it is missing, unreadable, or not byte for byte what was written.
         """
         path = Path(folder) / name
         content = read_json(path.resolve() if may_link else path)
-        version = content.get("format")
-        if isinstance(version, int) and version > FORMAT:
-            raise CheckpointError(f"{path}: expected format {FORMAT} or older, found {version}. Update hf_ext.")
         try:
             promised = content.pop("sha256")
             files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
@@ -121,19 +115,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a regular file: never from a link, nor from a pipe, which could make the reader wait for ever.
 
     Raises:
-        CheckpointError: it is not there or cannot be read, no file, no JSON, nested too deeply, or no object.
+        CheckpointError: it is not there, no file, no JSON, nested too deeply, or no object.
     """
+    if path.is_symlink() or not path.is_file():
+        found = "a link, folder, pipe or device" if os.path.lexists(path) else "nothing"
+        raise CheckpointError(f"{path}: expected a file, found {found}.")
     try:
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            found = "a symlink" if stat.S_ISLNK(mode) else "a folder, pipe or device"
-            raise CheckpointError(f"{path}: expected a file, found {found}.")
         content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: expected a file, found nothing.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a file, found an unreadable one ({error}).") from error
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{path}: expected JSON, found bytes that are not ({error}).") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found a {type(content).__name__}.")
@@ -147,31 +136,24 @@ def check_files(folder: str | os.PathLike[str], manifest: Manifest, may_link: bo
     """
     problems = []
     for name, record in sorted(manifest.files.items()):
-        try:
-            found = _difference(Path(folder), name, record, may_link)
-        except FileNotFoundError:
-            found = (f"{record.size} bytes", "nothing")
-        except OSError as error:
-            found = (f"{record.size} bytes", f"an unreadable file ({error.strerror})")
+        path, expected, found = Path(folder, name), f"{record.size} bytes", ""
+        links = [part for part in (path, *path.parents) if part.is_symlink() and part.is_relative_to(folder)]
+        if links and not may_link:
+            expected, found = "a file", f"a symlink to {os.readlink(links[0])}"
+        elif not path.is_file():
+            found = "something else" if path.exists() else "nothing"
+        elif (size := path.stat().st_size) != record.size:
+            found = f"{size} bytes"
+        else:
+            expected = f"sha256 {record.sha256}"
+            try:
+                actual = hash_file(path).sha256
+                found = "" if actual == record.sha256 else f"sha256 {actual}"
+            except OSError as error:
+                found = f"an unreadable file ({error.strerror})"
         if found:
-            problems.append(f"{name}: expected {found[0]}, found {found[1]}")
+            problems.append(f"{name}: expected {expected}, found {found}")
     return problems
-
-
-def _difference(folder: Path, name: str, record: FileRecord, may_link: bool) -> tuple[str, str] | None:
-    """What is expected of a file and what is found instead; None where it is as recorded."""
-    place = folder
-    for part in PurePosixPath(name).parts:
-        place = place / part
-        if place.is_symlink() and not may_link:
-            return "a file", f"a symlink to {os.readlink(place)}"
-    status = place.stat()
-    if not stat.S_ISREG(status.st_mode):
-        return "a file", "something else"
-    if status.st_size != record.size:
-        return f"{record.size} bytes", f"{status.st_size} bytes"
-    found = hash_file(place)
-    return None if found == record else (f"sha256 {record.sha256}", f"sha256 {found.sha256}")
 
 
 # --- a folder that keeps its promise ----------------------------------------------------------------------------------

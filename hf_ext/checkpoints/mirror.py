@@ -10,15 +10,13 @@ import errno
 import logging
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import CheckpointError, FolderError
 from ..files import describe_failure, is_disk_failure, sync
 from .manifest import CHECKPOINT_NAME, MANIFEST, Stored, verify
 from .store import CheckpointStore
-
-LOG_EVERY_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +103,7 @@ class MirroredStore(CheckpointStore):
     def finish_copies(self, best_step: int | None) -> str | None:
         """Tries once more, and waits; what the target lacks then, and why, as a sentence, or None."""
         last = self._thread.submit(self._update, best_step)
-        while not wait([last], LOG_EVERY_S).done:
-            logger.info("Still copying to %s.", self.target.folder)
+        logger.info("Waiting for copies to %s.", self.target.folder)
         last.result()  # raises what is no failure of a disk
         if self._failure is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from .manifest import PROGRESS, Stored, check_unlisted, read_json
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
 ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})
 RATES = frozenset({"learning_rate", "encoder_learning_rate"})
-# Arguments -> what they set in the optimizer's groups; of the betas both.
-SETTINGS = {"learning_rate": "initial_lr", "weight_decay": "weight_decay", "adam_beta1": "betas", "adam_epsilon": "eps"}
+SETTINGS = ("initial_lr", "weight_decay", "betas", "eps")  # of the optimizer's groups, as arguments make them
 STOCK_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")
 
 logger = logging.getLogger(__name__)
@@ -147,8 +146,6 @@ class Resumer:
         trainer, store = self._trainer, self._trainer.checkpoints
         check_unlisted(stored)
         changes = compare_runs(stored.manifest.facts, facts, trainer.args.allow_changed)
-        for note in changes.notes:
-            logger.info("Since %s: %s", stored.path.name, note)
         refuse(stored.path, changes.contradictions)
         if changes.allowed & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
@@ -178,23 +175,13 @@ class Resumer:
 
         With nothing allowed that concerns them, optimizer and schedule stay as they are, bit for bit. A new learning
         rate goes on where the schedule stands; of one that is no function of the step it starts again.
-
-        Raises:
-            CheckpointError: a stock checkpoint, which does not say what its run's arguments were, has others.
         """
-        resumed, args = self.resumed, self._trainer.args
-        if resumed is None:
-            return
         groups, schedule = self._trainer.optimizer.param_groups, self._trainer.lr_scheduler
-        allowed = {*resumed.allowed}
-        if resumed.stored is None:
-            changed = self._changed_settings(groups)
-            allowed = {name for name in changed if {name, "all"} & {*args.allow_changed}}
-            refuse(resumed.folder, [line for name, line in changed.items() if name not in allowed])
+        allowed = {*self.resumed.allowed} if self.resumed is not None else set()
         if not (allowed and self._made):
             return
         for group, made in zip(groups, self._made):  # what was not allowed is the same in both
-            group.update({key: made[key] for key in SETTINGS.values() if key in made})
+            group.update({key: made[key] for key in SETTINGS if key in made})
         schedule = getattr(schedule, "scheduler", schedule)  # which Accelerate wrapped
         if isinstance(schedule, LambdaLR):  # as all of transformers' schedules that do not follow a metric
             schedule.base_lrs = [group["initial_lr"] for group in groups]
@@ -206,15 +193,6 @@ class Resumer:
         schedule._last_lr = rates
         for group, rate in zip(groups, rates):
             group["lr"] = rate
-
-    def _changed_settings(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Arguments whose value in the loaded state is not this run's: name -> both values, as a line."""
-        changed = {}
-        for group, made in zip(groups, self._made):
-            for name, key in SETTINGS.items():
-                if key in group and group[key] != made.get(key):
-                    changed[name] = f"{name}: {group[key]} in the checkpoint, {made.get(key)} now"
-        return changed
 
 
 def _find_why_not_again(args: Any, asked: str | bool | None) -> str | None:

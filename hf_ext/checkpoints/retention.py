@@ -1,9 +1,8 @@
 """Which checkpoints stay: roles, Trainer's limit, and a disk budget that also holds while a checkpoint is written.
 
-Of most value are the newest that training can continue from and the best one; then the newest that ends an epoch, where
-that is asked for, the newest before the newest, and the others by step. A save makes room first, if the budget or the
-disk asks for it, then writes, and deletes what is beyond the limit once the new checkpoint is in place. The last one to
-continue from goes only then.
+Of most value are the newest that training can continue from and the best one; then the others by step. A save makes
+room first, if the budget or the disk asks for it, then writes, and deletes what is beyond the limit once the new
+checkpoint is in place. The last one to continue from goes only then.
 
 GB is 10**9 bytes, as disks and quotas are sold.
 """
@@ -61,23 +60,13 @@ class Policy:
     Attributes:
         limit: as Trainer's save_total_limit: at most so many checkpoints after a save, the best one included; 1 means
             two while the best is not the newest; None or below 1 means no limit. Pinned ones may exceed it for a while.
-        keep_best: the best checkpoint is kept. keep_epoch: the newest that ends an epoch is kept.
+        keep_best: the best checkpoint is kept.
         budget_bytes: everything the run has on disk, at every moment; None means no budget.
-
-    Raises:
-        ArgumentError: keep_epoch with a limit that leaves no place beside the newest and the best.
     """
 
     limit: int | None
     keep_best: bool
-    keep_epoch: bool = False
     budget_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        places = 2 + self.keep_best
-        if self.keep_epoch and self.limit is not None and 1 <= self.limit < places:
-            kept = f"newest{', best' if self.keep_best else ''}, the newest that ends an epoch"
-            raise ArgumentError(f"save_total_limit={self.limit}: give at least {places} ({kept}), or no limit.")
 
 
 @dataclass(frozen=True)
@@ -86,14 +75,12 @@ class Entry:
 
     Attributes:
         num_bytes: what it takes on disk.
-        ends_epoch: it was written at the end of an epoch.
         is_pinned: it is being uploaded or copied, so it is not deleted now.
         is_resumable: training can continue from it; False where it holds weights only.
     """
 
     step: int
     num_bytes: int
-    ends_epoch: bool = False
     is_pinned: bool = False
     is_resumable: bool = True
 
@@ -107,8 +94,7 @@ def rank(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> lis
     resumable = [entry.step for entry in newest_first if entry.is_resumable]
     steps = [entry.step for entry in newest_first]
     best = [step for step in steps if step == best_step and policy.keep_best]
-    epoch = [entry.step for entry in newest_first if entry.ends_epoch and policy.keep_epoch]
-    return [*dict.fromkeys([*(resumable or steps)[:1], *best, *epoch[:1], *resumable, *steps])]
+    return [*dict.fromkeys([*(resumable or steps)[:1], *best, *resumable, *steps])]
 
 
 def steps_beyond_limit(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> list[int]:
@@ -183,7 +169,6 @@ def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[st
         ("latest checkpoint, until the new one is verified", sizes.full_bytes),
     ]
     needs += [("best checkpoint", sizes.full_bytes)] if policy.keep_best else []
-    needs += [("newest checkpoint that ends an epoch", sizes.full_bytes)] if policy.keep_epoch else []
     return needs
 
 
@@ -201,7 +186,6 @@ def read_policy(args: Any) -> Policy:
     return Policy(
         limit=args.save_total_limit,
         keep_best=args.metric_for_best_model is not None,
-        keep_epoch=args.keep_epoch_checkpoint,
         budget_bytes=None if gb is None else round(gb * GB),
     )
 
@@ -303,7 +287,6 @@ class Retention:
             Entry(
                 stored.step,
                 stored.num_bytes,
-                ends_epoch=stored.manifest.epoch > 0 and float(stored.manifest.epoch).is_integer(),
                 is_pinned=self._store.is_pinned(stored.step),
                 is_resumable=any(map(OPTIMIZER_FILES.fullmatch, stored.manifest.files)),
             )

@@ -7,14 +7,12 @@ import hashlib
 import logging
 import os
 import re
-import tempfile
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from ..errors import FolderError
@@ -106,7 +104,7 @@ def hold_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
             lease.acquire(timeout=wait_s, poll_interval=LEASE_S / 100)
             break
         except Timeout:
-            if wait_s or _owner_runs(lease):
+            if wait_s or _is_of_this_machine(lease):
                 raise FolderError(_refusal(folder, lease)) from None
             logger.warning("%s Waiting %.0f s for a sign of it.", _refusal(folder, lease), LEASE_S)
     try:
@@ -148,22 +146,9 @@ def _say_lost(lost: LeaseCompromise) -> None:
     logger.error("%s is lost (%s): another run may take the folder. This one goes on.", lost.lock_file, lost.reason)
 
 
-@cache
-def _this_host() -> str:
-    """How a lock names this machine and its numbering of processes; containers have numberings of their own."""
-    with tempfile.TemporaryDirectory() as place, SoftFileLease(Path(place, LOCK)) as lease:
-        return lease.owner.hostname if lease.owner else ""
-
-
-def _owner_runs(lease: SoftFileLease) -> bool:
-    """Whether the owner is a process of this machine that runs; not one of which only its number is left."""
-    owner = lease.owner
-    if owner is None or owner.hostname != _this_host():
-        return False
-    try:
-        return psutil.Process(owner.pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _is_of_this_machine(lease: SoftFileLease) -> bool:
+    """Whether the owner could be asked, and runs: what a dead process of this machine left is taken over before."""
+    return lease.owner is not None and lease.owner.hostname.partition("?")[0] == socket.gethostname()
 
 
 def _refusal(folder: str | os.PathLike[str], lease: SoftFileLease) -> str:

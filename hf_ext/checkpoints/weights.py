@@ -114,7 +114,7 @@ def save_checkpoint_weights(model: Any, folder: Path, state_dict: dict[str, Any]
     else:
         save_weights(model, folder, state_dict)
         return
-    content = {"format": 1, **read_base(model), **_describe_frozen(model)}
+    content = {**read_base(model), **_describe_frozen(model)}
     (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

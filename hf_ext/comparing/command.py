@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..arguments.help import GroupedArgumentParser
+from ..arguments.parser import FastArgumentParser
 from ..processes import refuse_several
 from ..reporting.run_log import start_run_log
 from .comparison import compare
@@ -34,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     refuse_several("compare")
     end = words.index("--") if "--" in words else len(words)
-    parser = GroupedArgumentParser(CompareArguments, description=__doc__, usage=USAGE, allow_abbrev=False)
-    (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)
+    parser = FastArgumentParser(CompareArguments, description=__doc__, usage=USAGE)
+    (args,) = parser.parse_args_into_dataclasses(words[:end])
     log = start_run_log(args.output_dir)
     result = compare(args, words[end + 1 :])
     log.info("\n%s\n", (Path(args.output_dir) / "comparison.md").read_text())

@@ -137,10 +137,6 @@ class StoppingRule:
     def _compare(self, earlier: Any, predicted: FloatArray) -> PairedComparison:
         return compare_paired(self.labels, earlier, predicted, self.metric, **self._options)
 
-    def is_of(self, labels: Any) -> bool:
-        """Whether these are the labels that the rule was made with: predictions of other rows cannot be compared."""
-        return np.array_equal(as_column(labels, "labels"), self.labels)
-
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: plain values, and (n,) float64 arrays of the best and the recent predictions."""
         return {

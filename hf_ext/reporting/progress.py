@@ -28,7 +28,7 @@ MAX_METRICS = 5  # in a line; TensorBoard, the report and trainer_state.json hav
 UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
 NARROW_WIDTH = 512
 MUCH_WAITING = 0.2  # of the time of a step
-PROFILE = "--torch_profiler 5 shows where the time goes"
+PROFILE = "torch.profiler shows where the time goes (docs/troubleshooting.md)"
 
 LOGGER = logging.getLogger("hf_ext")
 

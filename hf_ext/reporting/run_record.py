@@ -88,7 +88,7 @@ def record_run(
     Local data and models are absolute paths in the settings, so that nobody takes `data/pairs` for a Hub id.
     """
     parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
-    best, profile = trainer.args.metric_for_best_model, getattr(trainer, "profile", None)
+    best = trainer.args.metric_for_best_model
     return {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -104,7 +104,6 @@ def record_run(
         "best": {"step": trainer.state.best_global_step, **({best: trainer.state.best_metric} if best else {})},
         "settings": {name: _setting(trainer.args, settings, name) for name in sorted(origins)},
         "settings_from": {name: origin for name, origin in sorted(origins.items()) if origin != "default"},
-        **({"profile": profile} if profile else {}),
         "environment": _environment(trainer),
         "costs": _costs(trainer, trained.metrics),
     }

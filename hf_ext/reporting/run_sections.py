@@ -16,11 +16,8 @@ from .units import capitalize, is_finite, metric_name
 MAX_EVALUATIONS = 200  # rows of a table
 CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
 EVALUATION_FACTS = {
-    "subset_rows": "validation rows of the subset",
-    "full_rows": "validation rows of a full pass",
     "num_evaluations": "evaluations",
     "num_full": "of them full passes",
-    "seconds": "time in evaluation",
 }
 _NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step")
 
@@ -41,8 +38,7 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
         label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
         rows.append([label, units.number(value)])
     for name, value in as_dict(results.get("evaluation")).items():
-        shown = units.seconds(value) if "seconds" in name else units.number(value)
-        rows.append([EVALUATION_FACTS.get(name, name.replace("_", " ")), shown])
+        rows.append([EVALUATION_FACTS[name], units.number(value)])
     blocks = [*facts_table(rows), *of_task]
     if applied := [decision for decision in _decisions(run) if decision.get("status") == "applied"]:
         named = [f"{one.get('name')} ({CLASSES.get(str(one.get('kind')), one.get('kind'))})" for one in applied]
@@ -134,7 +130,7 @@ def cost_blocks(run: RunFiles) -> list[Block]:
         for unit, word in (("residues", "residues"), ("tokens", "tokens"), ("sequences", "rows"))
     ]
     memory = f" of the {costs['memory_of']}" if costs.get("memory_of") else ""
-    blocks = facts_table(
+    return facts_table(
         [
             ["whole run, wall clock", units.seconds(costs.get("wall_s"))],
             ["training", units.seconds(costs.get("train_s", train.get("train_runtime")))],
@@ -150,34 +146,6 @@ def cost_blocks(run: RunFiles) -> list[Block]:
         ],
         "Rates leave evaluation, saving and logging out.",
     )
-    return [*blocks, *_profile_blocks(as_dict(run.results.get("profile")))]
-
-
-def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
-    """The most costly operations, where the run was profiled."""
-    found = profile.get("operations") or []
-    if not found:
-        return []
-    first, last = profile["steps"]
-    num_steps, times = max(1, last - first + 1), profile.get("seconds") or []
-    where = "device" if any(operation.get("self_device_ms") for operation in found) else "cpu"
-    rows = [
-        [
-            operation.get("name"),
-            units.number(operation["calls"] / num_steps),
-            f"{operation[f'self_{where}_ms'] / num_steps:.3f}",
-            units.share(operation["share"]),
-        ]
-        for operation in found
-    ]
-    step = f" A step took {units.seconds(sum(times) / len(times))} under the profiler." if times else ""
-    trace = f" {profile['trace']} opens in ui.perfetto.dev." if profile.get("trace") else ""
-    caption = (
-        f"The most costly operations of steps {first} to {last}, profiled on the main process: time on the "
-        f"{'device' if where == 'device' else 'CPU'} of their own, without what they call.{step} No rate above "
-        f"includes these steps.{trace}"
-    )
-    return [Table(["operation", "calls per step", "ms per step", "share"], rows, caption, code=[0])]
 
 
 def reproduce_blocks(run: RunFiles) -> list[Block]:

@@ -168,7 +168,6 @@ class ThroughputCallback(TrainerCallback):
         dataset = getattr(loader, "dataset", None)  # a user's own loader may have none
         self._rows_per_epoch = len(dataset) if dataset is not None and has_length(dataset) else None
         self._steps_per_epoch: float | None = None
-        self._left_out_since: float | None = None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
         self._last: deque[np.ndarray] = deque(maxlen=MAX_STEPS_WRITTEN)
         self._wall_start = self._now() if self._warmup_steps == 0 else None
@@ -178,13 +177,6 @@ class ThroughputCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Reads what was measured after 1, 2, 4, 8, ... and every 100 steps: the same ones on all processes."""
-        if self._left_out_since is not None:
-            self.begin_again()
-            self.resume()
-            if self._wall_start is not None:
-                self._wall_start += self._now() - self._left_out_since
-            self._left_out_since = None
-            return
         self._timer.end()
         self._pending.append(self._counter.take())
         measured = self._num_steps + len(self._pending) - self._warmup_steps
@@ -223,15 +215,6 @@ class ThroughputCallback(TrainerCallback):
         """Labels of the next batch, for Trainers that take them out of what the model is called with."""
         if self._counter is not None:
             self._counter.labels = labels
-
-    def leave_out_step(self) -> None:
-        """Says that the step at hand is in no rate, as it is profiled. To be called on all processes."""
-        self._left_out_since = self._now()
-
-    def begin_again(self) -> None:
-        """Says that the step at hand is computed again from its beginning: what was counted of it is forgotten."""
-        if self._counter is not None:
-            self._counter.take()
 
     def resume(self) -> None:
         """Says that evaluation, saving or logging is over and the loop goes on."""

@@ -22,7 +22,7 @@ from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
 from .stored_base import HalfBase, QuantizedBase
-from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping, OomLadder
+from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
@@ -41,7 +41,6 @@ REGISTRY: tuple[Speedup, ...] = (
     batch_size,
     LengthGrouping,
     TokenBudget,
-    OomLadder,
     DataLoading,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,

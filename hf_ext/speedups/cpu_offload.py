@@ -2,7 +2,7 @@
 
 Class I. Effect: the optimizer's states, 8 bytes per trained number with AdamW, leave the card. Each step copies weights
 and gradients to the host, steps there and copies the weights back: after accumulation, averaging over processes,
-clipping and loss scaling, so that all of them act as before; a step that `--nan_policy skip` leaves out is left out.
+clipping and loss scaling, so that all of them act as before.
 With `--speedups all cpu_offload`, around AdamW, Adafactor, RMSprop, Adagrad, and around Muon's hybrid (`--speedups all
 muon cpu_offload`). Under DDP each process steps everything on its host: right, and as many times the memory and the
 work. Checkpoints are those of the optimizer itself: a run goes on with or without the offload. With

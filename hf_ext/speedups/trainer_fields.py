@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..processes.sharding import fsdp_version
 from . import packing
-from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, skipped
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -147,40 +147,6 @@ class EmbeddingCache(ByTrainer):
         return applied(f"frozen: {', '.join(counts or frozen)}" + (" distinct" if counts else ""), settings)
 
 
-class OomLadder(ByTrainer):
-    """A step for which memory does not suffice is made again with fewer rows at a time, and the run goes on.
-
-    Class I. Effect (`--oom_policy step_down`): where forward or backward is out of memory, all micro-batches of that
-    optimizer step are computed again from the same weights, rows and random numbers, in parts of half as many rows;
-    then of a quarter, down to one. Losses are sums over the items of the step, so parts add up to the same gradient;
-    the learning rate, the schedule and the order of rows do not change. Where a loss is not such a sum (the user's own,
-    a ranking), and of a model that normalises over batches, nothing is made again. What would help beside that
-    (activations recomputed, 8-bit states, quantised or frozen weights) is named in the error, never taken. Evaluations
-    and optimizer steps that do not fit end the run.
-    Hardware: any; one process. Of several, those that have room would wait for one that begins again: there the run
-    ends with a message that names a smaller batch. Trainer's `--auto_find_batch_size` begins anew instead, with fewer
-    rows in a step.
-    Cost: random states kept once per optimizer step (about 20 microseconds).
-    Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_executable_batch_size` begins anew.
-    """
-
-    NAME = "oom_ladder"
-
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
-        """On request, on one process."""
-        args, problem = context.args, context.replicas
-        if args.oom_policy != "step_down" or cls.NAME in (args.without or []):
-            return off()
-        if args.auto_find_batch_size:
-            problem = "--auto_find_batch_size begins training anew where memory does not suffice: leave it out"
-        elif are_weights_split(args):
-            problem = "weights are split over processes, which wait for each other in a step: take fewer rows at a time"
-        elif context.world_size > 1:
-            problem = "several processes wait for each other within a step: --auto_find_batch_size begins anew instead"
-        if problem:
-            return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
-        return applied("a step that does not fit is made again with fewer rows at a time")
 
 
 class Ddp(ByTrainer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +18,12 @@ from ..data.random_states import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation.row_metrics import ChosenRows, choose_rows
 from ..models.process_settings import replaced
-from .early_stopping import check_metric_on_rows, make_comparable
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp
+from .watchers import check_metric_on_rows, make_comparable
 
 FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
 FEW_ROWS = 50
-COUNTED = ("subset_rows", "full_rows", "num_evaluations", "num_full", "seconds")
 
 logger = logging.getLogger(__name__)
 
@@ -87,25 +85,20 @@ class Evaluator(TrainerCallback):
     # --- counts, for the report and for checkpoints -----------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Counts and seconds of each set, and what the best model so far scored on its subset."""
-        return {"sets": self._sets, "best_on_subset": self._best_on_subset}
+        """How often each set was looked at, and what the best model so far scored on its subset."""
+        return {"num_evaluations": self._num_evaluations, "num_full": self._num_full, "best": self._best_on_subset}
 
     def load(self, tree: dict[str, Any] | None) -> None:
         """Goes on from these; None: as before the first evaluation."""
-        tree = tree or {"sets": {}, "best_on_subset": None}
-        self._sets: dict[str, dict[str, float]] = tree["sets"]
-        self._best_on_subset: float | None = tree["best_on_subset"]
-
-    def _count(self, name: str, **numbers: float) -> None:
-        counts = self._sets.setdefault(name, dict.fromkeys(COUNTED, 0))
-        for key, number in numbers.items():
-            counts[key] = number if key.endswith("_rows") else counts[key] + number
+        tree = tree or {"num_evaluations": {}, "num_full": 0, "best": None}
+        self._num_evaluations: dict[str, int] = tree["num_evaluations"]  # of each set
+        self._num_full: int = tree["num_full"]
+        self._best_on_subset: float | None = tree["best"]
 
     def facts(self) -> dict[str, Any]:
-        """Sums over the sets: rows, numbers of evaluations, and `seconds`; nothing before the first."""
-        sets = self._sets.values()
-        facts = {key: round(sum(one[key] for one in sets), 3) for key in COUNTED} if sets else {}
-        return {key: number for key, number in facts.items() if number or key != "subset_rows"}
+        """Numbers of evaluations, over the sets, and of those that looked at all rows; nothing before the first."""
+        counts = self._num_evaluations.values()
+        return {"num_evaluations": sum(counts), "num_full": self._num_full} if counts else {}
 
     # --- which rows -------------------------------------------------------------------------------------------------
 
@@ -225,9 +218,9 @@ class Evaluator(TrainerCallback):
         subset = self._subset(name) if trainer.args.eval_subset is not None else None
         is_full = subset is None or subset.chosen.are_all
         self._num_begun += 1
-        began = time.perf_counter()
         output = trainer._ext_one_pass(loader, given, trainer.compute_metrics)
-        self._count(name, num_evaluations=1, num_full=int(is_full), seconds=time.perf_counter() - began)
+        self._num_evaluations[name] = self._num_evaluations.get(name, 0) + 1
+        self._num_full += is_full
         compared = make_comparable(output, name) if self.is_due else None
         metrics = dict(output.metrics)
         if compared is not None:
@@ -236,9 +229,7 @@ class Evaluator(TrainerCallback):
                 self._added |= added.keys()
                 output.metrics.update(added)
         if subset is None:
-            self._count(name, full_rows=output.num_samples)
             return output
-        self._count(name, full_rows=subset.chosen.num_rows, subset_rows=output.num_samples)
         if is_full:
             output.metrics.update({full_key(key): value for key, value in metrics.items()})
         elif self.is_due and self._needs_all_rows(name, metrics):
@@ -251,7 +242,7 @@ class Evaluator(TrainerCallback):
 
     def _needs_all_rows(self, name: str, metrics: dict[str, float]) -> bool:
         stopper, value = self._trainer._ext_stopper, metrics.get(self.best_metric_key)
-        if stopper.is_at_end() or self._sets[name]["num_evaluations"] % FULL_EVERY == 0:
+        if stopper.is_at_end() or self._num_evaluations[name] % FULL_EVERY == 0:
             return True
         if self._trainer.state.global_step == 0 or value is None or not math.isfinite(value):
             return False  # nothing is decided before the first step, nor by a number that is not finite
@@ -259,13 +250,13 @@ class Evaluator(TrainerCallback):
 
     def _look_at_all(self, name: str, given: Given) -> EvalLoopOutput:
         """A pass over all rows of a set, under names that say so; no random number of the run is drawn for it."""
-        subset, began = self._subset(name), time.perf_counter()
+        subset = self._subset(name)
         if subset.whole is None:
             subset.whole = self._trainer._ext_make_eval_loader(subset.dataset)
         with kept_random_states():
             given = (*given[:-1], full_key(given[-1]))
             output = self._trainer._ext_one_pass(subset.whole, given, self._trainer.compute_metrics)
-        self._count(name, num_full=1, seconds=time.perf_counter() - began)
+        self._num_full += 1
         return output
 
     # --- what Trainer decides by it ---------------------------------------------------------------------------------

@@ -242,11 +242,9 @@ class Loaders(TrainerCallback):
         if trainer.args.process_index >= even.world_size - even.num_repeated:
             batches[-1] = RepeatedRows(batches[-1])
 
-    def position(self) -> dict[str, Any] | None:
+    def state(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
         return None if self._stream is None else self._stream.state_dict(self._num_batches)
-
-    state = position
 
     def load(self, tree: dict[str, Any] | None) -> None:
         """Training begins: from the position in the checkpoint that the run continues.

@@ -34,10 +34,6 @@ def finish_optimizer(trainer: Any, optimizer: Any, is_new: bool) -> Any:
             cannot step on the host; the model does not tell its encoder from its head, or has no encoder that trains.
     """
     args, model, offload = trainer.args, trainer.model, trainer.plan["cpu_offload"]
-    if is_new and (manager := getattr(_unwrap(optimizer), "mng", None)) is not None:
-        # bitsandbytes 0.50.2 keeps per process, by their place in the groups, whose states stay in float32: an
-        # embedding of an optimizer before would keep whatever has its place in this one in float32, too.
-        manager.index2config.clear()
     if trainer.plan.applied("muon"):
         optimizer = _with_muon(optimizer, is_new, model)
     if is_new and args.encoder_learning_rate is not None:

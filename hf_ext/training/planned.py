@@ -17,7 +17,7 @@ from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
 from ..training_args import asks_for_more, complete_arguments
-from .backends.deepspeed import check_given
+from .backends import check_given
 from .optimizers import require_optimizer
 
 logger = logging.getLogger(__name__)

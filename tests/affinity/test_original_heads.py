@@ -14,7 +14,7 @@ from transformers import EsmTokenizer, T5Tokenizer
 
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.data.demo import make_demo_table
-from hf_ext.errors import ArgumentError, CheckpointError
+from hf_ext.errors import ArgumentError, CheckpointError, HfExtError
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = ROOT / "recipes" / "configs" / "igt5_esm2_original.yaml"
@@ -72,11 +72,11 @@ def resume_check(monkeypatch):
 def convert(original, encoders, tmp_path, resume_check):
     """Converts the `.pth` with recipes/resume_check.py for the model that a YAML describes; a predictor of it."""
 
-    def converted(*words: str, **changes) -> AffinityPredictor:
+    def converted(*words: str, path: Path | None = None, **changes) -> AffinityPredictor:
         config = write_yaml(tmp_path, encoders, **changes)
         new = tmp_path / "new"
         shutil.rmtree(new, ignore_errors=True)
-        command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(new)]
+        command = ["--convert", str(path or original[1]), "--config", str(config), "--output_dir", str(new)]
         assert resume_check([*command, *words]) == 0
         return AffinityPredictor.from_pretrained(new, device="cpu")
 
@@ -123,6 +123,34 @@ def test_ids_are_those_of_the_scripts_tokenizers(original, encoders, convert):
 
 def test_a_yaml_of_the_first_token_of_igt5_is_refused(original, encoders, tmp_path, resume_check):
     config = write_yaml(tmp_path, encoders, pooling=["cls"])
-    command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(tmp_path / "new")]
+    command = ["--convert", str(original[1]), "--config", str(config), "--output_dir", str(tmp_path / "new")]
     with pytest.raises(ArgumentError, match="type 't5' does not stand for the sequence"):
         resume_check(command)
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __reduce__(self):
+        return exec, ("open('canary', 'w').close()",)
+
+
+def test_a_file_that_does_not_fit_or_would_run_code_is_refused_and_nothing_is_written(original, convert, tmp_path):
+    state, bias = original[0].state_dict(), "regressor.0.bias"
+    for content, words in (
+        ({"state_dict": {name: t for name, t in state.items() if name != bias}}, r"missing: head\.layers\.0\.bias"),
+        ({**state, "extra": torch.zeros(1)}, "not in this model: extra"),
+        ({**state, bias: torch.zeros(3)}, r"size mismatch for head\.layers\.0\.bias"),
+        ({**state, bias: state[bias] * float("nan")}, "NaN or infinity"),
+        ({"model": state, "args": Payload()}, "nothing was run"),
+    ):
+        torch.save(content, tmp_path / "old.pth")
+        with pytest.raises(HfExtError, match=words):
+            convert(*HEAD_ALONE, path=tmp_path / "old.pth")
+        assert not (tmp_path / "new").exists()
+        assert not Path("canary").exists()
+
+
+def test_names_of_compiled_and_parallel_models_are_known(original, convert, tmp_path):
+    torch.save({f"module._orig_mod.{name}": t for name, t in original[0].state_dict().items()}, tmp_path / "old.pth")
+    assert differences(convert(*HEAD_ALONE, path=tmp_path / "old.pth"), original).max() < TOLERANCE

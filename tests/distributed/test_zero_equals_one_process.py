@@ -150,6 +150,3 @@ def test_an_infinite_loss_of_one_process_reaches_no_weight(trained):
         assert "The weights were not touched" in own["stop"]["message"]
         assert own["stop"]["finite"]
         assert own["stop"]["steps"] == 2
-        assert own["skip"]["finite"]
-        assert own["skip"]["steps"] == 4
-        assert all(map(torch.isfinite, map(torch.tensor, own["skip"]["losses"])))

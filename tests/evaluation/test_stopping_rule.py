@@ -118,8 +118,6 @@ def test_a_state_of_other_rows_or_another_metric_is_refused_and_changes_nothing(
     feed(rule, model(1.0))
     state = rule.state_dict()
     untouched = repr(state)
-    assert rule.is_of(LABELS.copy())
-    assert not rule.is_of(LABELS[::-1])
     for other in (StoppingRule(LABELS[::-1]), StoppingRule(LABELS, metric="rmse")):
         with pytest.raises(CheckpointError, match="on other rows or labels than this run's, or in another metric than"):
             other.load_state_dict(state)

@@ -1,11 +1,9 @@
 """Checkpoints of other runs: contradictions are refused and listed, allowed ones act; those of stock Trainer too."""
 
-import dataclasses
 import json
 import logging
 import shutil
 import warnings
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -160,21 +158,13 @@ def test_settings_of_the_collator_are_compared(bench, tmp_path):
 # --- recorded --------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class OwnArguments(FastTrainingArguments):
-    tracker_token: str = ""
-    own_setting: int = 1
-
-
 def test_a_checkpoint_says_what_it_was_written_with_without_secrets_or_paths(bench, tmp_path):
     trainer, _ = bench.make(KIND, FastTrainer, tmp_path / "elsewhere")
     given = {"max_steps": 1, "save_steps": 1, "report_to": "none", "use_cpu": True, "per_device_train_batch_size": 2}
-    args = OwnArguments(str(tmp_path / "here"), hub_token="hf_canary", tracker_token="hf_canary", **given)
+    args = FastTrainingArguments(str(tmp_path / "here"), hub_token="hf_canary", **given)
     FastTrainer(trainer.model, args, trainer.data_collator, trainer.train_dataset).train()
     text = (tmp_path / "here" / "checkpoint-1" / "manifest.json").read_text()
-    facts = json.loads(text)["facts"]
-    assert facts["arguments"]["own_setting"] == 1
-    assert facts["machine"]["torch"] == version("torch")
+    assert json.loads(text)["facts"]["arguments"]["max_steps"] == 1
     assert "hf_canary" not in text
     assert str(tmp_path) not in text
 
@@ -204,9 +194,9 @@ def stepping(batch, accumulation, processes, devices, speedups):
 def test_batches_and_processes_may_change_while_every_step_takes_the_same_rows(speedups, numbers, is_same):
     old = stepping(8, 2, 1, 1, speedups)
     changes = compare_runs(old, stepping(*numbers, speedups))
-    lines, others = (changes.notes, changes.contradictions) if is_same else (changes.contradictions, changes.notes)
-    assert (len(lines), others) == (sum(one != other for one, other in zip(numbers, (8, 2, 1, 1))), [])
-    assert all(("(the same rows" in line) == is_same for line in lines)
+    assert len(changes.contradictions) == (
+        0 if is_same else sum(one != other for one, other in zip(numbers, (8, 2, 1, 1)))
+    )
 
 
 def test_another_number_of_processes_is_refused_with_what_keeps_the_rows_and_can_be_allowed():
@@ -217,21 +207,16 @@ def test_another_number_of_processes_is_refused_with_what_keeps_the_rows_and_can
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "is_refused"),
+    ("name", "old", "new"),
     [
-        ("attention", {"kernel": "sdpa"}, {"kernel": "varlen"}, False),
-        ("compile", {}, None, False),
-        ("packing", {"round_up": True}, None, False),
-        ("encoder_precision", {"dtype": "fp16", "max_noise": 1}, {"dtype": "fp16", "max_noise": 2}, False),
-        ("encoder_precision", None, {"dtype": "bfloat16", "mode": "autocast"}, True),
-        ("token_budget", {"max_tokens": 10}, {"max_tokens": 20}, True),
-        ("muon", None, {}, True),
+        ("encoder_precision", None, {"dtype": "bfloat16", "mode": "autocast"}),
+        ("token_budget", {"max_tokens": 10}, {"max_tokens": 20}),
+        ("muon", None, {}),
     ],
 )
-def test_speed_ups_matter_where_they_change_the_rows_or_what_is_learned(name, old, new, is_refused):
+def test_speed_ups_matter_where_they_change_the_rows_or_what_is_learned(name, old, new):
     before, now = ({"speedups": {} if each is None else {name: each}} for each in (old, new))
-    changes = compare_runs(before, now)
-    assert (len(changes.contradictions), len(changes.notes)) == ((1, 0) if is_refused else (0, 1))
+    assert len(compare_runs(before, now).contradictions) == 1
     assert compare_runs(before, now, ["speedups"]).contradictions == []
 
 

@@ -158,17 +158,6 @@ def stops_early(folder: Path) -> list[Any]:
 # --- training -------------------------------------------------------------------------------------------------------
 
 
-@check
-def ends_where_a_step_does_not_fit(folder: Path) -> str:
-    """One process has no room for a row; none waits for another that begins a step again."""
-    model = make_esm()
-    fixed = {"max_steps": 1, "save_strategy": "no", "report_to": "none", "remove_unused_columns": False}
-    args = FastTrainingArguments(str(folder / "ended"), preset="max_speed", without=["compile"], **fixed)
-    trainer = FastTrainer(model, args, pad_rows, make_tokens("masked_lm"))
-    Room(0).watch(model.esm.encoder.layer[0])  # on both: none is left to end one that waits for the other
-    return said(MemoryExhausted, trainer.train)
-
-
 class LabelOnPadding:
     """A label where the mask is 0, in the second batch of the second process."""
 

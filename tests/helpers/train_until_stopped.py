@@ -24,7 +24,7 @@ from safetensors.torch import save
 from token_rows import make_number_rows, stack_rows
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from hf_ext.errors import MemoryExhausted, TrainingStopped, exit_on_errors
+from hf_ext.errors import TrainingStopped, exit_on_errors
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -83,7 +83,7 @@ def send(case: Case) -> None:
     elif case.end == "disk":
         resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))  # messages fit, weights do not
     elif case.end == "memory":
-        raise MemoryExhausted("no memory")
+        raise MemoryError("no room")
     elif case.end == "bug":
         raise KeyError("a bug")
     if case.end:

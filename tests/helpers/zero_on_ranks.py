@@ -95,13 +95,12 @@ def refusals(trainer) -> dict[str, str]:
     return found
 
 
-def infinite_loss(policy: str) -> dict:
-    trainer = make_trainer("masked_lm", FOLDER / policy, WORLD, ENCODERS, nan_policy=policy, max_steps=4)
+def infinite_loss() -> dict:
+    trainer = make_trainer("masked_lm", FOLDER / "stop", WORLD, ENCODERS, max_steps=4)
     trainer.compute_loss_func = InfiniteAtStep3(trainer)
-    message = refused(NotFiniteError, trainer.train) if policy == "stop" else trainer.train() and ""
-    weights = save_gathered(policy, trainer)
-    finite = all(bool(weight.isfinite().all()) for weight in weights.values())
-    return {"message": message, "finite": finite, "losses": losses(trainer), "steps": trainer.state.global_step}
+    message = refused(NotFiniteError, trainer.train)
+    finite = all(bool(weight.isfinite().all()) for weight in save_gathered("stop", trainer).values())
+    return {"message": message, "finite": finite, "steps": trainer.state.global_step}
 
 
 def main() -> None:
@@ -112,7 +111,7 @@ def main() -> None:
     report = {case: run_case(case) for case in CASES}
     trainer = train("masked_lm", FOLDER / "broken", WORLD, ENCODERS, broken=True)
     save_gathered("broken", trainer)
-    report |= {"refused": refusals(trainer), "stop": infinite_loss("stop"), "skip": infinite_loss("skip")}
+    report |= {"refused": refusals(trainer), "stop": infinite_loss()}
     (FOLDER / f"report-{RANK}.json").write_text(json.dumps(report))
     trainer.end()
 

@@ -76,7 +76,6 @@ ASKED = {
     "cpu_offload": ({"speedups": ["cpu_offload"]}, None),
     "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
-    "oom_ladder": ({"oom_policy": "step_down"}, None),
     "batch_size": ({"effective_batch_size": 64}, "--effective_batch_size"),
 }
 
@@ -146,17 +145,13 @@ FACTS = [
     ("muon", {"speedups": "muon", "use_peft": True}, "refused", "leave out --use_peft or muon"),
     ("muon", {"speedups": "muon", "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
     ("muon", {"speedups": "muon", "model": replace(FROZEN, num_parameters=9)}, "refused", "no matrix of a repeated"),
-    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "T4", "fp16": True, "nan_policy": "skip"}, "applied",
+    ("cpu_offload", {"speedups": "cpu_offload", "hardware": "T4", "fp16": True}, "applied",
      "adamw_torch_fused steps in host memory: its states leave T4"),
     ("cpu_offload", {"speedups": ["muon", "cpu_offload"]}, "applied", "matrix products are slow on a CPU"),
     ("cpu_offload", {"speedups": "cpu_offload", "world_size": 4}, "applied", "each of 4 processes keeps all"),
     ("cpu_offload", {"speedups": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
     ("cpu_offload", {"speedups": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
     ("cpu_offload", {"speedups": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
-    ("oom_ladder", {"oom_policy": "step_down", "auto_find_batch_size": True}, "refused", "leave it out"),
-    ("oom_ladder", {"preset": "max_speed"}, "applied", ""),
-    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "--auto_find_batch_size begins anew"),
-    ("oom_ladder", {"oom_policy": "step_down", "world_size": 2}, "refused", ""),
     ("compile", {"hardware": "T4"}, "applied", "2 EsmLayer, block by block on T4"),
     ("compile", {"hardware": "cpu"}, "skipped", ""),
     ("compile", {"hardware": "cpu", "speedups": ["compile"]}, "applied", ""),

@@ -157,7 +157,7 @@ def test_what_a_card_falls_short_of_is_said_with_its_cause() -> None:
     short = "below what this T4 should reach"
     assert judge(mfu=0.14) == (
         f"{short} (14.0% of its fp16 peak, where 15% to 45% is usual): why is not known, "
-        "--torch_profiler 5 shows where the time goes"
+        "torch.profiler shows where the time goes (docs/troubleshooting.md)"
     )
     assert "3% to 20% is usual" in judge(mfu=0.02, width=320)
     waits = "it waits for data 45% of the time"

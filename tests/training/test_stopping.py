@@ -237,7 +237,7 @@ ENDS = {  # what ends it by itself: (status, what the last lines say)
     "NaN": (65, "NotFiniteError: "),
     "worker": (71, "DataWorkerDied: DataLoader worker (pid"),
     "disk": (74, "DiskFailure: "),
-    "memory": (69, "MemoryExhausted: no memory"),
+    "memory": (69, "MemoryExhausted: no room Give half of --per_device_train_batch_size"),
     "bug": (1, "KeyError: 'a bug'"),
 }
 

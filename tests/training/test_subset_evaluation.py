@@ -77,8 +77,7 @@ def test_a_share_is_taken_of_each_set(tmp_path):
     assert [log["eval_far_rows"] for log in logs if "eval_far_rows" in log] == [2.0] * 4
     assert logs[-2]["eval_full_near_rows"] == 40.0
     assert logs[-1]["eval_full_far_rows"] == 20.0
-    facts = trainer.evaluation_facts()
-    assert (facts["subset_rows"], facts["full_rows"], facts["num_evaluations"], facts["num_full"]) == (6, 60, 8, 2)
+    assert trainer.evaluation_facts() == {"num_evaluations": 8, "num_full": 2}
 
 
 def test_groups_keep_their_shares(tmp_path):
@@ -329,7 +328,7 @@ def test_a_resumed_run_remembers_what_a_new_best_must_beat_and_what_was_counted(
     assert [fact["num_evaluations"] for fact in facts] == [8, 8]
     assert [fact["num_full"] for fact in facts] == [3, 3]
     stored = json.loads((tmp_path / "cut" / "checkpoint-2" / "progress.json").read_text())
-    assert stored["evaluations"]["best_on_subset"] == 0.5
+    assert stored["evaluations"]["best"] == 0.5
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------

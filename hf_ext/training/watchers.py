@@ -1,8 +1,9 @@
-"""Early stopping by a paired comparison on the same rows; its state is part of every checkpoint."""
+"""What each evaluation is watched for: early stopping by a paired comparison, and predictions that collapse."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, CheckpointError, DataError
+from ..evaluation.alarms import AlarmKind, examine_predictions
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
-from ..evaluation.scores import PairedComparison
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
 from ..reporting.units import less_is_better
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
+EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
+SAID_EARLY = (AlarmKind.BFLOAT16, AlarmKind.NOT_FINITE)  # that time does not mend
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ class EarlyStopping:
         if self._metric is None or evaluation.name != self._set or is_seen:
             return {}
         labels, predictions = comparable_columns(evaluation, self._metric, trainer.compute_metrics)
-        rule = self._rule_of(labels)
+        rule = self._rule = self._rule or self._make_rule(labels)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())
         stops = trainer._ext_team.agree([decision.should_stop])[0]
@@ -103,10 +106,8 @@ class EarlyStopping:
         prefix = f"eval_{self._set}_" if self._set else "eval_"
         return {f"{prefix}improvement{end}": value for end, value in values.items() if value is not None}
 
-    def _rule_of(self, labels: np.ndarray) -> StoppingRule:
-        """The rule of these rows: the one there is, that of the checkpoint, or a new one."""
-        if self._rule is not None and self._rule.is_of(labels):
-            return self._rule
+    def _make_rule(self, labels: np.ndarray) -> StoppingRule:
+        """The rule of the rows of this run's evaluations, as the checkpoint has it where that is of the same rows."""
         args, metric = self._trainer.args, str(self._metric)
         rule = StoppingRule(
             labels,
@@ -116,15 +117,12 @@ class EarlyStopping:
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
             min_delta=args.early_stopping_min_delta,
         )
-        problem = None if self._rule is None else "The evaluation has other rows or labels than before"
-        if self._stored_rule is not None:
-            try:
-                rule.load_state_dict(self._stored_rule)
-            except CheckpointError as error:
-                problem = str(error)
-        if problem and self._trainer._ext_team.is_main:
-            logger.warning("Early stopping counts anew. %s", problem)
-        self._rule, self._stored_rule = rule, None
+        stored, self._stored_rule = self._stored_rule, None
+        try:
+            if stored is not None:
+                rule.load_state_dict(stored)
+        except CheckpointError as error:
+            logger.warning("Early stopping counts anew. %s", error)
         return rule
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
@@ -257,21 +255,75 @@ def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
         return f"{start} the first model with a score, the best so far."
     if best.undefined:
         return f"{start} cannot tell, {best.undefined}."
-    text = f"{start} {rule.metric} {_interval(best)} against the best"
-    if decision.verdict == "improved":
-        return f"{text} before: certainly better, and the new best."
-    text += f" (step {decision.best_step})"
-    if decision.verdict == "undecided":
-        return f"{text}: cannot tell, counting restarts."
-    if not best.excludes_improvement(rule.min_delta) and decision.against_recent is not None:
-        text += f", but {_interval(decision.against_recent)} against {rule.patience} evaluations ago"
-    text += f": excludes an improvement of {rule.min_delta:g}"
-    if decision.is_warmup:
-        return f"{text}; in warm-up this does not count."
-    if decision.should_stop:
-        return f"{text}, as {decision.num_without_improvement} evaluations in a row have done. Training stops."
-    return f"{text}, {decision.num_without_improvement} of {rule.patience} before training stops."
+    interval = f"{best.improvement:+.4f} [{best.low:.4f}, {best.high:.4f}]"
+    text = f"{start} {rule.metric} {interval} against the best before"
+    if decision.verdict != "no improvement":
+        return f"{text}: {'certainly better' if decision.verdict == 'improved' else 'cannot tell, counting restarts'}."
+    counted = f"{decision.num_without_improvement} of {rule.patience} evaluations in a row"
+    end = " Training stops." if decision.should_stop else ""
+    return f"{text}: excludes an improvement of {rule.min_delta:g}, as {counted} have done.{end}"
 
 
-def _interval(comparison: PairedComparison) -> str:
-    return f"{comparison.improvement:+.4f} [{comparison.low:.4f}, {comparison.high:.4f}]"
+# --- predictions that collapse --------------------------------------------------------------------------------------
+
+
+class CollapseAlarm:
+    """Warns when a regression's predictions collapse while it trains: few values, little spread, bfloat16 rounding.
+
+    Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes. Each alarm
+    is said once until it goes away, and stands in `alarms` ("step", "name" of the evaluation set, "alarms"). Within the
+    learning rate's warm-up and the first tenth of the steps only rounding and values that are not finite are alarming.
+    Logged: `eval_num_distinct` and `eval_spread_ratio` (the predictions'
+    standard deviation divided by the labels').
+
+    Cost: two sorts per evaluation: 10 ms for 26,000 rows.
+    """
+
+    name = "collapse_alarm"
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self.alarms: list[dict[str, Any]] = []
+        self._said: dict[str, list[str]] = {}  # name of the evaluation set -> what holds, without numbers
+
+    def see(self, evaluation: Evaluation) -> dict[str, float]:
+        """Says what is alarming; returns how the predictions spread."""
+        if not _is_regression(evaluation):
+            return {}
+        args, state = self._trainer.args, self._trainer.state
+        name, step = evaluation.name, state.global_step
+        prefix = f"eval_{name}_" if name else "eval_"
+        report, alarms = examine_predictions(evaluation.predictions, evaluation.labels)
+        is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
+        due = [alarm.text for alarm in alarms if not is_early or alarm.kind in SAID_EARLY]
+        said = self._said.get(name, [])
+        new = [text for text in due if _without_numbers(text) not in said]
+        of = f" ({name})" if name else ""
+        if new:
+            self.alarms.append({"step": step, "name": name, "alarms": new})
+        if new and args.process_index == 0:
+            logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
+        self._said[name] = [_without_numbers(text) for text in due]
+        spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
+        return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
+
+    def state(self) -> dict[str, Any] | None:
+        """What was said, for a checkpoint; None where nothing was looked at."""
+        return {"alarms": self.alarms, "said": self._said} if self._said else None
+
+    def load(self, tree: dict[str, Any] | None) -> None:
+        """As the run was that gave this state; afresh without one."""
+        self.alarms, self._said = (tree["alarms"], tree["said"]) if tree else ([], {})
+
+
+def _is_regression(evaluation: Evaluation) -> bool:
+    """Whether an evaluation is of one number per row, (n,) or (n, 1), and labels of more than two values."""
+    columns = [np.asarray(evaluation.predictions), np.asarray(evaluation.labels)]
+    if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
+        return False
+    return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2
+
+
+def _without_numbers(text: str) -> str:
+    """What tells one alarm from another, whatever its numbers are; stands in checkpoints."""
+    return re.sub(r"-?\d[\d,.]*(e[+-]?\d+)?", "#", text)
