@@ -44,7 +44,6 @@ from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
 from .training.backends import Backend, check_optimizer, choose_backend
-from .training.batch_size import find_batch_size
 from .training.checks import Checks, check_training
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..processes.sharding import fsdp_version
 from . import packing
-from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
+from .base import Context, Decision, Kind, Run, applied, off, skipped
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -145,8 +145,6 @@ class EmbeddingCache(ByTrainer):
         distinct = context.data.distinct_inputs
         counts = [f"{distinct[name]:,} {name}" for name in frozen if name in distinct]
         return applied(f"frozen: {', '.join(counts or frozen)}" + (" distinct" if counts else ""), settings)
-
-
 
 
 class Ddp(ByTrainer):

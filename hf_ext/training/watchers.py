@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, CheckpointError, DataError
-from ..evaluation.alarms import AlarmKind, examine_predictions
+from ..evaluation.alarms import examine_predictions
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
@@ -21,7 +20,7 @@ ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
 EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
-SAID_EARLY = (AlarmKind.BFLOAT16, AlarmKind.NOT_FINITE)  # that time does not mend
+SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not mend
 
 logger = logging.getLogger(__name__)
 
@@ -284,7 +283,7 @@ class CollapseAlarm:
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self.alarms: list[dict[str, Any]] = []
-        self._said: dict[str, list[str]] = {}  # name of the evaluation set -> what holds, without numbers
+        self._said: dict[str, list[str]] = {}  # name of the evaluation set -> which alarms hold
 
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
@@ -295,15 +294,14 @@ class CollapseAlarm:
         prefix = f"eval_{name}_" if name else "eval_"
         report, alarms = examine_predictions(evaluation.predictions, evaluation.labels)
         is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
-        due = [alarm.text for alarm in alarms if not is_early or alarm.kind in SAID_EARLY]
-        said = self._said.get(name, [])
-        new = [text for text in due if _without_numbers(text) not in said]
+        due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
+        new = [text for about, text in due.items() if about not in self._said.get(name, [])]
         of = f" ({name})" if name else ""
         if new:
             self.alarms.append({"step": step, "name": name, "alarms": new})
         if new and args.process_index == 0:
             logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
-        self._said[name] = [_without_numbers(text) for text in due]
+        self._said[name] = [*due]
         spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
         return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
 
@@ -322,8 +320,3 @@ def _is_regression(evaluation: Evaluation) -> bool:
     if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
         return False
     return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2
-
-
-def _without_numbers(text: str) -> str:
-    """What tells one alarm from another, whatever its numbers are; stands in checkpoints."""
-    return re.sub(r"-?\d[\d,.]*(e[+-]?\d+)?", "#", text)

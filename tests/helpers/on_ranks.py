@@ -19,11 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from equal_cases import make_esm, make_parts, make_tokens
+from equal_cases import make_parts
 from faulty_runs import bits
 from miniature_esm import make_wide_esm
 from small_evaluations import count, evaluations, make_rows, make_trainer
-from small_memory import Room
 from stock_runs import BEST, NUM_STEPS, SAVED, Runs, differing
 from stock_twins import run_both
 from tiny_masked_lm import make_args as make_masked_args
@@ -40,7 +39,7 @@ from watched_runs import make_trainer as make_watched_trainer
 
 import hf_ext.trainer
 from hf_ext.embeddings.encode import SMALLEST_SHARD
-from hf_ext.errors import ArgumentError, DataError, HfExtError, MemoryExhausted, PlanRefused
+from hf_ext.errors import ArgumentError, DataError, HfExtError, PlanRefused
 from hf_ext.hub import HubError, push
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -6,11 +6,10 @@ from operators import RESOLUTION, TASKS, make_operator, make_samples
 from torch.utils.data import DataLoader
 
 from hf_ext.errors import ArgumentError
-from hf_ext.pde.configuration import OperatorConfig
+from hf_ext.pde.configuration import OperatorConfig, num_points
 from hf_ext.pde.data import OperatorCollator, OperatorRows, choose_points, measure_units
 from hf_ext.pde.model import OperatorTransformer, TaskStep, relative_l2
 from hf_ext.pde.results import ErrorMetrics, score_split, trivial_errors
-from hf_ext.pde.tasks import num_points
 from hf_ext.pde.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

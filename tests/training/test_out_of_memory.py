@@ -1,17 +1,12 @@
 """Out of memory: known in every form, and met with a smaller batch that learns the same."""
 
-import gc
-import weakref
-
 import pytest
 import torch
-from faulty_runs import messages
 from miniature_esm import make_wide_esm
 from small_memory import Room
 from tiny_masked_lm import make_trainer
 
-from hf_ext.errors import ArgumentError, MemoryExhausted
-from hf_ext.memory.out_of_memory import DidNotFit, attempt, is_out_of_memory
+from hf_ext.errors import is_out_of_memory
 
 IS = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -43,33 +38,17 @@ def test_every_form_of_it_is_known_and_nothing_else():
     assert [error for error in IS_NOT if is_out_of_memory(error)] == []
 
 
-def test_an_attempt_lets_go_of_what_failed():
-    held = []
-
-    def work():
-        activations = torch.ones(1000)
-        held.append(weakref.ref(activations))
-        deeper(activations)
-
-    def deeper(states):
-        kept = states * 2
-        held.append(weakref.ref(kept))
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
-
-    gc.disable()  # so that nothing else lets go
-    try:
-        with pytest.raises(DidNotFit, match=r"^CUDA out of memory. Tried$"):
-            attempt(work)
-        assert [reference() for reference in held] == [None, None]
-        with pytest.raises(torch.OutOfMemoryError) as plain:  # the twin: the error holds its frames
-            work()
-        assert held[2]() is not None
-        del plain
-    finally:
-        gc.enable()
-
-
 # --- a run that it ends -----------------------------------------------------------------------------------------------
+
+
+def watched(room):
+    model = make_wide_esm()
+    room.watch(model.esm.encoder.layer[1])
+    return model
+
+
+def weights(trainer):
+    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
 
 
 def test_a_run_that_ran_out_of_memory_goes_on_with_half_the_rows_at_a_time(tmp_path):
