@@ -21,12 +21,12 @@ from ..data.arguments import DataArguments
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import read_columns
 from ..data.loading import load_sequences
+from ..data.tokenization import check_inputs
 from ..errors import ArgumentError
 from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
 from ..files import replacing
 from ..models.encoders import fingerprint_weights
-from ..tasks.running import check_inputs
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments

@@ -15,9 +15,9 @@ from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
 from ..data.formats import file_format
+from ..data.tokenization import check_inputs
 from ..errors import ArgumentError
 from ..reporting.run_files import read_test_predictions
-from ..tasks.running import check_inputs
 from ..training_args import FastTrainingArguments
 from .prediction_file import read_predictions
 from .predictor import check_predictions, columns_of, find_model, load_model, predicting

@@ -153,7 +153,7 @@ class EvaluatingArguments:
 
 @dataclass(repr=False)
 class ReportingArguments:
-    """What the log and the report say of speed and money."""
+    """What the log and the report say of speed."""
 
     _argument_group_name = "logs and reports"
 
@@ -162,9 +162,6 @@ class ReportingArguments:
         "Number of optimizer steps to run under torch.profiler, once, after warm-up. Writes "
         "profile_trace.json.gz, and the ten most costly operations into the report. Speeds leave these steps "
         "out.",
-    )
-    dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
-        None, "Price of the machine per hour; the report then says what the run cost."
     )
 
 
