@@ -21,13 +21,17 @@ from ..memory.stored import Base
 from ..models.attention import KERNELS
 from ..models.packing import pack_encoders
 from ..plan import Plan
-from ..reporting.progress import NARROW_WIDTH, UTILISATION
 from ..speedups.attention import set_attention
 from ..speedups.base import optimizer_name
 from ..speedups.fused_layers import fuse_gelu, label_only
 from ..speedups.precision import best_precision
 from ..tasks.sketch import Part, Span, Stage, Step
 
+# Share of the published dense peak that whole encoders reach. Assumed, not measured here: wide ones as in PaLM (46 %,
+# arXiv:2204.02311, table 3) down to what plain PyTorch reaches; products of width 512 and less do about as many FLOPs
+# per byte as a card's memory can feed (width / 2), so they wait for it.
+UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
+NARROW_WIDTH = 512
 # Of a rate measured here: backward, optimizer and data cost some; the plan's kernels and packing gain some.
 MEASURED_SHARES = (0.5, 1.5)
 STEP_SECONDS = (0.003, 0.02)  # Python and launches of one step of Trainer, beside the products

@@ -32,7 +32,8 @@ def spells_residues(tokenizer: Any) -> bool:
 class BatchCounter:
     """Adds up `COUNTS` over the training batches of one model.
 
-    `residues`: tokens that are neither padding nor framing (begin, end, separator); masked ones count. `tokens`: those
+    `residues`: tokens that are neither padding nor framing (begin, end, separator); masked ones count. (Where masked
+    language modelling put a framing token at random, one residue in 500 is missed.) `tokens`: those
     that are not padding. `padded_tokens`: all positions of the batch as it was collated. `flops`: of forward and
     backward over real tokens, see `flops.py`. `sequences`: rows. Of an encoder-decoder, what it writes counts too, but
     for FLOPs.
@@ -45,8 +46,6 @@ class BatchCounter:
         unit: what a rate should be given in: "residues"; "tokens" where framing tokens cannot be told; "sequences"
             where inputs came as cached embeddings, so that their residues did not pass by.
         flops_unknown: why `flops` is not counted, or an empty text.
-        labels: of the next batch, where a Trainer keeps them from the model; only they tell a residue that random
-            replacement made a framing token (one in 500 under masked language modelling) from a real one.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
@@ -55,7 +54,6 @@ class BatchCounter:
         self._pad_token_id = getattr(tokenizer or getattr(model, "config", None), "pad_token_id", None)
         self.unit: Unit = "residues"
         self.flops_unknown = ""
-        self.labels: Any = None
         self._coefficients: dict[str, tuple[float, float]] = {}
         self._counts: torch.Tensor | None = None
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
@@ -75,9 +73,6 @@ class BatchCounter:
     def _count(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not model.training:
             return
-        if self.labels is not None:
-            kwargs = {"labels": self.labels, **kwargs}
-            self.labels = None
         live = kwargs.get("sequences") or {}  # an AffinityModel's inputs: name -> tensors
         parts = [self._count_tokens(_encoder_of(model, name), name, live[name]) for name in live]
         if torch.is_tensor(kwargs.get("input_ids")):
@@ -101,11 +96,7 @@ class BatchCounter:
         if "residue_mask" in batch:
             residues = batch["residue_mask"].sum(dtype=dtype)
         else:
-            frames, labels = self._is_framing(ids), batch.get("labels")
-            if torch.is_tensor(labels) and labels.shape == ids.shape:
-                # Masked language modelling may put a framing token on a residue: its label says so.
-                frames &= (labels < 0) | self._is_framing(labels)
-            residues = (real & ~frames).sum(dtype=dtype)
+            residues = (real & ~self._is_framing(ids)).sum(dtype=dtype)
         positions = _packed_positions(batch)  # squares of lengths, L^2 = 1 + 3 + ... + (2 L - 1):
         pairs = real.sum(1).square().sum() if positions is None else (2 * positions + 1).sum()
         per_token, per_pair = self._flops_of(encoder, name)
