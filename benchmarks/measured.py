@@ -140,8 +140,12 @@ def compare(name: str = "compare_mlm_8M_cpu", on_gpus: bool = True) -> str:
         if side["role"] not in ("baseline", "optimized"):
             continue
         pair = result["against"].get(side_name)
-        numbers = [f"{side['rate']['value']:,.0f}", f"{1000 * side['step_seconds']['median']:,.0f}"]
-        ratio = [times(pair["ratio"]), f"{pair['loss']['final']:+.4f}"] if pair else ["-", "-"]
+        step, loss = side["step_seconds"], pair and pair["loss"]  # numbers in results of today, a dictionary in older
+        numbers = [
+            f"{side['rate']['value']:,.0f}",
+            f"{1000 * (step['median'] if isinstance(step, dict) else step):,.0f}",
+        ]
+        ratio = [times(pair["ratio"]), f"{loss.get('final', loss.get('value')):+.4f}"] if pair else ["-", "-"]
         rows.append([side_name, *numbers, f"{side['peak_memory_gib']:.2f}", *ratio])
     known = "docs/gpu.md" if read_sessions(RESULTS) else NOT_MEASURED
     ways = ("full", "LoRA", "frozen, encoding only") if on_gpus else ()

@@ -29,14 +29,11 @@ import yaml
 
 from hf_ext.comparing.comparison import describe_group, run_side
 from hf_ext.comparing.measures import (
-    NUM_RESAMPLES,
-    RoundRates,
     common_unit,
-    compare_losses,
-    describe_side,
-    metric_drop,
-    rate_interval,
-    ratio_interval,
+    compare_values,
+    final_loss,
+    find_metric,
+    paired_ratio,
     round_rates,
 )
 from hf_ext.comparing.running import ChildFailed, SideRun
@@ -56,7 +53,7 @@ NEEDS = {  # what a phase may need -> whether it is here
 }
 KINDS = {"step": "steps by the clock", "cpu": "steps by CPU time", "loop": "the whole loop"}
 OTHER = {"step": "by CPU time", "cpu": "by the clock"}  # the time that the phases are not judged by
-Rates = dict[str, RoundRates]  # by the names of KINDS
+Rates = dict[str, np.ndarray]  # by the names of KINDS; runs of today have no time of the processor
 
 
 @dataclass
@@ -132,38 +129,33 @@ def run_phases(
 
 def make_side(name: str, settings: Mapping[str, Any], launch: str | None) -> Side:
     """One side, as `hf-ext compare` runs it."""
-    started = read_launch(launch, "launch") if launch else None
+    started = read_launch(launch, "launch") if launch else ()
     return Side(name, "baseline" if name == "baseline" else "optimized", as_flags(settings), launch=started)
 
 
 def measure_rates(runs: Sequence[SideRun], unit: str) -> Rates:
-    """Rates per second by the clock and of the processor, and rows per second of the whole loop, one per run."""
+    """Rates per second of steps, and rows per second of the whole loop, one per run."""
     loops = []
     for run in runs:
-        steps = run.throughput["measured_steps"] + run.throughput["warmup_steps"]
-        rows = float(np.mean(run.throughput["steps"]["sequences"])) * steps
-        loops.append(rows / describe_side([run], "")["loop_seconds"])
-    loop = RoundRates(np.array(loops), np.tile(loops, (NUM_RESAMPLES, 1)))
-    return {"step": round_rates(runs, unit), "cpu": round_rates(runs, unit, "cpu_seconds"), "loop": loop}
+        totals, measured = run.throughput["totals"], run.throughput["measured_steps"]
+        rows = totals["sequences"] / measured * (measured + run.throughput["warmup_steps"])
+        loops.append(rows / (find_metric(run, "train_runtime") or run.wall_seconds))
+    return {"step": round_rates(runs, unit), "loop": np.array(loops)}
 
 
 def ratios(rates: Rates, baseline: Rates) -> dict[str, dict[str, float]]:
     """Of each kind of time, as a dictionary of an `Interval`."""
-    return {kind: asdict(ratio_interval(rates[kind], baseline[kind])) for kind in rates}
+    return {kind: asdict(paired_ratio(rates[kind], baseline[kind])) for kind in rates}
 
 
 def multiply(factors: Sequence[Rates], baseline: Rates) -> dict[str, dict[str, float]]:
     """The product of ratios to one baseline, within each round: what there would be, were gains independent."""
-    product: dict[str, dict[str, float]] = {}
-    for kind, base in baseline.items():
-        measured = np.prod([rates[kind].measured / base.measured for rates in factors], axis=0)
-        resampled = np.prod([rates[kind].resampled / base.resampled for rates in factors], axis=0)
-        product[kind] = asdict(rate_interval(RoundRates(measured, resampled)))
-    return product
+    product = {kind: np.prod([rates[kind] / base for rates in factors], axis=0) for kind, base in baseline.items()}
+    return {kind: asdict(paired_ratio(found, np.ones_like(found))) for kind, found in product.items()}
 
 
 def analyze(
-    file: Mapping[str, Any], args: CompareArguments, timed_by: str, baseline: list[SideRun], phases: Sequence[Phase]
+    file: Mapping[str, Any], args: CompareArguments, baseline: list[SideRun], phases: Sequence[Phase]
 ) -> dict[str, Any]:
     """Numbers per phase, of all together, and the product of each alone."""
     measured = [phase for phase in phases if phase.runs]
@@ -171,16 +163,14 @@ def analyze(
     unit = common_unit(run for group in groups.values() for run in group)
     rates = {name: measure_rates(group, unit) for name, group in groups.items()}
     single = {phase.entry["name"]: measure_rates(phase.alone, unit) for phase in measured if phase.alone}
-    sides = {
-        name: describe_group(group, args.metric, rate_interval(rates[name]["step"])) for name, group in groups.items()
-    }
+    sides = {name: describe_group(group, unit, args.metric) for name, group in groups.items()}
     rows, previous = [], "baseline"
     for phase in phases:
         entry, name = phase.entry, phase.entry["name"]
         memory = entry.get("claimed_memory")
         row = {
             "name": name,
-            "judged_by": "loop" if entry.get("judged_by") == "loop" else timed_by,
+            "judged_by": "loop" if entry.get("judged_by") == "loop" else "step",
             "claimed": as_range(entry.get("claimed")),
             "claimed_memory": float(memory) if memory else None,
             "note": entry.get("note", ""),
@@ -200,7 +190,6 @@ def analyze(
                 "batch": describe_batch(phase.runs[0]),
                 "same_sequences_per_step": sides[name]["sequences_per_step"] == sides["baseline"]["sequences_per_step"],
                 "loss": compare_losses(phase.runs, baseline),
-                "metric_drop": metric_drop(phase.runs, baseline, args.metric, args.greater_is_better),
                 "left_out_by_plan": list_left_out(phase),
             }
             previous = name
@@ -222,9 +211,15 @@ def analyze(
         "claimed_memory": float(memory) if memory else None,
     }
     return {
-        **{"progression": file["name"], "source": file.get("source", ""), "unit": unit, "timed_by": timed_by},
+        **{"progression": file["name"], "source": file.get("source", ""), "unit": unit, "timed_by": "step"},
         **{"metric": args.metric, "baseline": base, "sides": sides, "phases": rows, "whole": whole},
     }
+
+
+def compare_losses(runs: Sequence[SideRun], baseline: Sequence[SideRun]) -> dict[str, float] | None:
+    """By how much the final training loss is larger."""
+    found = compare_values(*([final_loss(run) for run in group] for group in (runs, baseline)))
+    return {"final": found.value} if found else None
 
 
 def multiply_claims(claims: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -285,7 +280,7 @@ def phases_table(result: dict[str, Any]) -> str:
                 phase["name"],
                 claimed,
                 _interval(phase["speedup"][judged]) + (", of the loop" if judged == "loop" else ""),
-                _times(phase["speedup"][other]),
+                _times(phase["speedup"].get(other)),
                 _interval(phase["cumulative"][main]),
                 _times(phase["cumulative"]["loop"]),
                 _interval(alone[judged]) if alone else MISSING,
@@ -303,15 +298,16 @@ def _measured(
     side: dict[str, Any], batch: list[int] | None, claimed_gb: float | None, loss: dict[str, float] | None
 ) -> list[str]:
     """Step, batch, memory, loss and metric of one side."""
-    times = (side["step_seconds"]["median"], side["cpu_step_seconds"])
+    step = side["step_seconds"]
+    times = (step["median"] if isinstance(step, dict) else step, side.get("cpu_step_seconds"))
     rows = f"{side['sequences_per_step']:g}" + (f" = {' x '.join(map(str, batch))}" if batch else "")
-    final = f"{side['final_loss']['mean']:.4g}" if side["final_loss"] else NOT_MEASURED
+    final = f"{_center(side['final_loss']):.4g}" if side["final_loss"] else NOT_MEASURED
     return [
         " / ".join(MISSING if time is None else f"{1000 * time:,.0f}" for time in times),
         rows,
         f"{side['peak_memory_gib']:.2f} / {claimed_gb:g}" if claimed_gb else f"{side['peak_memory_gib']:.2f}",
         final + (f" ({loss['final']:+.2g})" if loss else ""),
-        f"{side['metric']['mean']:.4g}" if side["metric"] else NOT_MEASURED,
+        f"{_center(side['metric']):.4g}" if side["metric"] else NOT_MEASURED,
     ]
 
 
@@ -321,7 +317,7 @@ def _whole_row(result: dict[str, Any]) -> list[str]:
     cells = [f"**{whole['phases']} phases together**", format_claim(whole["claimed"]), MISSING, MISSING]
     cells += [_interval(whole["speedup"][main]), _times(whole["speedup"]["loop"])]
     cells += [f"product {_times(product[main])}" if product else MISSING, *[MISSING] * 5]
-    return [*cells, f"{OTHER[main]} {_times(whole['speedup']['step' if main == 'cpu' else 'cpu'])}"]
+    return [*cells, f"{OTHER[main]} {_times(whole['speedup'].get('step' if main == 'cpu' else 'cpu'))}"]
 
 
 def _why(phase: dict[str, Any]) -> str:
@@ -340,6 +336,8 @@ def summarize(result: dict[str, Any]) -> list[str]:
     whole = result["whole"]
     lines = []
     for kind, name in KINDS.items():
+        if kind not in whole["speedup"]:
+            continue
         product = whole["product_of_singles"]
         text = f"In {name}, all {whole['phases']} measured phases together: {_interval(whole['speedup'][kind])}"
         text += f"; the product of each alone on the baseline: {_interval(product[kind])}" if product else ""
@@ -369,8 +367,13 @@ def _interval(ratio: dict[str, float]) -> str:
     return f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]"
 
 
-def _times(ratio: dict[str, float]) -> str:
-    return f"{ratio['value']:.2f}x"
+def _times(ratio: dict[str, float] | None) -> str:
+    return MISSING if ratio is None else f"{ratio['value']:.2f}x"
+
+
+def _center(spread: dict[str, float]) -> float:
+    """Of numbers of all rounds; stored results may have means."""
+    return spread["value"] if "value" in spread else spread["mean"]
 
 
 def main() -> None:
@@ -381,14 +384,13 @@ def main() -> None:
     parser.add_argument("--output_dir", default="outputs/progression")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--singles", action="store_true", help="also run each phase alone")
-    parser.add_argument("--timed_by", choices=[*OTHER], default="step", help="cpu where other programs share a CPU")
     parser.add_argument("--metric", default="eval_loss", help="as of hf-ext compare")
     own = parser.parse_args(words[:end])
     file = read_file(own.file)
     args = CompareArguments(recipe=file["recipe"], output_dir=own.output_dir, rounds=own.rounds, metric=own.metric)
     shared = [*as_flags(file.get("common", {})), *words[end + 1 :]]
     result = {"recipe": args.recipe, "arguments": shared, "rounds": args.rounds}
-    result |= analyze(file, args, own.timed_by, *run_phases(file, args, shared, own.singles))
+    result |= analyze(file, args, *run_phases(file, args, shared, own.singles))
     lines = [f"# {result['progression']}", "", describe_runs(result), f"Claimed: {result['source']}", ""]
     lines += [phases_table(result), "", *(f"- {line}" for line in summarize(result))]
     write_json(Path(own.output_dir) / "progression.json", result)

@@ -20,7 +20,6 @@ from typing import Any
 from figures import FIGURES
 from measured import MEASURED, table
 
-from hf_ext.doctor.machine import DEFAULT_WHEELS_FROM
 from hf_ext.hardware import Hardware, describe_hardware
 from hf_ext.models.configuration import Training
 from hf_ext.models.encoder_choice import choose_encoder
@@ -97,17 +96,10 @@ def workers(hardware: Hardware) -> str:
     return f"{settings['dataloader_num_workers']}{', pinned' if settings['dataloader_pin_memory'] else ''}"
 
 
-def wheels(hardware: Hardware) -> str:
-    if hardware.compute_capability is None:
-        return "-"
-    return "yes" if hardware.compute_capability >= DEFAULT_WHEELS_FROM else "no: CUDA 12.6"
-
-
 _DECISIONS = "tests/speedups/test_decisions.py::"
 CHOICE = f"{_DECISIONS}test_facts_decide_and_say_why"
 UNITS = f"{_DECISIONS}test_each_device_trains_in_what_it_has_units_for"
 LOADING = f"{_DECISIONS}test_what_compiles_and_what_loads_by_device"
-WHEELS = "tests/doctor/test_findings.py::test_wheels_without_kernels_for_the_card_are_named_with_what_to_install"
 ENTRIES = (
     Entry("precision of what trains", precision, UNITS),
     Entry("of frozen encoders", encoder_precision, UNITS),
@@ -117,7 +109,6 @@ ENTRIES = (
     Entry("blocks compiled", applied("compile"), LOADING),
     Entry("oneDNN's products tried", applied("cpu_matmul"), LOADING),
     Entry("data workers of 8 cores", workers, LOADING),
-    Entry("default torch wheel runs", wheels, WHEELS),
 )
 
 

@@ -24,8 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("hf_ext.affinity.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
     "evaluate": ("hf_ext.affinity.evaluate", "score trained models on labelled rows, and compare them"),
     "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
-    "compare": ("hf_ext.comparing.command", "measure ways to train against each other, with intervals"),
-    "report": ("hf_ext.reporting.command", "write report and model card of a finished run again"),
+    "compare": ("hf_ext.comparing.comparison", "measure ways to train against each other, with intervals"),
+    "report": ("hf_ext.reporting.report", "write report and model card of a finished run again"),
     "resume": ("hf_ext.affinity.resume", "list the intact checkpoints of a folder; convert old ones"),
 }
 

@@ -328,8 +328,6 @@ class FastTrainer(Trainer):
         if isinstance(inputs, RepeatedRows):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
         inputs = self._ext_losses.decide().add_decoder_ids(inputs)
-        if model.training:
-            self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
         labels = inputs.get("labels")
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if isinstance(loss, tuple) and not find_override(self, *EVALUATION_LOSS):

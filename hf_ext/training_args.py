@@ -30,7 +30,6 @@ from .arguments.presets import preset_values
 from .arguments.training_fields import (
     EvaluatingArguments,
     LoraArguments,
-    ReportingArguments,
     SavingArguments,
     SpeedArguments,
     StepArguments,
@@ -64,7 +63,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(repr=False)
 class FastTrainingArguments(
-    ReportingArguments,
     EvaluatingArguments,
     SavingArguments,
     StepArguments,

@@ -57,7 +57,7 @@ def test_a_command_imports_its_own_module_alone_and_reads_its_words(tmp_path):
     code = "import sys; from hf_ext.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sorted(sys.modules))"
     done = run("-c", code, "report", "--run", "nowhere", cwd=tmp_path)
     of_commands = {module for module, _ in COMMANDS.values()}
-    assert of_commands & {*done.stdout.split()} == {"hf_ext.reporting.command"}
+    assert of_commands & {*done.stdout.split()} == {"hf_ext.reporting.report"}
     assert "nowhere" in done.stderr
     assert len(done.stderr.splitlines()) == 1  # nothing that an import left
 

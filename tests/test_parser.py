@@ -12,7 +12,7 @@ from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.evaluate import EvaluateArguments
 from hf_ext.data.arguments import DataArguments
-from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.doctor.command import DoctorArguments
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.generation.sample import SampleArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
@@ -378,7 +378,7 @@ def test_names_of_other_programs_are_answered_with_the_right_flag(tmp_path):
 def test_a_flag_of_another_command_names_that_command():
     parser = make(AffinityArguments)
     owners = {
-        "doctor": (DoctorArguments, ["device", "json"]),
+        "doctor": (DoctorArguments, ["device"]),
         "evaluate": (EvaluateArguments, ["test_of"]),
         "sample": (SampleArguments, ["antigen", "num_samples"]),
         "mlm": (MaskedLMArguments, ["model_size"]),

@@ -56,7 +56,7 @@ def compare(recipe: Path, cwd: Path, *words: str, status: int = 0) -> Finished:
 @pytest.mark.nightly
 def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_path) -> None:
     limits = ["--min_speedup", "1e12", "--max_loss_delta", "10", "--max_memory_gib", "100"]
-    optimized = ["--optimized", "max_speed", "--optimized_args", "--without precision cpu_matmul"]
+    optimized = ["--optimized", "max_speed --without precision cpu_matmul"]
     done = compare(recipe, tmp_path, "--rounds", "1", "--max_rounds", "2", *optimized, *limits, status=3)
     # One round says nothing of others, so there is a second.
     assert [line for line in done.stdout.splitlines() if ", round " in line] == [
@@ -67,9 +67,9 @@ def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_
     result = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert (result["unit"], result["passed"]) == ("residues", False)
     assert result["sides"]["max_speed"]["sequences_per_step"] == 4
-    assert result["sides"]["baseline"]["metric"]["mean"] > 0
-    assert abs(result["against"]["baseline"]["loss"]["largest_gap"]) < 0.5
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"comparison.md", "comparison.png"}
+    assert result["sides"]["baseline"]["metric"]["value"] > 0
+    assert abs(result["against"]["baseline"]["loss"]["value"]) < 0.5
+    assert (tmp_path / "out" / "comparison.md").is_file()
     assert not (tmp_path / "out" / "baseline" / "round_0" / "embeddings").exists()
 
 
@@ -86,15 +86,15 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
     result = json.loads((tmp_path / "out" / "comparison.json").read_text())
     plan = json.loads((tmp_path / "out" / "max_speed" / "round_0" / "plan.json").read_text())
     applied = [decision["name"] for decision in plan["decisions"] if decision["status"] == "applied"]
-    assert [row["speedup"] for row in result["ablation"]] == [name for name in applied for _ in range(2)]
-    failed = next(row for row in result["ablation"] if (row["speedup"], row["how"]) == ("fused_gelu", "without"))
+    assert [row["speedup"] for row in result["ablation"]] == applied
+    failed = next(row for row in result["ablation"] if row["speedup"] == "fused_gelu")
     assert failed["verdict"] == "failed: no memory without fused_gelu"
     assert all(row["ratio"]["value"] > 0 for row in result["ablation"] if row["ratio"])
 
 
 def test_a_wrong_argument_is_named_with_the_nearest(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(RECIPES)
-    compare_main = importlib.import_module("hf_ext.comparing.command").main
+    compare_main = importlib.import_module("hf_ext.comparing.comparison").main
     for words, message in (
         ("--round 3", r"unknown argument '--round', did you mean '--rounds'\?"),
         ("--rounds x", "--rounds: invalid int value: 'x'"),

@@ -1,10 +1,9 @@
-"""`hf-ext doctor` as users call it: the page, the JSON, the exit status, and that it leaves nothing behind."""
+"""`hf-ext doctor` as users call it: the page, the exit status, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import random
 from pathlib import Path
 
@@ -39,32 +38,26 @@ def test_the_demo_on_this_machine_exits_with_0_and_writes_nothing(doctor, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_t4_is_described_with_its_plan_estimate_and_price(doctor):
-    status, page = doctor("--device", "t4", "--dollars_per_hour", "0.35", "--tower_training", "full")
+def test_a_t4_is_described_with_its_plan_and_estimate(doctor):
+    status, page = doctor("--device", "t4", "--tower_training", "full")
     assert status == 0
     told = " ".join(page.split())
     assert "machine: T4, 16 GiB, described;" in told
-    assert "trains in fp16 with loss scaling: no native bf16 (bf16 no, fp16 yes, TF32 no, flash attention no)" in told
+    assert "trains in fp16 with loss scaling: no native bf16;" in told
     assert "plan, preset max_speed: precision, " in told
     assert "3% to 20% of T4's 65 TFLOP/s in fp16 (published; the share is assumed)" in told
-    assert " dollars" in told
     assert "--encoders biohub/ESMC-600M (frozen, lora, full)" in told
     assert page.count("\n") <= 40
 
 
 @pytest.mark.nightly
-def test_what_would_be_refused_exits_with_1_and_says_so_as_json_too(doctor, tmp_path):
-    status, page = doctor("--device", "t4", "--bf16", "true", "--tower_training", "full", "--json", "page.json")
+def test_what_would_be_refused_exits_with_1(doctor):
+    status, page = doctor("--device", "t4", "--bf16", "true", "--tower_training", "full")
     assert status == 1
     assert "STOPS plan: precision: bf16 is not native on T4" in page
     assert "    -> use --fp16" in page
     assert page.startswith("This command would not run to its end on T4: see STOPS.")
     assert "change first: use --fp16" in page
-    written = json.loads((tmp_path / "page.json").read_text())
-    assert written["would_run"] is False
-    assert written["abilities"]["bf16"]["able"] is False
-    assert [finding["remedy"] for finding in written["findings"] if finding["level"] == "stops"] == ["use --fp16"]
-    assert [path.name for path in tmp_path.iterdir()] == ["page.json"]
 
 
 @pytest.mark.nightly
@@ -78,18 +71,14 @@ def test_an_argument_of_mlm_asks_about_mlm(doctor):
 
 @pytest.mark.nightly
 def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
-    words = ("--stage", "auto", "--size", "tiny", "--device", "t4", "--dollars_per_hour", "0.35", "--json", "page.json")
-    status, page = doctor(*words)
+    status, page = doctor("--stage", "auto", "--size", "tiny", "--device", "t4")
     assert status == 0
     lines = page.splitlines()
     (first,) = [i for i, line in enumerate(lines) if line.startswith("stage ")]
-    assert lines[first].split() == ["stage", "trained", "rows", "steps", "PFLOP", "time,", "at", "most", "dollars"]
-    assert [line.split()[:2] for line in lines[first + 2 : first + 5]] == [["1", "tiny"], ["2", "tiny"], ["3", "tiny"]]
-    written = json.loads(Path("page.json").read_text())
-    assert written["task"] == "generation"
-    assert [stage["steps"] for stage in written["stages"]] == [320, 3140, 49_650]
-    total = [sum(stage["dollars"][i] for stage in written["stages"]) for i in range(2)]
-    assert written["estimate"]["dollars"] == pytest.approx(total)
+    assert lines[first].split() == ["stage", "trained", "rows", "steps", "PFLOP", "time,", "at", "most"]
+    rows = [line.split() for line in lines[first + 2 : first + 5]]
+    assert [row[:2] for row in rows] == [["1", "tiny"], ["2", "tiny"], ["3", "tiny"]]
+    assert [row[5] for row in rows] == ["320", "3,140", "49,650"]
 
 
 @pytest.mark.nightly
@@ -127,7 +116,7 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     """90 labels, of which 30 are the lowest: what a detection limit looks like."""
     write_rows(tmp_path / "rows.csv", [f"{max(5.0, 3.5 + i / 20):.2f}" for i in range(90)])
     words = ["--dataset_name", "rows.csv", "--label_column", "pKd", "--encoders", demo_encoders[1], "--use_cpu", "true"]
-    status, page = doctor(*words, "--json", "page.json")
+    status, page = doctor(*words)
     assert status == 0
     told = " ".join(page.split())
     importlib.import_module("max_speed").main(
@@ -141,12 +130,6 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     assert len(alarms) == 1
     assert "a detection limit? If so, write them as <=5" in alarms[0]
     assert alarms[0] in told
-    written, results = (
-        json.loads(Path(name).read_text()) for name in ("page.json", "outputs/affinity/all_results.json")
-    )
-    assert written["labels"] == results["labels"]["train"]
-    assert written["data"]["leaks"] == results["data"]["leaks"]
-    assert written["data"]["sizes"] == {"train": 72, "validation": 9, "test": 9}
 
 
 def test_labels_that_the_run_would_refuse_and_splits_that_it_would_miss_stop_it_here(doctor, tmp_path, demo_encoders):

@@ -14,7 +14,7 @@ import torch
 
 from hf_ext.hardware import detect_hardware
 from hf_ext.models.packing import find_encoders, pack_encoders
-from hf_ext.reporting.flops import flops_coefficients
+from hf_ext.reporting.batch_counts import flops_coefficients
 from hf_ext.speedups.attention import set_attention
 
 from .shapes import Shape, make_rows, make_tokenizer

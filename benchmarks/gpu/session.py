@@ -212,7 +212,7 @@ def _wait(command: list[str], stream: Any, limit_s: float, stop: Stop) -> tuple[
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     # A session of its own: Ctrl-C reaches us alone, and what it launches ends with it.
     given: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **given) as process:
+    with psutil.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **given) as process:
         ends, status, looked = time.monotonic() + limit_s, "", 0.0
         started: set[psutil.Process] = set()
         while process.poll() is None and not status:
@@ -220,7 +220,7 @@ def _wait(command: list[str], stream: Any, limit_s: float, stop: Stop) -> tuple[
                 looked, started = time.monotonic(), started | find_descendants(process.pid)
             time.sleep(POLL_S)
             status = "interrupted" if stop.asked else "timed out" if time.monotonic() > ends else ""
-        end_processes(process, started | find_descendants(process.pid))
+        end_processes([*(started | find_descendants(process.pid)), process])
         code = process.returncode
     if not status:
         status = FINISHED if code == 0 else "failed" if code > 0 else f"crashed ({signal.Signals(-code).name})"

@@ -13,11 +13,11 @@ from ..data.arguments import DataArguments, ReadingArguments
 from ..data.collators import SequenceCollator
 from ..data.loading import load_sequences
 from ..data.reading import peek_columns
+from ..data.tokenization import check_inputs
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.postprocess import describe_basis
 from ..reporting.run_log import LOGGER, start_run_log
-from ..tasks.running import check_inputs
 from ..trainer import FastTrainer
 from .arguments import PredictArguments
 from .ensemble import predict_members

@@ -22,12 +22,12 @@ from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains, remedy_if_missing
 from ..data.row_errors import format_errors
+from ..data.tokenization import check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
 from ..models.postprocess import half_width
-from ..tasks.running import check_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .calibrating import uncalibrated

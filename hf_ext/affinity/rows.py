@@ -18,8 +18,8 @@ from ..data.split_rules import SPLIT_CLUSTER
 from ..errors import ArgumentError
 from ..evaluation import label_audit
 from ..evaluation.resampling import ResamplingUnits
+from ..reporting.data_section import summarize_data
 from ..reporting.units import format_cell
-from ..tasks.running import summarize_data
 from .arguments import AffinityArguments
 
 FloatArray = NDArray[np.float64]

@@ -19,7 +19,7 @@ from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..models.postprocess import is_ridge_alone
 from ..reporting import units
-from ..reporting.near_copies import describe_repeated
+from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments

@@ -102,20 +102,18 @@ def _read_measure(
 
 
 def _sketch_stage(model: AffinityModel, given: AffinityArguments, args: Any, train: Any, lengths: RowLengths) -> Stage:
-    head = sum(parameter.numel() for parameter in model.head.parameters())
-    longest = {name: lengths.longest([name]) for name in model.config.input_columns}
     return Stage(
         args,
         model,
         [_sketch_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
-        as_trained=partial(_as_trained, model, longest),
+        as_trained=partial(_as_trained, model, lengths.longest),
         num_rows=lengths.num_rows,
-        num_tokens=lengths.total(model.config.input_columns),
-        longest=sum(longest.values()),
+        num_tokens=lengths.num_tokens,
+        longest=sum(lengths.longest.values()),
         rows=train,
         inputs=SimpleNamespace(columns=model.config.input_columns),
         is_stream=lengths.is_stream,
-        head_flops=6.0 * given.num_seeds * head * lengths.num_rows.get("train", 0),
+        num_head_parameters=sum(parameter.numel() for parameter in model.head.parameters()),
         times=given.num_seeds,
     )
 
@@ -125,7 +123,7 @@ def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
     names = [name for tower in model.config.tower_specs if tower.encoder == index for name in tower.names]
     with torch.device("meta"):
         encoder = build_encoder(spec)
-    part = sketch_encoder(encoder, spec.training, spec.name_or_path, lengths.of(names))
+    part = sketch_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
     return replace(part, stored_bytes=part.num_distinct * part.width * EMBEDDING_BYTES)
 
 

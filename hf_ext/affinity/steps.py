@@ -10,13 +10,14 @@ from datasets import Dataset
 
 from ..data.demo import make_demo_encoders
 from ..data.loading import LoadedData
+from ..data.tokenization import check_inputs
 from ..evaluation.requirements import Requirement, check_requirements
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.verdict import MODEL
 from ..hardware import detect_hardware
 from ..speedups.lora import lora_settings
-from ..tasks.running import Run, check_inputs
+from ..tasks.running import Run
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
 from .calibrating import calibrate_model, describe_calibration
 from .embedding_ridge import EmbeddingRidge

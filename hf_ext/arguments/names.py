@@ -30,7 +30,7 @@ _OTHER_NAMES = {
     "output_dir": "out output outdir",
 }
 # Subcommand -> arguments of it alone, which people give to others.
-_OF_COMMAND = {"doctor": "device json", "evaluate": "test_of", "sample": "antigen num_samples", "mlm": "model_size"}
+_OF_COMMAND = {"doctor": "device", "evaluate": "test_of", "sample": "antigen num_samples", "mlm": "model_size"}
 
 
 def is_secret(name: str) -> bool:

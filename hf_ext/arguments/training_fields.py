@@ -137,20 +137,9 @@ class EvaluatingArguments:
     )
 
 
-@dataclass(repr=False)
-class ReportingArguments:
-    """What the log and the report say of speed and money."""
-
-    _argument_group_name = "logs and reports"
-
-    dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
-        None, "Price of the machine per hour; the report then says what the run cost."
-    )
-
-
 def training_names() -> set[str]:
     """Names of all training arguments, ours and transformers'."""
     from transformers import TrainingArguments
 
-    kinds = (SpeedArguments, LoraArguments, StepArguments, SavingArguments, EvaluatingArguments, ReportingArguments)
+    kinds = (SpeedArguments, LoraArguments, StepArguments, SavingArguments, EvaluatingArguments)
     return {one.name for kind in (*kinds, TrainingArguments) for one in fields(kind)}

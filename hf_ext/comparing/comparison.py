@@ -1,41 +1,74 @@
-"""The whole comparison: run, measure, judge, report."""
+"""Compare two or more ways to run training: speed, memory, loss, metric, with intervals and pass/fail criteria.
+
+    hf-ext compare --baseline baseline --optimized max_speed -- --num_train_epochs 3
+    hf-ext compare --recipe mlm --baseline stock mlm_stock_best.yaml --optimized max_speed \\
+        --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
+    hf-ext compare --baseline "baseline --mixed_precision fp16" --baseline_launch "ddp.yaml --num_processes 2" \\
+        --optimized max_speed --optimized_launch "ddp.yaml --num_processes 2" -- --effective_batch_size 64
+
+Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
+take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json and
+comparison.md. Killed and started again, the same command keeps the runs that it had finished.
+While a speed's interval holds both what passes and what fails, rounds are added, up to --max_rounds.
+Exit status: 0 if all criteria hold, 3 if one does not, 4 if none fails and one is too noisy to tell, 1 if a run failed.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ..arguments.parser import FastArgumentParser
 from ..errors import show_text
 from ..files import write_text
+from ..processes import refuse_several
+from ..reporting.run_log import start_run_log
 from ..reporting.run_record import write_json
 from ..reporting.units import NOT_MEASURED
 from .measures import (
     Interval,
     common_unit,
-    compare_losses,
-    decision_interval,
+    compare_values,
     describe_side,
-    make_timeline,
-    metric_drop,
-    rate_interval,
-    ratio_interval,
+    final_loss,
+    find_metric,
+    paired_ratio,
     round_rates,
 )
-from .report import format_comparison, plot_comparison
+from .report import format_comparison
 from .running import SideRun, run_all, run_child
 from .sides import CompareArguments, Side, make_ablations, make_command, make_sides
 
 logger = logging.getLogger(__name__)
 
+CRITERIA_FAILED = 3
+TOO_NOISY = 4
+USAGE = "%(prog)s [--FLAG VALUE ...] -- [flags of the recipe, for all sides]"
 NOISY = "TOO NOISY TO TELL"  # an interval that holds both what passes and what fails
 
 
+def main(argv: list[str] | None = None) -> int:
+    """Runs the comparison; returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    refuse_several("compare")
+    end = words.index("--") if "--" in words else len(words)
+    parser = FastArgumentParser(CompareArguments, description=__doc__, usage=USAGE)
+    (args,) = parser.parse_args_into_dataclasses(words[:end])
+    log = start_run_log(args.output_dir)
+    result = compare(args, words[end + 1 :])
+    log.info("\n%s\n", (Path(args.output_dir) / "comparison.md").read_text())
+    if result["too_noisy"]:
+        return TOO_NOISY
+    return 0 if result["passed"] else CRITERIA_FAILED
+
+
 def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any]:
-    """Runs all sides and writes `comparison.json`, `comparison.md` and `comparison.png` into `args.output_dir`.
+    """Runs all sides and writes `comparison.json` and `comparison.md` into `args.output_dir`.
 
     Args:
         args: sides, rounds and criteria.
@@ -48,7 +81,7 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         ArgumentError: a side cannot be understood.
         ChildFailed: a baseline's or the optimized side's run failed; shows the end of its log.
     """
-    sides, run_one = make_sides(args), partial(run_side, args, shared)
+    sides, run_one = make_sides(args, shared), partial(run_side, args, shared)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
     runs: list[SideRun] = []
     for rounds in range(args.rounds, args.most_rounds + 1):
@@ -58,7 +91,10 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
             break
         logger.info("after %d rounds, too noisy to tell", rounds)
     result = {"recipe": args.recipe, "arguments": [*shared], "rounds": rounds, **found}
-    write_result(Path(args.output_dir), result, format_comparison(result), runs)
+    root = Path(args.output_dir)
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(root / "comparison.json", result)
+    write_text(root / "comparison.md", show_text(format_comparison(result)) + "\n")
     return result
 
 
@@ -69,14 +105,6 @@ def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: 
     return run_child(make_command(args, shared, side, folder, round_), side, round_, folder)
 
 
-def write_result(root: Path, result: dict[str, Any], text: str, runs: Sequence[SideRun]) -> None:
-    """Writes `comparison.json`, `comparison.md` and `comparison.png`."""
-    root.mkdir(parents=True, exist_ok=True)
-    write_json(root / "comparison.json", result)
-    write_text(root / "comparison.md", show_text(text) + "\n")
-    plot_comparison(result, runs, root / "comparison.png")
-
-
 def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     """Numbers per side, ratios per baseline, criteria, and what each speed-up brings, from runs that are there."""
     by_side: dict[str, list[SideRun]] = {}
@@ -85,65 +113,67 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     failed = {run.side.name: run.error for run in runs if run.error}
     good = {name: group for name, group in by_side.items() if name not in failed}
     unit = common_unit(run for group in good.values() for run in group)
-    num_looks = 1 + args.most_rounds - args.rounds
     rates = {name: round_rates(group, unit) for name, group in good.items()}
     roles = {name: group[0].side for name, group in by_side.items()}
     optimized = next(name for name, side in roles.items() if side.role == "optimized")
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
-    sides = {name: describe_group(group, args.metric, rate_interval(rates[name])) for name, group in good.items()}
-    pairs = {
-        name: {
-            "ratio": asdict(ratio_interval(rates[optimized], rates[name])),
-            "decided_by": decision_interval(rates[optimized], rates[name], num_looks),
-            "loss": compare_losses(good[optimized], good[name]),
-            "metric_drop": metric_drop(good[optimized], good[name], args.metric, args.greater_is_better),
+    sides = {name: describe_group(group, unit, args.metric) for name, group in good.items()}
+    num_looks = 1 + args.most_rounds - args.rounds
+    pairs: dict[str, dict[str, Any]] = {}
+    for name in baselines:
+        loss, metric = (
+            compare_values(*([find(run) for run in good[side]] for side in (optimized, name)))
+            for find in (final_loss, lambda run: find_metric(run, args.metric))
+        )
+        pairs[name] = {
+            "ratio": asdict(paired_ratio(rates[optimized], rates[name])),
+            "decided_by": asdict(paired_ratio(rates[optimized], rates[name], num_looks)),
+            "loss": loss and asdict(loss),
+            "metric_drop": metric and _as_drop(metric, args.greater_is_better),
             "same_sequences_per_step": sides[optimized]["sequences_per_step"] == sides[name]["sequences_per_step"],
         }
-        for name in baselines
-    }
     criteria = check_criteria(args, pairs, sides[optimized]["peak_memory_gib"])
-    first = good[baselines[0]][0].throughput["device"]
-    medians = {key: value for key, value in sides[baselines[0]].items() if key.endswith("s_per_s")}
-    ablations = [side for side in roles.values() if side.role in ("without", "only")]
-    ratios = {
-        side.name: ratio_interval(rates[optimized], rates[side.name])
+    ablation = [
+        _ablation_row(side, failed.get(name), rates[optimized], rates.get(name))
+        for name, side in roles.items()
         if side.role == "without"
-        else ratio_interval(rates[side.name], rates[baselines[0]])
-        for side in ablations
-        if side.name not in failed
-    }
-    timeline = make_timeline({name: good[name] for name in (*baselines, optimized)}, baselines[0])
+    ]
     return {
-        "format": 1,
+        "format": 2,
         "unit": unit,
         "metric": args.metric,
-        "baseline": {"name": baselines[0], "device": first, "rates": medians},
+        "device": good[optimized][0].throughput["device"],
         "optimized": optimized,
         "sides": sides,
         "against": pairs,
         "criteria": [{**asdict(one), "passed": one.passed, "line": str(one)} for one in criteria],
         "passed": all(criterion.passed for criterion in criteria),
         "too_noisy": is_too_noisy(criteria),
-        "timeline": timeline,
-        "ablation": [_ablation_row(side, ratios, failed) for side in ablations],
+        "ablation": ablation,
     }
 
 
-def describe_group(group: Sequence[SideRun], metric: str, rate: Interval) -> dict[str, Any]:
+def describe_group(group: Sequence[SideRun], unit: str, metric: str) -> dict[str, Any]:
     """Settings and numbers of one side's runs."""
     side = group[0].side
-    settings: dict[str, Any] = {"role": side.role, "config": side.config, "arguments": [*side.arguments]}
-    if side.launch is not None:
-        settings |= {"launch": str(side.launch), "num_processes": side.launch.num_processes}
-    return {**settings, "rate": asdict(rate), **describe_side(group, metric)}
+    settings = {"role": side.role, "arguments": [*side.arguments], "launch": [*side.launch]}
+    num_processes = group[0].throughput["num_processes"]
+    return {**settings, "num_processes": num_processes, **describe_side(group, unit, metric)}
 
 
-def _ablation_row(side: Side, ratios: dict[str, Interval], failed: dict[str, str]) -> dict[str, Any]:
-    """`ratio`: with against without this speed-up; for one alone, against the first baseline."""
-    row: dict[str, Any] = {"speedup": side.speedup, "how": side.role, "ratio": None}
-    if side.name in failed:
-        return {**row, "verdict": f"failed: {failed[side.name].splitlines()[-1]}"}
-    ratio = ratios[side.name]
+def _as_drop(difference: Interval, greater_is_better: bool) -> dict[str, float]:
+    """By how much a metric is worse, of how much larger it is."""
+    if not greater_is_better:
+        return asdict(difference)
+    return asdict(Interval(-difference.value, -difference.high, -difference.low))
+
+
+def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -> dict[str, Any]:
+    """`ratio`: with against without this speed-up."""
+    row: dict[str, Any] = {"speedup": side.speedup, "ratio": None}
+    if error is not None:
+        return {**row, "verdict": f"failed: {error.splitlines()[-1]}"}
+    ratio = paired_ratio(optimized, without)
     verdict = "pays here" if ratio.low > 1 else "does not pay here" if ratio.value <= 1 else "not shown to pay here"
     return {**row, "ratio": asdict(ratio), "verdict": verdict}
 
@@ -172,23 +202,22 @@ def check_criteria(args: CompareArguments, pairs: dict[str, dict[str, Any]], pea
 
     Args:
         args: the limits.
-        pairs: per baseline `ratio` (an interval as a dictionary), `decided_by` (see `decision_interval`), `loss` (see
-            `compare_losses`) and `metric_drop`.
+        pairs: per baseline `ratio`, `decided_by`, `loss` and `metric_drop`, intervals as dictionaries.
         peak_memory_gib: of the optimized side.
     """
     found = []
     for name, pair in pairs.items():
         if args.min_speedup is not None:
             text = f"speed against {name} at least {args.min_speedup:g}x"
-            low, high = pair["decided_by"]
+            low, high = pair["decided_by"]["low"], pair["decided_by"]["high"]
             verdict: Any = "PASS" if low >= args.min_speedup else "FAIL" if high < args.min_speedup else NOISY
             found.append(Criterion(text, pair["ratio"]["value"], verdict, (low, high)))
         if args.max_loss_delta is not None:
-            delta = pair["loss"]["final"] if pair["loss"] else None
+            delta = pair["loss"]["value"] if pair["loss"] else None
             text = f"final training loss above that of {name} by at most {args.max_loss_delta:g}"
             found.append(Criterion(text, delta, _judge(delta, args.max_loss_delta)))
         if args.max_metric_drop is not None:
-            drop = pair["metric_drop"]
+            drop = pair["metric_drop"]["value"] if pair["metric_drop"] else None
             text = f"{args.metric} worse than that of {name} by at most {args.max_metric_drop:g}"
             found.append(Criterion(text, drop, _judge(drop, args.max_metric_drop)))
     if args.max_memory_gib is not None:

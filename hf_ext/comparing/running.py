@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +23,6 @@ from .sides import Side
 logger = logging.getLogger(__name__)
 
 TAIL_LINES = 30
-MAX_HASHED_BYTES = 2**20  # larger files, which are data, are known by size and time
 GRACE_S = 5.0  # between asking processes to end and ending them
 
 
@@ -106,26 +103,22 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
 
 def _run(command: Sequence[str], output: Any) -> int:
     """Exit status; where this process is interrupted meanwhile, nothing that was started goes on."""
-    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    process = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        return process.wait()
+        return int(process.wait())
     except BaseException:
-        end_processes(process, psutil.Process(process.pid).children(recursive=True))
+        end_processes([*process.children(recursive=True), process])
         raise
 
 
-def end_processes(process: subprocess.Popen[Any], started: Iterable[psutil.Process]) -> None:
-    """Asks a process and what it started to end, and ends what does not; launchers give ranks sessions of their own."""
+def end_processes(started: Iterable[psutil.Process]) -> None:
+    """Asks processes to end, and ends those that do not; launchers give ranks sessions of their own."""
     left = [*started]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        process.send_signal(number)
-        for each in left:
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in left:
             with suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+                end(process)
         left = psutil.wait_procs(left, GRACE_S)[1]
-    process.wait()
 
 
 def _check_throughput(
@@ -139,11 +132,6 @@ def _check_throughput(
     if not throughput["measured_steps"]:
         raise ChildFailed(
             f"{side.name}, round {round_}: all {throughput['warmup_steps']} steps were warm-up. Train for more steps."
-        )
-    if side.launch is not None and throughput["num_processes"] != side.launch.num_processes:
-        raise ChildFailed(
-            f"{side.name}, round {round_}: {side.launch} is for {side.launch.num_processes} processes, and "
-            f"{throughput['num_processes']} trained together. A recipe's script must make FastTrainingArguments."
         )
 
 
@@ -201,13 +189,6 @@ def _write_record(folder: Path, command: Sequence[str], seconds: float | None) -
 
 
 def _describe(command: Sequence[str]) -> dict[str, Any]:
-    """The command, and what the files among its words hold: a YAML that was edited makes another run."""
-    files = {word: _fingerprint(Path(word)) for word in command[1:] if len(word) < 1024 and Path(word).is_file()}
-    return {"command": [*command], "files": files}
-
-
-def _fingerprint(path: Path) -> str:
-    status = path.stat()
-    if status.st_size > MAX_HASHED_BYTES:
-        return f"{status.st_size} bytes, {status.st_mtime_ns}"
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """The command, with size and time of the files among its words: a YAML that was edited makes another run."""
+    files = [Path(word) for word in command[1:] if len(word) < 1024 and Path(word).is_file()]
+    return {"command": [*command], "files": {str(path): [path.stat().st_size, path.stat().st_mtime] for path in files}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 import sys
@@ -11,17 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import yaml
 
-from ..arguments.config_file import read_nodes
 from ..arguments.presets import PRESETS
 from ..arguments.training_fields import option
 from ..cli import COMMANDS
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, find_shipped
 
-Role = Literal["baseline", "optimized", "without", "only"]
+Role = Literal["baseline", "optimized", "without"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 LOGGING_STEPS = 10  # between points of the loss curves
 CRITERIA = ("min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop")
@@ -36,37 +33,31 @@ class CompareArguments:
     """
 
     _argument_groups = {
-        "sides": (
-            *("recipe", "config", "baseline", "baseline_args", "baseline_launch"),
-            *("optimized", "optimized_args", "optimized_launch", "ablate"),
-        ),
+        "sides": (*("recipe", "baseline", "baseline_launch", "optimized", "optimized_launch", "ablate"),),
         "measurement": ("output_dir", "rounds", "max_rounds", "seed", "metric", "greater_is_better"),
         "criteria": CRITERIA,
     }
     _first_flags = (
-        *("recipe", "config", "baseline", "optimized", "ablate", "output_dir", "rounds", "metric"),
+        *("recipe", "baseline", "optimized", "ablate", "output_dir", "rounds", "metric"),
         *("greater_is_better", *CRITERIA),
     )
 
     output_dir: str = option("outputs/comparison", "Where runs and the report go.")
     recipe: str = option("train", "What all sides run: a command of hf-ext (train, mlm, generate), or a script.")
-    config: str | None = option(None, "YAML of the recipe, shared by all sides; a side's own YAML goes on top.")
     baseline: list[str] = option(
-        ["baseline"], "One or more: a preset, a YAML file, or 'stock' (transformers.Trainer itself)."
-    )
-    baseline_args: list[str] = option(
-        [], "More arguments, quoted as one text per baseline, or one text for all of them."
+        ["baseline"],
+        "One or more: a preset, a YAML file, or 'stock' (transformers.Trainer itself); with flags of its own in one "
+        'quoted text, such as "stock --bf16 true".',
     )
     optimized: str = option("max_speed", "As --baseline.")
-    optimized_args: str = option("", "More arguments for the optimized side, as one text.")
     rounds: int = option(3, "How often every side runs; sides take turns.")
     max_rounds: int | None = option(
         None,
         "Rounds are added, up to so many, while --min_speedup is too noisy to tell; left out: three times --rounds.",
     )
     seed: int = option(42, "Of the first round; each round adds 1, for all sides alike.")
-    baseline_launch: list[str] = option(
-        [], "Accelerate config file(s) to launch baselines with: one for all baselines, or one each."
+    baseline_launch: str | None = option(
+        None, "Accelerate config file to launch baselines with; flags of the launcher may follow in the same text."
     )
     optimized_launch: str | None = option(None, "Accelerate config file to launch the optimized side with.")
     metric: str = option("eval_loss", "Final metric: a dotted path in all_results.json, or a logged name.")
@@ -77,7 +68,7 @@ class CompareArguments:
     max_loss_delta: float | None = option(None, "Fail if the final training loss is higher than a baseline's by more.")
     max_memory_gib: float | None = option(None, "Fail if the optimized side's peak memory is larger.")
     max_metric_drop: float | None = option(None, "Fail if --metric is worse than a baseline's by more.")
-    ablate: bool = option(False, "Also run without each applied speed-up, and with each one alone.")
+    ablate: bool = option(False, "Also run without each applied speed-up.")
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -90,14 +81,6 @@ class CompareArguments:
             raise ArgumentError(f"--max_rounds {self.max_rounds}: must be at least --rounds, {self.rounds}.")
         if self.max_rounds is not None and self.min_speedup is None:
             raise ArgumentError(f"--max_rounds {self.max_rounds} adds rounds until --min_speedup is decided: give one.")
-        for name, what in (("baseline_args", "texts"), ("baseline_launch", "files")):
-            given = len(getattr(self, name))
-            if given not in (0, 1, len(self.baseline)):
-                raise ArgumentError(
-                    f"--{name} has {given} {what} for {len(self.baseline)} baselines: give one for all, or one each."
-                )
-        if bool(self.baseline_launch) != bool(self.optimized_launch):
-            raise ArgumentError("--baseline_launch and --optimized_launch go together: give a file to each side.")
 
     @property
     def most_rounds(self) -> int:
@@ -108,107 +91,73 @@ class CompareArguments:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A file for `accelerate launch`, the processes that it starts, and more flags of the launcher."""
-
-    file: str
-    num_processes: int
-    flags: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The file without its ending, and how many processes where there are several."""
-        stem = Path(self.file).stem
-        return stem if self.num_processes == 1 else f"{stem} x{self.num_processes}"
-
-    def __str__(self) -> str:
-        return shlex.join([self.file, *self.flags])
-
-    def command(self) -> list[str]:
-        """What stands before the recipe, with this Python."""
-        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", self.file, *self.flags]
-
-
-@dataclass(frozen=True)
 class Side:
-    """One way to run the recipe. `speedup` is what an ablation leaves out ("without") or runs alone ("only").
-
-    `launch` is its own launch file, if it has one.
-    """
+    """One way to run the recipe. `speedup` is what an ablation leaves out; `launch`: words for `accelerate launch`."""
 
     name: str
     role: Role
     arguments: tuple[str, ...]
-    config: str | None = None
     speedup: str | None = None
-    launch: Launch | None = None
+    launch: tuple[str, ...] = ()
 
 
-def make_sides(args: CompareArguments) -> list[Side]:
-    """All baselines, then the optimized side; launch files are part of names, equal names are numbered.
+def make_sides(args: CompareArguments, shared: Sequence[str] = ()) -> list[Side]:
+    """All baselines, then the optimized side; equal names are numbered.
 
     Raises:
-        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; or see `read_launch`.
+        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; it is a YAML file while
+            `shared` names one; or see `read_launch`.
     """
-    extras = _spread(args.baseline_args, len(args.baseline)) or [""] * len(args.baseline)
-    sides = [_make_side(text, "baseline", extra) for text, extra in zip(args.baseline, extras)]
-    sides.append(_make_side(args.optimized, "optimized", args.optimized_args))
-    if args.optimized_launch:
-        files = [*_spread(args.baseline_launch, len(args.baseline)), args.optimized_launch]
-        sides = [_launch_side(side, file) for side, file in zip(sides, files)]
+    sides = [_make_side(text, "baseline", args.baseline_launch) for text in args.baseline]
+    sides.append(_make_side(args.optimized, "optimized", args.optimized_launch))
     named: list[Side] = []
     for side in sides:
+        if "--config" in side.arguments and "--config" in shared:
+            raise ArgumentError(f"--{side.role} {side.name}: a YAML file, and --config after -- is another: give one.")
         same = sum(side.name == other.name.partition("#")[0] for other in named)
         named.append(replace(side, name=f"{side.name}#{same + 1}") if same else side)
     return named
 
 
-def _spread(values: list[str], count: int) -> list[str]:
-    """One value for all, or one each."""
-    return values * count if len(values) == 1 else values
-
-
-def _launch_side(side: Side, text: str) -> Side:
-    launch = read_launch(text, f"{side.role}_launch")
-    return replace(side, name=f"{side.name} on {launch.name}", launch=launch)
-
-
-def _make_side(text: str, role: Role, extra: str) -> Side:
-    more = tuple(shlex.split(extra))
-    if text == "stock":
-        return Side("stock", role, (*STOCK, *more))
-    if text.endswith((".yaml", ".yml")):
-        path = find_shipped(text, CONFIGS)
+def _make_side(text: str, role: Role, launch: str | None) -> Side:
+    name, *more = shlex.split(text) or [""]
+    words = read_launch(launch, f"{role}_launch") if launch else ()
+    if name == "stock":
+        return Side(name, role, (*STOCK, *more), launch=words)
+    if name.endswith((".yaml", ".yml")):
+        path = find_shipped(name, CONFIGS)
         if not path.is_file():
-            raise ArgumentError(f"--{role} {text}: no such file in {Path.cwd()}, and none that comes with hf_ext.")
-        return Side(path.stem, role, more, config=str(path))
-    unknown = [name for name in text.split("+") if name not in PRESETS]
+            raise ArgumentError(f"--{role} {name}: no such file in {Path.cwd()}, and none that comes with hf_ext.")
+        return Side(path.stem, role, ("--config", str(path), *more), launch=words)
+    unknown = [one for one in name.split("+") if one not in PRESETS]
     if unknown:
         raise ArgumentError(
-            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, or presets: {', '.join(PRESETS)}."
+            f"--{role} {name!r}: {unknown} is no preset. Give 'stock', a YAML file, or presets: {', '.join(PRESETS)}."
         )
-    return Side(text, role, ("--preset", text, *more))
+    return Side(name, role, ("--preset", name, *more), launch=words)
 
 
 def make_ablations(optimized: Side, plan: dict[str, Any]) -> list[Side]:
-    """For each speed-up that the optimized run's plan applied: all but that one, and that one alone."""
+    """For each speed-up that the optimized run's plan applied: all but that one."""
     decisions = {decision["name"]: decision["status"] for decision in plan["decisions"]}
     # `--without` replaces a list from a preset or YAML, so what was off before is named again.
     off = [name for name, status in decisions.items() if status == "off"]
-    sides = []
-    for name in (name for name, status in decisions.items() if status == "applied"):
-        all_but = (*optimized.arguments, "--without", name, *off)
-        alone = (*optimized.arguments, "--speedups", name)
-        same = replace(optimized, speedup=name)
-        sides.append(replace(same, name=f"without {name}", role="without", arguments=all_but))
-        sides.append(replace(same, name=f"only {name}", role="only", arguments=alone))
-    return sides
+    return [
+        replace(
+            optimized,
+            name=f"without {name}",
+            role="without",
+            speedup=name,
+            arguments=(*optimized.arguments, "--without", name, *off),
+        )
+        for name, status in decisions.items()
+        if status == "applied"
+    ]
 
 
 def make_command(args: CompareArguments, shared: Sequence[str], side: Side, folder: Path, round_: int) -> list[str]:
     """The command of one run. Later arguments win: this function's, those for all sides, the side's, the folder."""
-    launcher = [sys.executable] if side.launch is None else side.launch.command()
-    config = _config_of(args, side, folder)
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", *side.launch] if side.launch else []
     ours: dict[str, Any] = {
         "logging_strategy": "steps",
         "logging_steps": LOGGING_STEPS,
@@ -220,84 +169,29 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         # Each run pays for its own embeddings; a shared cache would give them to the second run for nothing.
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
-    own_config = ["--config", config] if config else []
     program = ["-m", "hf_ext", args.recipe] if args.recipe in COMMANDS else [args.recipe]
-    return [*launcher, *program, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
+    return [sys.executable, *launcher, *program, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
 
 
-def _config_of(args: CompareArguments, side: Side, folder: Path) -> str | None:
-    """The YAML of a run: the shared one, the side's, or the side's on top of the shared one as a new file."""
-    if not (args.config and side.config):
-        return str(find_shipped(args.config, CONFIGS)) if args.config else side.config
-    merged = folder.parent / f"{folder.name}.yaml"
-    merged.parent.mkdir(parents=True, exist_ok=True)
-    merged.write_text(merge_yaml(args.config, side.config), encoding="utf-8")
-    return str(merged)
-
-
-def merge_yaml(below: str, above: str) -> str:
-    """The text of two YAML mappings in one; keys of `above` win. Values stay as they are written (`no` stays `no`).
-
-    Raises:
-        ArgumentError: a file cannot be read, or is no mapping.
-    """
-    first, second = read_nodes(below), read_nodes(above)
-    taken = {_key(key) for key, _ in second.value}
-    first.value = [pair for pair in first.value if _key(pair[0]) not in taken] + second.value
-    return yaml.serialize(first, Dumper=yaml.SafeDumper)
-
-
-def _key(node: yaml.Node) -> str:
-    return str(node.value).replace("-", "_")
-
-
-def read_launch(text: str, flag: str) -> Launch:
-    """Reads a config file and checks that this machine can start it.
+def read_launch(text: str, flag: str) -> tuple[str, ...]:
+    """The file of an Accelerate config, and the launcher's flags after it.
 
     Args:
         text: a YAML file as in accelerate_configs, or the name of one there; flags of `accelerate launch` may follow.
         flag: the argument that named it, for messages.
 
     Raises:
-        ArgumentError: the file is absent, no Accelerate config, says no number of processes, or is for several machines
-            or more GPUs than here.
+        ArgumentError: the file is absent, or no Accelerate config.
     """
     file, *flags = shlex.split(text) or [""]
-    path = str(find_shipped(file, LAUNCHERS))
+    path = find_shipped(file, LAUNCHERS)
     try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ArgumentError(f"--{flag} {path}: cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict) or "distributed_type" not in config:
         raise ArgumentError(
             f"--{flag} {path}: no Accelerate config (distributed_type is missing). Those are in accelerate_configs; a "
-            "recipe's YAML belongs to --config, --baseline or --optimized."
+            "recipe's YAML is a side, or --config after --."
         )
-    if config.get("num_machines", 1) > 1:
-        raise ArgumentError(
-            f"--{flag} {path}: for {config['num_machines']} machines; a comparison starts processes on this one only."
-        )
-    num_processes = _num_processes(config, flags)
-    if num_processes is None:
-        raise ArgumentError(
-            f"--{flag} {path}: says no number of processes. Give it with the file, as one text: "
-            f'--{flag} "{file} --num_processes 2".'
-        )
-    num_gpus = torch.accelerator.device_count()
-    if not config.get("use_cpu", False) and num_processes > num_gpus:
-        raise ArgumentError(
-            f"--{flag} {path}: for {num_processes} GPU(s), and this machine has {num_gpus}. Start fewer, or give "
-            'cpu.yaml, for several processes "cpu.yaml --multi_gpu --num_processes 2".'
-        )
-    return Launch(path, num_processes, tuple(flags))
-
-
-def _num_processes(config: dict[str, Any], flags: list[str]) -> int | None:
-    """Of the launcher's flags, else of its file; a file for one process need not say so."""
-    known = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    known.add_argument("--num_processes", type=int, default=config.get("num_processes"))
-    try:
-        given = known.parse_known_args(flags)[0].num_processes
-    except argparse.ArgumentError as error:
-        raise ArgumentError(f"{shlex.join(flags)}: {error}") from error
-    return 1 if given is None and config["distributed_type"] == "NO" else given
+    return str(path), *flags

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import ArgumentError, DataError
+from .columns import read_columns
 from .proteins import RARE, STANDARD
 
 MAX_UNKNOWN_SHARE = 0.01
+STREAM_CHECK_ROWS = 1000
+MAX_LISTED = 10  # rows in a message
 _NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
 
 
@@ -197,3 +200,58 @@ def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
 def _not_for_proteins(tokenizer: Any, problem: str) -> DataError:
     name = f"{type(tokenizer).__name__} ({tokenizer.name_or_path!r})"
     return DataError(f"{name} {problem}. Use the tokenizer of a protein language model with one token per residue.")
+
+
+def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, float]]:
+    """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
+
+    Args:
+        collator: `SequenceCollator` or `MaskedLMCollator`.
+        splits: name -> rows; of a stream the first `STREAM_CHECK_ROWS` stand for all.
+        source: where the rows are from, for messages.
+
+    Returns:
+        Per input: share of unknown residues, longest row in residues, number of rows above the limit.
+
+    Raises:
+        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
+            first ones with file row and length.
+    """
+    report = {}
+    for name, columns in collator.columns.items():
+        rows = [row for split in splits.values() for row in _distinct(split, columns)]
+        tokenizer = collator.tokenizers[name]
+        unknown = tokenizer.check_contract([part for row in rows for part in row], name)
+        lengths = [sum(map(len, row)) for row in rows]
+        limit = tokenizer.max_residues
+        above = [row for row, length in zip(rows, lengths) if limit is not None and length > limit]
+        if above:
+            try:
+                collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
+            except DataError as error:
+                rows_above = _list_long(splits, columns, limit, source)
+                raise DataError(f"{error}\n{rows_above}") from error
+        report[name] = {"unknown_share": unknown, "longest": max(lengths), "num_above_limit": len(above)}
+    return report
+
+
+def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, source: str | None) -> str:
+    """Rows above the limit: how many, and the first ones."""
+    found = []
+    for split_name, split in splits.items():
+        rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
+        for number, row in enumerate(rows, 1):
+            length = sum(len(row[column]) for column in columns)
+            if length > limit:
+                found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
+    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
+    return (
+        f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
+        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --max_residues N --bad_rows drop, N per column."
+    )
+
+
+def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    if hasattr(split, "__len__"):
+        return dict.fromkeys(read_columns(split, columns))
+    return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))

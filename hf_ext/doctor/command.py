@@ -1,16 +1,15 @@
 """Look before you train: what this machine can do, what a command would take, what is off, and the remedy.
 
     hf-ext doctor --config gb1.yaml
-    hf-ext doctor --config igt5_esm2.yaml --device t4 --dollars_per_hour 0.35
+    hf-ext doctor --config igt5_esm2.yaml --device t4
     hf-ext doctor --model_size esm2_650M --dataset_name proteins.fasta --device h100
-    hf-ext doctor --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
+    hf-ext doctor --stage auto --dataset_name pairs.csv --device a100
     hf-ext doctor --resolution 64 --hidden_size 384 --device a100
 
 Takes every argument of `hf-ext train`; or, where one of them belongs to `hf-ext mlm`, `hf-ext generate` or
 recipes/examples/pde_operator.py alone, of that. Prints one screen: whether the command would run, how long, in how much
 memory, what to change first; then what is off with its remedy, and what all this rests on. It is about your own data
-where --dataset_name is given, else about the demo. --json FILE has everything: the whole plan with reasons, packages,
-what the rows and labels are like. Trains, downloads and writes nothing (but --json FILE; of a model on the Hub its
+where --dataset_name is given, else about the demo. Trains, downloads and writes nothing (of a model on the Hub its
 config.json is read). Exit status: 0 if the command would run, 1 if something would stop it.
 """
 
@@ -19,9 +18,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import sys
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import yaml
 from transformers.utils.logging import disable_progress_bar
@@ -31,10 +29,36 @@ from ..data.arguments import DataArguments
 from ..errors import ArgumentError, show_text
 from ..files import CONFIGS, find_shipped
 from ..tasks import TASKS, Task, find_task
-from .arguments import DoctorArguments
 from .findings import find_problems, would_run
 from .gather import gather
-from .page import format_page, page_values
+from .page import format_page
+
+
+@dataclass
+class DoctorArguments:
+    """Which machine to look at, and how.
+
+    Raises:
+        ArgumentError: a negative `measure_seconds`.
+    """
+
+    _argument_group_name = "doctor"  # in --help
+    _first_flags = ("device",)  # beside those of the run
+
+    device: None | str = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "Look at another card instead of this machine: t4, a100, a100-80gb, h100, rtx-4090, sm86, ..."
+        },
+    )
+    measure_seconds: float = field(
+        default=2.0,
+        metadata={"help": "Seconds for timing a layer, or steps, of the model on this machine; 0 times nothing."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.measure_seconds < 0:
+            raise ArgumentError(f"measure_seconds={self.measure_seconds}: must not be negative; 0 measures nothing.")
 
 
 def guess_task(argv: list[str]) -> str:
@@ -74,13 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     if args.process_index > 0:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints
-    facts = gather(task, arguments, args, doctor_args)
+    facts = gather(task, arguments, args, doctor_args.device, doctor_args.measure_seconds)
     findings = find_problems(facts)
     print(show_text(format_page(facts, findings)))
-    if doctor_args.json:
-        written = page_values(facts, findings)
-        try:
-            Path(doctor_args.json).write_text(json.dumps(written, indent=2, default=str) + "\n")
-        except OSError as error:
-            raise ArgumentError(f"--json {doctor_args.json}: {error.strerror}. Name a file in a folder.") from error
     return 0 if would_run(findings) else 1

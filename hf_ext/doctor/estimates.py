@@ -1,24 +1,42 @@
-"""How long a run would take and what that costs: ranges, each with what it rests on."""
+"""How long a run would take, as a range with what it rests on; and how many bytes, on the device and on disks."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from ..checkpoints.retention import SMALL_FILES_BYTES, Sizes, bound_sizes, needed_bytes, read_policy
+from ..checkpoints.weights import export_bytes
 from ..hardware import Hardware
+from ..memory.forecast import MemoryModel, TrainConfig
+from ..memory.report import MemoryReport, report_memory
+from ..memory.stored import Base
+from ..models.attention import KERNELS
+from ..models.packing import pack_encoders
 from ..plan import Plan
-from ..reporting.progress import NARROW_WIDTH, UTILISATION
+from ..speedups.attention import set_attention
+from ..speedups.base import optimizer_name, recomputes
+from ..speedups.fused_layers import fuse_gelu, label_only
+from ..speedups.precision import best_precision
 from ..tasks.sketch import Part, Span, Stage, Step
 
+# Share of the published dense peak that whole encoders reach. Assumed, not measured here: wide ones as in PaLM (46 %,
+# arXiv:2204.02311, table 3) down to what plain PyTorch reaches; products of width 512 and less do about as many FLOPs
+# per byte as a card's memory can feed (width / 2), so they wait for it.
+UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
+NARROW_WIDTH = 512
 # Of a rate measured here: backward, optimizer and data cost some; the plan's kernels and packing gain some.
 MEASURED_SHARES = (0.5, 1.5)
 STEP_SECONDS = (0.003, 0.02)  # Python and launches of one step of Trainer, beside the products
+SPLIT = "not counted: weights are split over processes"
+PASSES = {"frozen": 1, "lora": 2, "full": 3}  # of a row in training, each as costly as forward
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -111,7 +129,7 @@ def estimate_times(
                 (), f"no {dtype} peak of {hardware.name} is published; --measure_seconds 2 measures this machine"
             )
         rates.append(rate)
-    lines = sum_seconds(plan, stage, schedule, rates, waits=hardware.kind != "cpu")
+    lines = sum_seconds(plan, stage, schedule, rates)
     return Times(tuple(lines), "; ".join(dict.fromkeys(rate.basis for rate in rates)))
 
 
@@ -138,71 +156,138 @@ def published_rate(hardware: Hardware, dtype: str, width: int) -> Rate | None:
 
 
 def measure_rate(part: Part, hardware: Hardware, dtype: str, seconds: float) -> Rate:
-    """FLOP/s of a part's steps on this machine, in sizes 1, 2, 4, ... as far as the time allows.
+    """FLOP/s of a part's steps on this machine, of 1, 2, 4, ... inputs as far as the time allows.
 
     Cost: about twice `seconds`, or two of the smallest steps where these take longer; the memory of a step.
     """
     device = "cuda" if hardware.kind in ("cuda", "rocm") else hardware.kind
     half = torch.autocast(device, dtype=DTYPES[dtype]) if dtype in DTYPES else nullcontext()
     with torch.random.fork_rng(devices=[]), half:
-        size, step = 1, part.make_step(device, 1)
+        num, step = 1, part.make_step(device, 1)
         assert step is not None  # there is a smallest
-        elapsed = time_passes(step, device, 0.0)
-        while 4 * elapsed < seconds and (larger := part.make_step(device, 2 * size)):
-            size, step = 2 * size, larger
-            elapsed = time_passes(step, device, 0.0)
-        if elapsed < seconds:
-            elapsed = time_passes(step, device, seconds / 2)
-    speed, (low, high) = step.flops / elapsed, MEASURED_SHARES
-    basis = f"{low:.0%} to {high:.0%} of {speed / 1e9:,.0f} GFLOP/s in {dtype}, measured here on {step.what}"
-    return Rate(low * speed, high * speed, f"{basis} (the share is assumed)")
+        elapsed = time_passes(step, device)
+        while 4 * elapsed < seconds and (larger := part.make_step(device, 2 * num)):
+            num, step = 2 * num, larger
+            elapsed = time_passes(step, device)
+    speed, (low, high) = num * step.share * part.flops * (3 if step.trains else 1) / elapsed, MEASURED_SHARES
+    basis = f"{low:.0%} to {high:.0%} of {speed / 1e9:,.0f} GFLOP/s in {dtype} (the share is assumed)"
+    return Rate(low * speed, high * speed, f"{basis}, measured here on a batch of {num} for {part.name}")
 
 
-def time_passes(step: Step, device: str, seconds: float) -> float:
-    """Seconds of a step, after one to warm up, on average over so many seconds, at least one."""
-
-    def now() -> float:
+def time_passes(step: Step, device: str) -> float:
+    """Seconds of a step, the faster of two: the first warms up."""
+    elapsed = []
+    for _ in range(2):
+        start = time.perf_counter()
+        with torch.set_grad_enabled(step.trains):
+            output = step.model(**step.batch)
+        if step.trains:
+            output.loss.backward()
         if device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter()
-
-    run: Callable[[], Any] = step.run
-    run()
-    passes, start, elapsed = 0, now(), 0.0
-    while passes == 0 or elapsed < seconds:
-        run()
-        passes, elapsed = passes + 1, now() - start
-    return elapsed / passes
+        elapsed.append(time.perf_counter() - start)
+    return min(elapsed)
 
 
-def sum_seconds(
-    plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate], waits: bool = True
-) -> list[tuple[str, Span]]:
-    """Seconds of encoding once and of training with evaluations.
+def row_flops(part: Part, stage: Stage, schedule: Schedule) -> tuple[float, float]:
+    """Of all rows in training, and in evaluations, were its results not kept."""
+    rows = part.flops * part.inputs_per_row if part.is_read_while_training else 0.0
+    trained = rows * PASSES[part.training] * stage.num_rows.get("train", 0) * schedule.epochs
+    evaluations = schedule.evaluations * schedule.evaluated_share
+    return trained, rows * stage.num_rows.get("validation", 0) * evaluations
 
-    Args:
-        rates: one per part.
-        waits: whether kernels that wait for each other cost their time, as on a GPU; a rate measured on a CPU has it.
-    """
+
+def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate]) -> list[tuple[str, Span]]:
+    """Seconds of encoding once and of training with evaluations; `rates` has one per part."""
     padding = 0.0 if plan.applied("packing") else (plan.facts.get("data", {}).get("padding_share_random") or 0.0)
     once, training = [0.0, 0.0], [0.0, 0.0]
     for part, rate in zip(stage.parts, rates):
-        evaluated = schedule.evaluations * schedule.evaluated_share
-        passed = part.train_flops * schedule.epochs + part.eval_flops * evaluated
-        flops, target = (part.once_flops, once) if part.is_kept(plan) else (passed / (1 - padding), training)
+        trained, evaluated = (flops / (1 - padding) for flops in row_flops(part, stage, schedule))
+        flops, target = (
+            (part.flops * part.num_distinct, once) if part.is_kept(plan) else (trained + evaluated, training)
+        )
         target[0] += flops / rate.high
         target[1] += flops / rate.low
-    steps, head = schedule.steps * stage.times, stage.head_flops * schedule.epochs
-    serial = stage.serial_seconds if waits else (0.0, 0.0)
-    training[0] += head / max(rate.high for rate in rates) + steps * (STEP_SECONDS[0] + serial[0])
-    training[1] += head / min(rate.low for rate in rates) + steps * (STEP_SECONDS[1] + serial[1])
+    steps = schedule.steps * stage.times
+    head = 6.0 * stage.num_head_parameters * stage.num_rows["train"] * schedule.epochs * stage.times
+    training[0] += head / max(rate.high for rate in rates) + steps * STEP_SECONDS[0]
+    training[1] += head / min(rate.low for rate in rates) + steps * STEP_SECONDS[1]
     num_once = sum(part.num_distinct for part in stage.parts if part.is_kept(plan))
     lines = [(f"encoding {num_once:,} distinct inputs once", (once[0], once[1]))] if num_once else []
     return [*lines, (f"training, {steps:,} passes", (training[0], training[1]))]
 
 
-def money(seconds: Span | None, dollars_per_hour: float | None) -> Span | None:
-    """Hours times the price, or None where either is not known."""
-    if seconds is None or dollars_per_hour is None:
-        return None
-    return seconds[0] / 3600 * dollars_per_hour, seconds[1] / 3600 * dollars_per_hour
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) -> MemoryReport | str:
+    """What a step takes on one device; or why that is not known.
+
+    Args:
+        rows: of one pass, of the longest.
+        capacity: bytes of the device; None where not known.
+
+    Cost: a tenth of a second for each switch that there is.
+    """
+    args = stage.args
+    if args.world_size > 1 and (args.fsdp or args.deepspeed):
+        return SPLIT
+    model, make_batch = stage.as_trained(plan)
+    kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None
+    batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
+    config = TrainConfig(
+        max(1, args.max_tokens_per_batch // stage.longest) if plan.applied("token_budget") else rows,
+        # Of every n-th layer, what all of them hold is the bound.
+        recomputes=recomputes(args) and (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1) == 1,
+        half=plan.applied("precision"),
+        base=_base(plan),
+        optimizer=optimizer_name(args),
+        is_muon=plan.applied("muon"),
+        on_host=plan.applied("cpu_offload"),
+        passes=batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps),
+    )
+    memory = MemoryModel(
+        model.train(),
+        make_batch,
+        kind="cpu" if plan.hardware.kind == "cpu" else "cuda",
+        change=partial(_change, plan, kernel),
+        sends_gradients=args.world_size > 1,
+        has_half=best_precision(plan.hardware) != "fp32",
+    )
+    return report_memory(memory, config, stage.longest, capacity)
+
+
+def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
+    """What the plan will do to the model, in the order of its registry."""
+    if plan.applied("fused_gelu"):
+        fuse_gelu(model)
+    if kernel is not None:
+        # Of a padded batch ours would read the mask, which holds nothing here. One that goes block by block, on CPUs,
+        # holds what one holds that pads.
+        is_ours = plan.applied("packing") and kernel in KERNELS
+        set_attention(model, {"blocked": "padded"}.get(kernel, kernel) if is_ours else "sdpa")
+    if plan.applied("packing"):
+        pack_encoders(model)
+    if plan.applied("masked_lm_head"):
+        label_only(model)
+
+
+def _base(plan: Plan) -> Base:
+    if plan.applied("quantized_base"):
+        return "8-bit" if plan["quantized_base"].settings["bits"] == 8 else "4-bit"
+    return "half" if plan.applied("lora_base") else "as it is"
+
+
+def predict_disk(stage: Stage, plan: Plan, schedule: Schedule | None) -> tuple[Sizes, int, int]:
+    """Bounds of one checkpoint, of the model that is saved at the end, and of the output folder at its fullest."""
+    model, _ = stage.as_trained(plan)
+    checkpoint = bound_sizes(model, stage.args, SMALL_FILES_BYTES, plan.applied("muon"))
+    policy = read_policy(stage.args)
+    exported = export_bytes(model) + SMALL_FILES_BYTES
+    saves = schedule.saves if schedule else 0
+    if saves == 0:
+        return checkpoint, exported, exported
+    needed = needed_bytes(checkpoint, policy, exported)
+    kept = min(policy.limit, saves) + 1 if policy.limit and policy.limit > 0 else saves
+    total = max(needed if saves > 1 else 0, kept * checkpoint.full_bytes + exported)
+    return checkpoint, exported, min(total, policy.budget_bytes) if policy.budget_bytes else total

@@ -13,11 +13,9 @@ from ..speedups.cpu_offload import BITSANDBYTES
 from ..speedups.stored_base import asked_bits
 from ..tasks.sketch import Finding
 from .gather import Facts
-from .machine import COLAB_DRIVE, DEFAULT_WHEELS_FROM, advise, lacks_kernels
+from .machine import COLAB_DRIVE
 
-MIN_SHARED_BYTES = 2**30  # Docker's default of 64 MiB ends workers with "bus error"
 COLAB_HOURS = 12.0  # free sessions end then at the latest
-BUSY_SHARE = 1.5  # of the cores: above it other processes slow the measurement and the run
 DRIVE_MARGIN_BYTES = 10**9
 TORCHAO_OPTIMIZERS = ("adamw_torch_4bit", "adamw_torch_8bit")
 TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
@@ -25,7 +23,7 @@ TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
 
 def find_problems(facts: Facts) -> list[Finding]:
     """Everything that is off, what stops the run first."""
-    checks = (_packages, _plan, _kernels, _device, _memory, _disk, _colab, _hub, _workers)
+    checks = (_packages, _plan, _device, _memory, _disk, _colab, _hub)
     found = [*facts.sketch.problems, *(finding for check in checks for finding in check(facts))]
     return sorted(found, key=lambda finding: finding.level != "stops")
 
@@ -64,21 +62,6 @@ def _plan(facts: Facts) -> Iterator[Finding]:
             yield Finding("plan", "stops", f"{decision.name}: {reason or remedy}", remedy if reason else "leave it out")
 
 
-def _kernels(facts: Facts) -> Iterator[Finding]:
-    hardware, built = facts.machine.hardware, facts.machine.cuda_architectures
-    if not lacks_kernels(hardware, built):
-        return
-    installed = next((p.installed for p in facts.packages if p.name == "torch"), "")
-    major, minor = hardware.compute_capability or (0, 0)
-    whose = f"torch {installed} has" if built else "torch's default wheels have"
-    has = f"it has {', '.join(built)}" if built else "they begin with sm_{}{}".format(*DEFAULT_WHEELS_FROM)
-    text = (
-        f"{whose} no kernels for {hardware.name} (sm_{major}{minor}; {has}): the first operation there would fail with "
-        '"no kernel image is available"'
-    ).replace("  ", " ")
-    yield Finding("kernels", "warns" if facts.machine.is_described else "stops", text, advise(hardware, built))
-
-
 def _device(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
     if machine.is_described:
@@ -91,11 +74,6 @@ def _device(facts: Facts) -> Iterator[Finding]:
     elif machine.hardware.kind == "cpu" and not machine.has_nvidia_driver:
         remedy = "Colab: Runtime > Change runtime type > T4 GPU; --device t4 shows what one would take"
         yield Finding("gpu", "warns", "no GPU: models run on the CPU", remedy)
-    if machine.load_average > BUSY_SHARE * machine.cpu_cores:
-        text = (
-            f"{machine.load_average:.1f} processes want {machine.cpu_cores} cores: the measured rate is that low, too"
-        )
-        yield Finding("busy", "warns", text, "look again when they are done (top shows them)")
     if machine.num_gpus > 1 and facts.args.world_size == 1:
         text = f"{machine.num_gpus} GPUs, and one process"
         remedy = f"accelerate launch --num_processes {machine.num_gpus} ..."
@@ -185,16 +163,3 @@ def _hub(facts: Facts) -> Iterator[Finding]:
     elif not machine.has_token:
         remedy = "hf auth login, or export HF_TOKEN=... (a token that may write)"
         yield Finding("push", "stops", "--push_to_hub without a Hugging Face token", remedy)
-
-
-def _workers(facts: Facts) -> Iterator[Finding]:
-    machine = facts.machine
-    plan = facts.main.plan if facts.main else None
-    loading = plan["data_loading"].settings if plan and plan.applied("data_loading") else {}
-    workers = loading.get("dataloader_num_workers", facts.args.dataloader_num_workers)
-    if workers > machine.cpu_cores:
-        text = f"{workers} data workers for {machine.cpu_cores} cores"
-        yield Finding("workers", "warns", text, f"--dataloader_num_workers {max(0, machine.cpu_cores - 1)}")
-    if workers and machine.shared_memory_bytes is not None and machine.shared_memory_bytes < MIN_SHARED_BYTES:
-        text = f"/dev/shm holds {machine.shared_memory_bytes / 2**20:.0f} MiB for the batches of {workers} workers"
-        yield Finding("shared_memory", "warns", text, "docker run --shm-size=8g ..., or --dataloader_num_workers 0")

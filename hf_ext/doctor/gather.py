@@ -15,11 +15,8 @@ from ..memory.stored import WEIGHT_BYTES
 from ..plan import Plan, make_plan
 from ..tasks import find_task
 from ..tasks.sketch import Sketch, Span, Stage
-from .arguments import DoctorArguments
-from .estimates import Schedule, Times, estimate_times, make_schedule
-from .machine import Machine, read_machine
-from .memory import predict_disk, predict_memory
-from .packages import Package, read_packages
+from .estimates import Schedule, Times, estimate_times, make_schedule, predict_disk, predict_memory
+from .machine import Machine, Package, read_machine, read_packages
 
 NOMINAL_SHARE = 0.91  # of a described card's nominal memory: what drivers report (T4, ECC on), or more
 
@@ -106,24 +103,26 @@ def usable_memory(machine: Machine) -> int | None:
     return round(machine.hardware.memory_gib * 2**30 * (NOMINAL_SHARE if machine.is_described else 1.0))
 
 
-def gather(task: str, arguments: Sequence[Any], args: Any, doctor: DoctorArguments) -> Facts:
+def gather(
+    task: str, arguments: Sequence[Any], args: Any, device: str | None = None, measure_seconds: float = 0.0
+) -> Facts:
     """Everything that can be known of a run before it starts.
 
     Args:
         task: a name in `TASKS`.
         arguments, args: of the run, as parsed; they become what the run would make of them.
-        doctor: see `DoctorArguments`.
+        device, measure_seconds: see `DoctorArguments`.
 
     Raises:
-        ArgumentError: an unknown `doctor.device`. All else that is wrong is a `Finding`.
+        ArgumentError: an unknown device. All else that is wrong is a `Finding`.
 
-    Cost: reading the data as the run would, near copies between splits included; about twice `doctor.measure_seconds`
+    Cost: reading the data as the run would, near copies between splits included; about twice `measure_seconds`
     for each stage; of an embedding cache all it holds, about 1 s per GB.
     """
-    machine = read_machine(args, doctor.device)
+    machine = read_machine(args, device)
     sketch = find_task(task).sketch(arguments, args, machine.hardware)
     sketch.attempt("output_dir", lambda: _check_output(args))
-    seconds = 0.0 if machine.is_described else doctor.measure_seconds
+    seconds = 0.0 if machine.is_described else measure_seconds
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, stage is last) for stage in sketch.stages]
     facts = Facts(task, args, machine, read_packages(), sketch, stages)

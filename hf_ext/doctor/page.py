@@ -1,24 +1,22 @@
-"""The findings on one screen, which begins with the answer; and all of them as JSON."""
+"""The findings on one screen, which begins with the answer."""
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
 from ..checkpoints.retention import GB
 from ..memory.report import MemoryReport, format_memory
 from ..models.configuration import Training
 from ..models.encoder_choice import choose_encoder
 from ..reporting import units
+from ..reporting.data_section import summarize_data
 from ..reporting.tables import format_table
-from ..tasks.running import summarize_data
 from ..tasks.sketch import Finding
-from .estimates import money
+from .estimates import row_flops
 from .findings import would_run
 from .gather import Facts, StageFacts
-from .machine import describe_abilities, describe_precision
+from .machine import describe_precision
 
 WIDTH = 100
 TRAININGS: tuple[Training, ...] = ("frozen", "lora", "full")
@@ -28,53 +26,6 @@ def format_page(facts: Facts, findings: list[Finding]) -> str:
     """A page of 100 columns: whether it would run, time, memory, disk; what is off; what that rests on."""
     sections = [_answer(facts, findings), _off(findings), _data(facts), _stages(facts), _basis(facts)]
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
-
-
-def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
-    """All that was found out, as JSON-able values: also the whole plan, packages, and what the page leaves out."""
-    main, hardware, sketch = facts.main, facts.machine.hardware, facts.sketch
-    return {
-        "would_run": would_run(findings),
-        "task": facts.task,
-        "machine": dataclasses.asdict(facts.machine),
-        "abilities": {name: {"able": able, "why": why} for name, able, why in describe_abilities(hardware)},
-        "precision": describe_precision(hardware),
-        "packages": [dataclasses.asdict(package) for package in facts.packages],
-        "plan": main.plan.to_dict() if main else None,
-        "data": sketch.report or None,
-        "labels": sketch.labels or None,
-        "measure": sketch.measure or None,
-        "estimate": {
-            "total_seconds": facts.total_seconds,
-            "dollars": money(facts.total_seconds, facts.args.dollars_per_hour),
-            "output_bytes": facts.needed_bytes["output_dir"],
-            "embedding_bytes": facts.needed_bytes["cache_dir"],
-            "download_bytes": facts.needed_bytes["hub_cache"],
-        },
-        "encoders": _encoders(facts) or None,
-        "stages": [_stage_values(each, facts.args.dollars_per_hour) for each in facts.stages],
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-        "notes": sketch.notes,
-    }
-
-
-def _stage_values(each: StageFacts, dollars_per_hour: float | None) -> dict[str, Any]:
-    stage = each.stage
-    return {
-        "stage": stage.title,
-        "is_asked": stage.is_asked,
-        "num_trained_parameters": _num_trained(each),
-        "num_rows": stage.num_rows,
-        "steps": each.schedule.updates if each.schedule else None,
-        "flops": _flops(each),
-        "seconds": dict(each.times.lines),
-        "basis": each.times.basis,
-        "total_seconds": each.times.total,
-        "dollars": money(each.times.total, dollars_per_hour),
-        "memory": each.memory.to_dict() if isinstance(each.memory, MemoryReport) else each.memory,
-        "encoding_bytes": each.encoding_bytes,
-        "checkpoint_bytes": dataclasses.asdict(each.checkpoint),
-    }
 
 
 def wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
@@ -115,11 +66,9 @@ def _time(facts: Facts) -> str:
     if total is None:
         reasons = [each.times.basis for each in facts.asked if each.times.total is None]
         return f"not known: {reasons[0] if reasons else 'data or model could not be read'}"
-    dollars = money(total, facts.args.dollars_per_hour)
-    price = "" if dollars is None else f", {dollars[0]:.2f} to {dollars[1]:.2f} dollars"
     lines = [f"{what}: {units.seconds_span(span)}" for each in facts.asked for what, span in each.times.lines]
     detail = f" ({'; '.join(lines)})" if len(facts.asked) == 1 else ""
-    return f"{units.seconds_span(total)}{price}{detail}"
+    return f"{units.seconds_span(total)}{detail}"
 
 
 def _off(findings: list[Finding]) -> Iterator[str]:
@@ -148,9 +97,9 @@ def _stages(facts: Facts) -> Iterator[str]:
     """A row for each of several stages, also those that the command does not run."""
     if len(facts.stages) < 2:
         return
-    rows, price = [], facts.args.dollars_per_hour
+    rows = []
     for each in facts.stages:
-        total, dollars = each.times.total, money(each.times.total, price)
+        total = each.times.total
         rows.append(
             [
                 each.stage.title,
@@ -159,11 +108,9 @@ def _stages(facts: Facts) -> Iterator[str]:
                 each.schedule.updates if each.schedule else units.MISSING,
                 f"{_flops(each) / 1e15:.3g}",
                 units.seconds_span(total) if total else units.MISSING,
-                *([f"{dollars[0]:.2f} to {dollars[1]:.2f}"] if dollars else []),
             ]
         )
-    priced = ["dollars"] if len(rows[0]) > 6 else []
-    yield format_table(rows, ["stage", "trained", "rows", "steps", "PFLOP", "time, at most", *priced])
+    yield format_table(rows, ["stage", "trained", "rows", "steps", "PFLOP", "time, at most"])
     yield from wrap(
         "At most: stages 2 and 3 end early where the validation loss stops falling. Evaluations are included; writing "
         "and judging samples is not."
@@ -175,15 +122,14 @@ def _basis(facts: Facts) -> Iterator[str]:
     yield "What this rests on; no measurement of this run:"
     size = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
     described = ", described; cores, memory and disks are this machine's" if machine.is_described else ""
-    abilities = ", ".join(f"{name} {'yes' if able else 'no'}" for name, able, _ in describe_abilities(hardware))
     yield from wrap(
-        f"machine: {hardware.name}, {size}{described}; trains in {describe_precision(hardware)} ({abilities}); "
+        f"machine: {hardware.name}, {size}{described}; trains in {describe_precision(hardware)}; "
         f"{machine.cpu_cores} cores, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free"
     )
     if main is not None:
         applied = [decision.name for decision in main.plan.decisions if decision.status == "applied"]
         preset = f", preset {main.plan.preset}" if main.plan.preset else ""
-        yield from wrap(f"plan{preset}: {', '.join(applied) or 'nothing'} (--json FILE has the others, with reasons)")
+        yield from wrap(f"plan{preset}: {', '.join(applied) or 'nothing'}")
         if main.times.lines:
             bases = dict.fromkeys(each.times.basis for each in facts.asked)
             yield from wrap(f"time: {'; '.join(bases)}")
@@ -216,9 +162,6 @@ def _num_trained(each: StageFacts) -> int:
 
 def _flops(each: StageFacts) -> float:
     """Of training with its evaluations; 0 where its length is not known."""
-    schedule, parts = each.schedule, each.stage.parts
-    if schedule is None:
+    if each.schedule is None:
         return 0.0
-    evaluated = schedule.evaluations * schedule.evaluated_share
-    passed = sum(part.train_flops * schedule.epochs + part.eval_flops * evaluated for part in parts)
-    return passed + each.stage.head_flops * schedule.epochs
+    return sum(sum(row_flops(part, each.stage, each.schedule)) for part in each.stage.parts)

@@ -29,12 +29,11 @@ from ..data.arguments import DataArguments, ReadingArguments
 from ..data.collators import SequenceCollator
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW, peek_columns
-from ..data.tokenization import ResidueTokenizer
+from ..data.tokenization import ResidueTokenizer, check_inputs
 from ..errors import ArgumentError, DataError
 from ..models.families import limit_of_positions
 from ..processes import refuse_several
 from ..reporting.run_log import start_run_log
-from ..tasks.running import check_inputs
 from .arguments import WritingArguments, flag
 from .generator import LoadedGenerator, load_generator
 from .judging.discriminator import ANTIGENS_UNKNOWN, Discriminator, find_doubts

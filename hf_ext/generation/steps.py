@@ -9,7 +9,8 @@ from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
 from ..masked_lm.results import EVALUATION_METRICS, compute_metrics, sum_rows
 from ..models.generation.model import AntibodyGenerator
-from ..tasks.running import Run, summarize_data
+from ..reporting.data_section import summarize_data
+from ..tasks.running import Run
 from .building import Inputs, build_inputs, build_model, fill_in_demo
 from .judging.judgement import Judges
 from .measuring import EpochSamples, find_judges

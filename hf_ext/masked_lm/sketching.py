@@ -77,15 +77,15 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
         sketch.notes.append(STOCK_NOTE)
         args = copy.copy(args)
         args.speedups = []
-    part = sketch_encoder(model, "full", name, lengths.of([*inputs]))
+    part = sketch_encoder(model, "lora" if args.use_peft else "full", name, lengths, [*inputs])
     stage = Stage(
         args,
         model,
         [replace(part, name=name or given.model_size or "a new model")],
-        as_trained=partial(_as_trained, model, args, lengths.longest(inputs)),
+        as_trained=partial(_as_trained, model, args, sum(lengths.longest.values())),
         num_rows=lengths.num_rows,
-        num_tokens=lengths.total(inputs),
-        longest=lengths.longest(inputs),
+        num_tokens=lengths.num_tokens,
+        longest=sum(lengths.longest.values()),
         rows=splits.get("train"),
         inputs=SimpleNamespace(columns=inputs),
         is_stream=lengths.is_stream,

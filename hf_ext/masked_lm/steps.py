@@ -8,10 +8,12 @@ from typing import Any
 from ..arguments.checks import check_metric_name
 from ..data.loading import LoadedData, load_data
 from ..data.masking import MaskedLMCollator
+from ..data.tokenization import check_inputs
 from ..errors import ArgumentError
 from ..evaluation.requirements import check_requirements, parse_requirements
 from ..models.lora import require_base
-from ..tasks.running import Run, check_inputs, summarize_data, with_absolute_path
+from ..reporting.data_section import summarize_data
+from ..tasks.running import Run, with_absolute_path
 from .building import build_collator, build_model, build_tokenizer, fill_in_demo, make_demo_sequences, prepare_splits
 from .results import (
     EVALUATION_METRICS,

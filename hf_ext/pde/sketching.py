@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +20,6 @@ from .data import OperatorRows
 from .model import OperatorTransformer
 from .results import ErrorMetrics
 
-COUNTED_ROWS = 2
 
 
 def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
@@ -41,6 +38,8 @@ def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketc
             f"Samples are generated first, {given.num_train_samples:,} to "
             f"train on and twice {given.num_eval_samples:,} of each task; that is not in the estimate."
         )
+    if given.inverse_loss_every or given.physics_every:
+        sketch.notes.append("Inverse losses and physics priors are not in the estimate.")
     stage = sketch.attempt("model", lambda: _sketch_stage(given, args))
     sketch.stages += [stage] if stage else []
     return sketch
@@ -50,8 +49,10 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
     config = OperatorConfig(**given.shape)
     with torch.device("meta"):
         model = OperatorTransformer(config)
-    model.terms = build_terms(given)
     batch = partial(make_batch, config, given.queries_per_step)
+    with flop_counter() as counter:
+        model(**batch(1))
+    model.terms = build_terms(given)
     num_rows = {"train": given.num_train_samples, **dict.fromkeys(("validation", "test"), given.num_eval_samples)}
     per_row = len(config.tasks or []) * config.num_tokens
     part = Part(
@@ -59,9 +60,8 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
         "full",
         config.hidden_size,
         sum(parameter.numel() for parameter in model.parameters()),
-        make_step=partial(_make_step, config, given.queries_per_step, args.per_device_train_batch_size),
-        train_flops=_step_flops(model, batch(COUNTED_ROWS)) * num_rows["train"],
-        eval_flops=count_flops(model, make_batch(config, None, COUNTED_ROWS), trains=False) * num_rows["validation"],
+        counter.get_total_flops(),
+        partial(_make_step, config, given.queries_per_step, args.per_device_train_batch_size),
     )
     return Stage(
         args,
@@ -76,40 +76,20 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
     )
 
 
-def make_batch(config: OperatorConfig, num_queries: int | None, rows: int, device: str = "meta") -> dict[str, Any]:
-    """Rows to train on, decoded at as many points; None: rows to evaluate, decoded at all."""
-    tasks, all_points = config.tasks or [], config.resolution**2
-    num_points = num_queries or all_points
+def make_batch(config: OperatorConfig, num_queries: int, rows: int, device: str = "meta") -> dict[str, Any]:
+    """Rows to train on, decoded at as many points."""
+    tasks = config.tasks or []
     shapes = {f"{task}_inputs": TASKS[task].input_shape(config.resolution) for task in tasks}
     batch = {name: torch.ones(rows, *shape, device=device) for name, shape in shapes.items()}
-    batch["labels"] = torch.ones(rows, len(tasks), num_points, device=device)
-    if num_points < all_points:
-        batch["points"] = torch.arange(num_points, device=device).expand(rows, len(tasks), -1)
+    batch["labels"] = torch.ones(rows, len(tasks), num_queries, device=device)
+    batch["points"] = torch.arange(num_queries, device=device).expand(rows, len(tasks), -1)
     return batch
 
 
-def count_flops(model: Any, batch: Mapping[str, Any], trains: bool = True) -> float:
-    """FLOPs of a row in the products of one pass, forward, and backward where it trains; also on the meta device."""
-    with flop_counter() as counter:
-        loss = model.train(trains)(**batch).loss
-        if trains:
-            loss.backward()
-    model.zero_grad()
-    model.train()
-    return counter.get_total_flops() / len(batch["labels"])
-
-
-def _step_flops(model: Any, batch: Mapping[str, Any]) -> float:
-    """Of a row in a training step: on average, since the terms of the loss are not in every one."""
-    terms = model.terms
-    found = {}
-    for name, other in (("inverse_every", "physics_every"), ("physics_every", "inverse_every")):
-        model.terms = replace(terms, **{other: 0})
-        found[name] = count_flops(model, batch)
-    model.terms = None
-    plain = count_flops(model, batch)
-    model.terms = terms
-    return plain + sum((flops - plain) / max(1, getattr(terms, name)) for name, flops in found.items())
+def _make_step(config: OperatorConfig, num_queries: int, most_rows: int, device: str, rows: int) -> Step | None:
+    if rows > most_rows:
+        return None
+    return Step(OperatorTransformer(config).train().to(device), make_batch(config, num_queries, rows, device))
 
 
 def _shaped_rows(config: OperatorConfig, num_rows: int) -> OperatorRows:
@@ -119,19 +99,3 @@ def _shaped_rows(config: OperatorConfig, num_rows: int) -> OperatorRows:
         inputs = value.expand(num_rows, *TASKS[task].input_shape(config.resolution))
         samples[task] = {"inputs": inputs, "targets": value.expand(num_rows, config.resolution**2)}
     return OperatorRows(samples)
-
-
-def _make_step(config: OperatorConfig, num_queries: int, most_rows: int, device: str, size: int) -> Step | None:
-    """A training step of so many rows, without the optimizer and the terms of the loss."""
-    if size > 1 and size // 2 >= most_rows:
-        return None
-    rows = min(size, most_rows)
-    model, batch = OperatorTransformer(config).train().to(device), make_batch(config, num_queries, rows, device)
-
-    def run() -> None:
-        model(**batch).loss.backward()
-        model.zero_grad()
-
-    with torch.device("meta"):
-        flops = count_flops(OperatorTransformer(config), make_batch(config, num_queries, rows)) * rows
-    return Step(run, flops, f"{rows} rows, forward and backward")

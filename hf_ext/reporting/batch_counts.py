@@ -6,6 +6,7 @@ stay on the device: nothing waits for them until somebody reads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,11 +14,11 @@ import torch
 from torch import nn
 
 from ..errors import ArgumentError
-from .flops import flops_coefficients
 
 Unit = Literal["residues", "tokens", "sequences"]
 COUNTS = ("residues", "tokens", "padded_tokens", "flops", "sequences")
 MAX_RESIDUE_WORDS = 1000  # ProtT5 has 128; of text, whose bytes are letters too, there are thousands
+_LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
 _FRAMING = ("cls_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
 
 
@@ -31,7 +32,8 @@ def spells_residues(tokenizer: Any) -> bool:
 class BatchCounter:
     """Adds up `COUNTS` over the training batches of one model.
 
-    `residues`: tokens that are neither padding nor framing (begin, end, separator); masked ones count. `tokens`: those
+    `residues`: tokens that are neither padding nor framing (begin, end, separator); masked ones count. (Where masked
+    language modelling put a framing token at random, one residue in 500 is missed.) `tokens`: those
     that are not padding. `padded_tokens`: all positions of the batch as it was collated. `flops`: of forward and
     backward over real tokens, see `flops.py`. `sequences`: rows. Of an encoder-decoder, what it writes counts too, but
     for FLOPs.
@@ -44,8 +46,6 @@ class BatchCounter:
         unit: what a rate should be given in: "residues"; "tokens" where framing tokens cannot be told; "sequences"
             where inputs came as cached embeddings, so that their residues did not pass by.
         flops_unknown: why `flops` is not counted, or an empty text.
-        labels: of the next batch, where a Trainer keeps them from the model; only they tell a residue that random
-            replacement made a framing token (one in 500 under masked language modelling) from a real one.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
@@ -54,7 +54,6 @@ class BatchCounter:
         self._pad_token_id = getattr(tokenizer or getattr(model, "config", None), "pad_token_id", None)
         self.unit: Unit = "residues"
         self.flops_unknown = ""
-        self.labels: Any = None
         self._coefficients: dict[str, tuple[float, float]] = {}
         self._counts: torch.Tensor | None = None
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
@@ -74,9 +73,6 @@ class BatchCounter:
     def _count(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not model.training:
             return
-        if self.labels is not None:
-            kwargs = {"labels": self.labels, **kwargs}
-            self.labels = None
         live = kwargs.get("sequences") or {}  # an AffinityModel's inputs: name -> tensors
         parts = [self._count_tokens(_encoder_of(model, name), name, live[name]) for name in live]
         if torch.is_tensor(kwargs.get("input_ids")):
@@ -100,11 +96,7 @@ class BatchCounter:
         if "residue_mask" in batch:
             residues = batch["residue_mask"].sum(dtype=dtype)
         else:
-            frames, labels = self._is_framing(ids), batch.get("labels")
-            if torch.is_tensor(labels) and labels.shape == ids.shape:
-                # Masked language modelling may put a framing token on a residue: its label says so.
-                frames &= (labels < 0) | self._is_framing(labels)
-            residues = (real & ~frames).sum(dtype=dtype)
+            residues = (real & ~self._is_framing(ids)).sum(dtype=dtype)
         positions = _packed_positions(batch)  # squares of lengths, L^2 = 1 + 3 + ... + (2 L - 1):
         pairs = real.sum(1).square().sum() if positions is None else (2 * positions + 1).sum()
         per_token, per_pair = self._flops_of(encoder, name)
@@ -170,3 +162,53 @@ def _count_sequences(batch: Mapping[str, Any]) -> torch.Tensor | int:
         if torch.is_tensor(value):
             return len(value)
     return 0
+
+
+def flops_coefficients(model: nn.Module) -> tuple[float, float]:
+    """FLOPs of one training step: per token for the linear layers, and per token and per token attended to.
+
+    A token of a sequence of L costs the first and L times the second: forward, backward, no optimizer. As in PaLM
+    (arXiv:2204.02311, appendix B: 6 N + 12 L H Q T), but each linear layer counts what autograd does for it: 2 forward,
+    2 more where a gradient passes through it, 2 more where its weight trains. Recomputed activations do not count.
+
+    Args:
+        model: a transformer whose `config` names its layers and heads, such as ESM, BERT or a T5 encoder, with or
+            without a head and PEFT adapters; `requires_grad` says what trains.
+
+    Raises:
+        ArgumentError: the configuration does not say how many layers and heads there are, or the model is an
+            encoder-decoder, whose two sides see different numbers of tokens.
+
+    Linear layers that run once per sequence (a pooler, a classification head) are counted as if they ran per token.
+    Cost: one pass over the modules; nothing is computed.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ArgumentError(f"{type(model).__name__} is an encoder-decoder: FLOPs per token are not defined for it.")
+    num_layers, width = _attention_shape(config, type(model).__name__)
+    linear, has_gradient = 0.0, False
+    with_gradient: dict[int, bool] = {}  # by layer, whether one passes through its attention
+    for name, module in model.named_modules():  # in the order in which they are registered: that of the forward pass
+        if isinstance(module, nn.Linear):
+            # in_features x out_features: a sharded or quantised weight does not have this many elements.
+            linear += 2.0 * module.in_features * module.out_features * (1 + has_gradient + module.weight.requires_grad)
+        has_gradient = has_gradient or any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        if layer := _LAYER.search(f".{name}."):
+            with_gradient[int(layer[1])] = has_gradient
+    num_with_gradient = min(num_layers, sum(with_gradient.values()))
+    # Scores and weighted values: 2 x 2 x width per pair of tokens forward, twice that backward.
+    return linear, 4.0 * width * num_layers + 8.0 * width * num_with_gradient
+
+
+def _attention_shape(config: Any, model_name: str) -> tuple[int, int]:
+    """Number of layers, and heads x size of a head."""
+    num_layers = getattr(config, "num_hidden_layers", None)
+    num_heads = getattr(config, "num_attention_heads", None)
+    hidden = getattr(config, "hidden_size", None)
+    if not (num_layers and num_heads and hidden):
+        raise ArgumentError(
+            f"{model_name}: its configuration lacks num_hidden_layers, num_attention_heads or hidden_size, so FLOPs "
+            "per token are not known."
+        )
+    head_size = getattr(config, "d_kv", None) or getattr(config, "head_dim", None) or hidden // num_heads
+    return int(num_layers), int(num_heads * head_size)

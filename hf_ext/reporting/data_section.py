@@ -8,7 +8,6 @@ from typing import Any
 from . import units
 from .charts import length_chart
 from .names import show_source
-from .near_copies import count_near, describe_near_copies
 from .page import Block, Figures, Points, Table, Text, facts_table
 from .run_files import RunFiles, as_dict, is_demo, list_columns
 from .units import is_finite
@@ -166,3 +165,85 @@ def data_limits(run: RunFiles) -> list[str]:
         if num := facts.get("num_above_limit"):
             lines.append(f"{name}: {num:,} sequences above the encoder's limit were {how}.")
     return lines
+
+
+# --- in the log -------------------------------------------------------------------------------------------------------
+
+
+def summarize_data(report: Mapping[str, Any]) -> str:
+    """A data report in a few lines: rows, changes, split sizes, leaks, inputs, and what its notes and warnings say."""
+    notes = [f"  note: {note}" for note in (*report.get("split", {}).get("notes", ()), *report.get("notes", ()))]
+    notes += [f"  WARNING: {warning}" for warning in report.get("warnings", ())]
+    if report.get("streaming"):
+        return "\n".join(["Data: streaming: rows are not counted, leaks between splits are not looked for.", *notes])
+    lines = [
+        f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
+        f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
+    ]
+    for name, nums in report.get("missing_chains", {}).items():
+        shown = (f"{num:,} of {report['sizes'][split]:,} in {split}" for split, num in nums.items())
+        lines.append(f"  rows without {name}: {', '.join(shown)}")
+    leaks = report.get("leaks") or {"columns": {}}
+    rows = {**leaks["columns"], **({"whole rows": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
+    both = ("num_test_sequences_in_train", "num_test_sequences")
+    known = [f"{leak[both[0]]:,} of {leak[both[1]]:,} {name}" for name, leak in rows.items()]
+    lines += [f"  test sequences that are in train, too: {', '.join(known)}"] if known else []
+    lines += [f"  {line}" for line in describe_near_copies(leaks)[:1]]  # of whole rows; the report has each column
+    inputs = report.get("inputs", {})
+    longest = ", ".join(f"{name} {facts['longest']:,}" for name, facts in inputs.items())
+    lines += [f"  residues of the longest input: {longest}"] if inputs else []
+    for name, facts in inputs.items():
+        if facts["num_above_limit"]:
+            lines.append(f"  {name}: {facts['num_above_limit']:,} rows above the encoder's limit")
+        if facts["unknown_share"]:
+            lines.append(f"  {name}: {facts['unknown_share']:.2%} of the residues are unknown to its tokenizer")
+    return "\n".join([*lines, *notes])
+
+
+def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
+    """Sentences for the highest and the other identities, of rows and of each column; `leaks` as `leak_report` gives.
+
+    Only what was found is told; where there is nothing, the list is empty.
+    """
+    if not leaks or not leaks.get("row"):
+        return []
+    compared, columns = leaks.get("compared", "test"), leaks.get("columns", {})
+    if len(columns) < 2:
+        lines = [_sentence(leaks["row"], compared, "")]
+    else:
+        lines = [_sentence(leaks["row"], compared, " in every column")]
+        lines += [_sentence(leak, compared, f" in the column {name}") for name, leak in columns.items()]
+    return [line for line in lines if line]
+
+
+def describe_repeated(leaks: Mapping[str, Any] | None) -> str:
+    """The sentence that names rows which stand in train, too; "" where there are none."""
+    row = (leaks or {}).get("row") or {}
+    num = row.get("num_test_rows_in_train", 0)
+    if not leaks or not num:
+        return ""
+    compared, whole = leaks.get("compared", "test"), row["num_test_rows"]
+    named = [f"{compared} row {here} is train row {there}" for here, there in leaks.get("repeated") or []]
+    listed = f": {', '.join(named)}{', ...' if num > len(named) else ''}" if named else ""
+    return (
+        f"{num:,} of {whole:,} {compared} rows ({num / whole:.1%}) stand in train, too{listed}. On these, any score is "
+        "memory."
+    )
+
+
+def count_near(near: Mapping[str, Any], num_checked: int) -> str:
+    """As "1,234 of 2,000"."""
+    return f"{near['num_rows']:,} of {num_checked:,}"
+
+
+def _sentence(leak: Mapping[str, Any], compared: str, where: str) -> str:
+    told = [near for near in leak.get("near") or [] if near["num_rows"]]
+    if not told:
+        return ""
+    num_checked, num_rows = leak["num_checked"], leak["num_test_rows"]
+    of = f" (of {num_rows:,})" if num_checked < num_rows else ""
+    identity = f"a training sequence at >= {100 * told[0]['identity']:.3g}% identity{where}"
+    if told[0]["num_rows"] == num_checked:
+        return f"Every one of {num_checked:,} checked {compared} rows{of} has {identity}."
+    others = "".join(f"; {count_near(near, num_checked)} at >= {100 * near['identity']:.3g}%" for near in told[1:])
+    return f"{count_near(told[0], num_checked)} checked {compared} rows{of} have {identity}{others}."

@@ -15,20 +15,13 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import is_in_notebook
 
-from .throughput import Device
 from .units import rounded
 
 # Without tqdm's time left, which jumps after every evaluation: ours counts evaluation and saving as they were so far.
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 NOT_SHOWN = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 MAX_METRICS = 5  # in a line; TensorBoard, the report and trainer_state.json have all
-# Share of the published dense peak that whole encoders reach. Assumed, not measured here: wide ones as in PaLM (46 %,
-# arXiv:2204.02311, table 3) down to what plain PyTorch reaches; products of width 512 and less do about as many FLOPs
-# per byte as a card's memory can feed (width / 2), so they wait for it.
-UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
-NARROW_WIDTH = 512
 MUCH_WAITING = 0.2  # of the time of a step
-PROFILE = "torch.profiler shows where the time goes (docs/troubleshooting.md)"
 
 LOGGER = logging.getLogger("hf_ext")
 
@@ -148,43 +141,7 @@ def _time(hours: float) -> str:
     return f"{minutes:.0f} min" if minutes < 60 else f"{hours:.1f} h"
 
 
-def find_shortfall(device: Device, rates: Mapping[str, float], width: int | None = None) -> str:
-    """Whether a run is slower than its card should be, and the likely cause; "" where nothing is known to be wrong.
-
-    Of a card something is claimed where model FLOPs utilisation is below what is usual, or where a cause that always
-    costs time is there. Heads on cached embeddings are too small for the first; of CPUs nobody published a peak.
-
-    Args:
-        device: with the precision of the run's products.
-        rates: of the last steps: `data_wait_share`, and where encoders run `residues_per_s` or `tokens_per_s`, `mfu`.
-        width: of the widest encoder; None where that is not known.
-    """
-    hardware, dtype, causes = device.hardware, device.dtype, []
-    is_card, runs_encoders = hardware.kind in ("cuda", "rocm"), bool({"residues_per_s", "tokens_per_s"} & {*rates})
-    if (waiting := rates.get("data_wait_share", 0.0)) >= MUCH_WAITING:
-        remedy = "" if hardware.kind == "cpu" else " (more --dataloader_num_workers)"  # which want cores, too
-        causes.append(f"it waits for data {waiting:.0%} of the time{remedy}")
-    if hardware.kind == "cuda" and dtype == "bf16" and not hardware.native_bf16:
-        other = "--fp16 true" if hardware.native_fp16 else "float32"
-        causes.append(f"{hardware.name} emulates bf16 ({other} in its place)")
-    is_half_better = hardware.kind == "cuda" and (hardware.native_bf16 or hardware.native_fp16)
-    if is_half_better and dtype in ("fp32", "tf32") and runs_encoders:
-        causes.append(f"it computes in {dtype} (--{'bf16' if hardware.native_bf16 else 'fp16'} true)")
-    if not is_card:
-        return "; ".join(causes)
-    low, high = UTILISATION["wide" if (width or 0) > NARROW_WIDTH else "narrow"]
-    claim, mfu = f"below what this {hardware.name} should reach", rates.get("mfu")
-    is_low = runs_encoders and mfu is not None and mfu < low
-    if is_low:
-        claim += f" ({mfu:.1%} of its {dtype} peak, where {low:.0%} to {high:.0%} is usual)"
-    if causes:
-        return f"{claim}, because {'; '.join(causes)}"
-    return f"{claim}: why is not known, {PROFILE}" if is_low else ""
-
-
-def encoder_width(model: Any) -> int | None:
-    """Of the widest encoder of a model; None where its configuration does not say."""
-    if sizes := getattr(model, "embedding_sizes", None):
-        return max(sizes.values())
-    config = getattr(model, "config", None)
-    return getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+def find_shortfall(rates: Mapping[str, float]) -> str:
+    """Whether a run waits for its data, of whose rates these are; "" where it does not."""
+    waiting = rates.get("data_wait_share", 0.0)
+    return f"it waits for data {waiting:.0%} of the time (--dataloader_num_workers)" if waiting >= MUCH_WAITING else ""

@@ -1,7 +1,16 @@
-"""The run report: one page for a person who was not there, written from what a run left in its folder."""
+"""Write the report and the model card of a finished run anew: report.html and README.md in its folder.
+
+    hf-ext report --run outputs/affinity
+    hf-ext report --run outputs/affinity outputs/mlm    # several runs
+
+Reads what the run left there (all_results.json, plan.json, trainer_state.json, predictions.csv) and nothing else: no
+model, no data, no network. A README.md that hf_ext did not write stays, and the card is README.hf_ext.md then. Exit
+status: 0, or 1 where a folder holds no finished run.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from importlib.resources import files
@@ -12,6 +21,7 @@ from markupsafe import Markup
 
 from ..errors import show_text
 from ..files import write_text
+from .card import write_card
 from .names import hide_folders
 from .page import Table
 from .run_files import read_run
@@ -64,3 +74,17 @@ def _classes(table: Table, column: int) -> Markup:
     is_right, is_main = column > 0 and is_numeric(scores), table.headers[column] == "model"
     names = ["num"] * is_right + ["main"] * is_main
     return Markup(' class="{}"').format(" ".join(names)) if names else Markup()
+
+
+def main(argv: list[str] | None = None) -> list[Path]:
+    """Runs the recipe; returns the files that it wrote."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
+    parser.add_argument("--run", nargs="+", required=True, metavar="FOLDER", help="Output folders of finished runs.")
+    args = parser.parse_args(argv)
+    written: list[Path] = []
+    for folder in args.run:
+        written += [write_report(folder), write_card(folder)]
+    for path in written:
+        print(show_text(f"Wrote {path}"))
+    return written

@@ -77,7 +77,7 @@ def record_run(
     origins: Mapping[str, str],
     arguments: Sequence[str],
 ) -> dict[str, Any]:
-    """What does not depend on the task: model size, training metrics, arguments, machine, time and money. JSON-able.
+    """What does not depend on the task: model size, training metrics, arguments, machine, time and memory. JSON-able.
 
     Args:
         trainer, trained: after training, and what `train` returned.
@@ -173,7 +173,7 @@ def _environment(trainer: Any) -> dict[str, Any]:
 
 
 def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds, memory and money. Of all sessions of the run; loading and scoring of this one only."""
+    """Seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
     this_process = time.time() - psutil.Process(os.getpid()).create_time()
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
     if clock is not None and clock.num_sessions:
@@ -182,15 +182,12 @@ def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
     else:  # stock Trainer, or heads that trainers of their own trained, some perhaps in an earlier process
         train_s = metrics["train_runtime"]
         wall_s = max(this_process, train_s)
-    price = getattr(trainer.args, "dollars_per_hour", None)
     return {
         "wall_s": wall_s,
         "train_s": train_s,
         "num_sessions": clock.num_sessions or None if clock else 1,
         "peak_memory_gib": metrics.get("train_peak_memory_gib"),
         "memory_of": "process" if trainer.args.device.type == "cpu" else "device",
-        "dollars_per_hour": price,
-        "dollars": None if price is None else price * wall_s / 3600,
     }
 
 

@@ -121,9 +121,9 @@ def plan_blocks(run: RunFiles) -> list[Block]:
 
 
 def cost_blocks(run: RunFiles) -> list[Block]:
-    """Time, throughput, memory, money."""
+    """Time, throughput, memory."""
     train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
-    sessions, price = costs.get("num_sessions"), costs.get("dollars_per_hour")
+    sessions = costs.get("num_sessions")
     last = " of the last session" if is_finite(sessions) and sessions > 1 else ""
     rates = [
         [f"throughput{last}", units.rate(train.get(f"train_{unit}_per_s"), word)]
@@ -141,8 +141,6 @@ def cost_blocks(run: RunFiles) -> list[Block]:
             ["waiting for data", units.share(train.get("train_data_wait_share"))],
             ["model FLOPs utilization", units.share(train.get("train_mfu"))],
             [f"peak memory{memory}", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib")))],
-            ["price", "not given (--dollars_per_hour)" if price is None else f"{units.dollars(price)} per hour"],
-            ["money", units.dollars(costs.get("dollars"))],
         ],
         "Rates leave evaluation, saving and logging out.",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import units
-from .near_copies import describe_near_copies
+from .data_section import describe_near_copies
 from .page import Block, Page, Points, Table
 from .run_files import as_dict
 from .units import is_finite, less_is_better, metric_name, metric_title

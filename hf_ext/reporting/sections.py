@@ -69,7 +69,7 @@ def compose(run: RunFiles, repo: str | None = None) -> Contents:
         Section("data", "Data", data_blocks(run) if page.data is None else page.data),
         Section("training", "Training", training_blocks(run, page.training)),
         Section("plan", "Plan", plan_blocks(run), in_card=False),
-        Section("cost", "Time, memory, money", cost_blocks(run), in_card=False),
+        Section("cost", "Time and memory", cost_blocks(run), in_card=False),
         Section("reproduce", "How to repeat it", reproduce_blocks(run)),
         Section("licence", "Licence and citation", _licence_blocks(run, page)),
     ]
@@ -122,7 +122,7 @@ def _alarms(results: Mapping[str, Any], page: Page) -> list[str]:
 
 
 def _run_numbers(run: RunFiles) -> list[list[str]]:
-    """Rows, time, speed, memory, money."""
+    """Rows, time, speed, memory."""
     train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
     data, planned = as_dict(run.results.get("data")), as_dict(as_dict(run.plan.get("facts")).get("data"))
     epochs, seen = train.get("epoch"), ""
@@ -137,9 +137,6 @@ def _run_numbers(run: RunFiles) -> list[list[str]]:
         ["training time", units.seconds(costs.get("train_s", train.get("train_runtime"))), speed],
         ["peak memory", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib"))), memory],
     ]
-    price = costs.get("dollars_per_hour")
-    if price is not None:
-        numbers.append(["cost", units.dollars(costs.get("dollars")), f"at {units.dollars(price)} per hour"])
     return numbers
 
 

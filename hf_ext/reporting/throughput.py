@@ -3,9 +3,9 @@
     trainer.add_callback(ThroughputCallback(model, tokenizer))   # transformers.Trainer; FastTrainer brings its own
 
 Evaluation, saving, logging and the first steps (compilation, warm-up) are not part of any rate. Cost: a few
-element-wise operations on token ids per batch; the device is waited for where Trainer logs, and at least every 100
-steps. Trainer's own `include_num_input_tokens_seen` knows neither residues nor padding, and waits for the device with
-each batch. MFU: PaLM, arXiv:2204.02311, appendix B.
+element-wise operations on token ids per batch; the device is waited for where Trainer logs. Trainer's own
+`include_num_input_tokens_seen` knows neither residues nor padding, and waits for the device with each batch. MFU: PaLM,
+arXiv:2204.02311, appendix B.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +34,8 @@ from .batch_counts import COUNTS, BatchCounter
 logger = logging.getLogger(__name__)
 
 WARMUP_STEPS = 3  # kernels are loaded and graphs compiled in these; a second shape compiles again
-MAX_STEPS_WRITTEN = 5000
-READ_EVERY = 100  # steps, where Trainer logs more rarely; early in a run more often
-RECENT_S = 30.0  # so many seconds of steps count as now
 FILE_NAME = "throughput.json"
-TIMES = ("seconds", "data_wait_seconds", "cpu_seconds")
-COLUMNS = (*TIMES, *COUNTS)  # of one step
+COLUMNS = ("steps", "seconds", "data_wait_seconds", *COUNTS)
 
 
 @dataclass(frozen=True)
@@ -62,62 +57,10 @@ class Device:
         return flops_per_s / (self.hardware.peak_tflops[self.dtype] * 1e12 * self.num_processes)
 
 
-class StepTimer:
-    """Times the steps of one training loop: of the clock, waiting for data, of the processor.
-
-    A step lasts from the moment the loop was free for it (the end of the step before, or of what came between) to its
-    own end. Its first part, up to `begin`, is waiting for data. On CUDA both ends are events in the stream: no step
-    waits for the device, and time in which the device was still busy with the step before does not count as waiting.
-    Seconds of the processor are those of this process and its threads, without data workers.
-
-    Args:
-        device: where training runs.
-        clock: seconds that only grow; given in tests. Without it CUDA devices are timed by events, others by
-            `time.perf_counter`.
-    """
-
-    def __init__(self, device: torch.device, clock: Callable[[], float] | None = None) -> None:
-        self._uses_events = clock is None and device.type == "cuda"
-        self._clock = clock or time.perf_counter
-        self._steps: list[tuple[Any, Any, Any, float]] = []
-        self._begin: Any = None
-        self.resume()
-
-    def resume(self) -> None:
-        """Evaluation, saving or logging ends: from here on the loop is waiting for data."""
-        self._free, self._cpu = self._mark(), time.process_time()
-
-    def begin(self) -> None:
-        """A step's batches are there."""
-        self._begin = self._mark()
-
-    def end(self) -> None:
-        """The step ends."""
-        end, cpu = self._mark(), time.process_time()
-        self._steps.append((self._free, self._begin, end, cpu - self._cpu))
-        self._free, self._cpu = end, cpu
-
-    def read(self) -> list[tuple[float, float, float]]:
-        """`TIMES` of each step since the last call. Waits for the device once."""
-        steps, self._steps = self._steps, []
-        if self._uses_events and steps:
-            steps[-1][2].synchronize()
-        return [(self._between(free, end), self._between(free, begin), cpu) for free, begin, end, cpu in steps]
-
-    def _mark(self) -> Any:
-        if not self._uses_events:
-            return self._clock()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _between(self, first: Any, second: Any) -> float:
-        return first.elapsed_time(second) / 1000 if self._uses_events else second - first
-
-
 class ThroughputCallback(TrainerCallback):
     """Adds rates to the Trainer's logs and to the metrics of `train()`; writes `throughput.json` into `output_dir`.
 
+    A step lasts from the moment the loop was free for it to its end; until its batches are there, it waits for data.
     Numbers are of all processes together; times are their mean, memory is their largest. Logged (since the last log):
     `residues_per_s` (`tokens_per_s` where framing tokens cannot be told), `padded_tokens_per_s`, `sequences_per_s`,
     `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs
@@ -140,7 +83,7 @@ class ThroughputCallback(TrainerCallback):
         model: nn.Module | None = None,
         tokenizer: Any = None,
         warmup_steps: int = WARMUP_STEPS,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -159,31 +102,32 @@ class ThroughputCallback(TrainerCallback):
             self._counter.detach()
         tokenizer, loader = self.tokenizer or kwargs.get("processing_class"), kwargs.get("train_dataloader")
         self.device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
-        self._warmup_steps = self.warmup_steps
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
-        self._timer, self._now = StepTimer(args.device, self._clock), self._clock or time.perf_counter
-        self._pending: list[torch.Tensor] = []
-        self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
+        self._left_to_warm_up, self._warmup_seconds, self._peak_bytes = self.warmup_steps, 0.0, 0
         self._seconds_before = time.time() - psutil.Process().create_time()
         dataset = getattr(loader, "dataset", None)  # a user's own loader may have none
         self._rows_per_epoch = len(dataset) if dataset is not None and has_length(dataset) else None
-        self._steps_per_epoch: float | None = None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
-        self._last: deque[np.ndarray] = deque(maxlen=MAX_STEPS_WRITTEN)
-        self._wall_start = self._now() if self._warmup_steps == 0 else None
+        self._begun = self._measured_since = self._free = self._clock()
+        self._num_measured = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._timer.begin()
+        self._begun = self._clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Reads what was measured after 1, 2, 4, 8, ... and every 100 steps: the same ones on all processes."""
-        self._timer.end()
-        self._pending.append(self._counter.take())
-        measured = self._num_steps + len(self._pending) - self._warmup_steps
-        if measured > 0 and (measured & (measured - 1) == 0 or measured % READ_EVERY == 0):
-            self._read(args)
-        if measured == 0:
-            self._wall_start = self._now()
+        """Adds the step's times to those since the last log."""
+        if self._left_to_warm_up:
+            self._left_to_warm_up -= 1
+            self._counter.take()
+            if args.device.type == "cuda":
+                torch.cuda.synchronize(args.device)
+            self._measured_since = self._clock()
+            self._warmup_seconds += self._measured_since - self._free
+        else:
+            end = self._clock()
+            self._num_measured += 1
+            self._window[:3] += 1, end - self._free, self._begun - self._free
+        self.resume()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.resume()
@@ -200,26 +144,20 @@ class ThroughputCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes `throughput.json` and stops watching the model."""
-        self._steps_per_epoch = state.global_step / state.epoch if state.epoch else None
         if self.writes_file and state.is_world_process_zero:
             path = Path(args.output_dir) / FILE_NAME
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps(self.summarize(state.log_history), indent=1) + "\n")
+                write_text(path, json.dumps(self.summarize(state), indent=1) + "\n")
             except OSError as error:  # a full disk must not cost the model that was just trained
                 logger.error("%s was not written: %s.", path, error.strerror)
         self._counter.detach()
         self._counter = None
 
-    def see_labels(self, labels: Any) -> None:
-        """Labels of the next batch, for Trainers that take them out of what the model is called with."""
-        if self._counter is not None:
-            self._counter.labels = labels
 
     def resume(self) -> None:
         """Says that evaluation, saving or logging is over and the loop goes on."""
-        if self._counter is not None:
-            self._timer.resume()
+        self._free = self._clock()
 
     def extend_logs(self, logs: dict[str, Any], args: Any, state: Any) -> dict[str, float]:
         """Adds this callback's values to a training log or to the final metrics; returns what it added.
@@ -229,86 +167,72 @@ class ThroughputCallback(TrainerCallback):
         self._extended = logs
         if self._counter is None or not ("loss" in logs or "train_loss" in logs):
             return {}
-        self._read(args)
+        window = self._gather(args)
+        self._totals += window
         memory = {"peak_memory_gib": self._peak_bytes / 2**30}
         if "train_loss" in logs:
             rates = {**self._rates(self._totals), "warmup_seconds": self._warmup_seconds, **memory}
             added = {f"train_{name}": value for name, value in rates.items()}
         else:
-            added = {**self._rates(self._window), **memory, **self._hours_left(state)}
-        self._window = np.zeros(len(COLUMNS))
+            added = {**self._rates(window), **memory, **self._hours_left(state)}
         added = {name: float(f"{value:.5g}") for name, value in added.items()}
         logs.update(added)
         return added
 
     def live(self, args: Any, state: Any) -> dict[str, float]:
-        """Rates of the last half minute of what was read, for a line that is shown while it trains; {} in the warm-up.
+        """Rates since the last log, for a line that is shown while it trains; {} in the warm-up.
 
-        `batches_per_s` (passes through the model, of one process), `hours_left`, and the rates of the logs. Changes
-        nothing, and waits for nothing.
+        `batches_per_s` (passes through the model, of one process), `hours_left`, and the rates of the logs. Waits for
+        the device, and for no other process: these are taken to do as much.
         """
-        recent = np.zeros(len(COLUMNS))
-        num_recent = 0
-        for row in reversed(self._last):
-            recent, num_recent = recent + row, num_recent + 1
-            if recent[0] >= RECENT_S:
-                break
-        if recent[0] <= 0:
+        self._read()
+        sums = self._window * ([1] * 3 + [args.world_size] * len(COUNTS)) if self._window[0] else self._totals
+        if sums[1] <= 0:
             return {}
-        batches = num_recent * args.gradient_accumulation_steps / recent[0]
-        return {"batches_per_s": batches, **self._rates(recent), **self._hours_left(state)}
+        batches = sums[0] * args.gradient_accumulation_steps / sums[1]
+        return {"batches_per_s": batches, **self._rates(sums), **self._hours_left(state)}
 
-    def summarize(self, log_history: list[dict[str, Any]]) -> dict[str, Any]:
-        """What `throughput.json` holds; `steps` are the last 5,000 measured ones, seconds of this process's loop."""
-        counter, steps = self._counter, np.array(self._last).reshape(-1, len(COLUMNS))
-        quartiles = np.quantile(steps[:, 0], [0.25, 0.5, 0.75]).tolist() if len(steps) else [None] * 3
+    def summarize(self, state: Any) -> dict[str, Any]:
+        """What `throughput.json` holds."""
         return {
             "format": 1,
-            "unit": counter.unit,
+            "unit": self._counter.unit,
             "device": self.device.hardware.name,
             "compute_dtype": self.device.dtype,
             "num_processes": self.device.num_processes,
-            "measured_steps": max(self._num_steps - self._warmup_steps, 0),
-            "warmup_steps": min(self._num_steps, self._warmup_steps),
+            "measured_steps": int(self._totals[0]),
+            "warmup_steps": self.warmup_steps - self._left_to_warm_up,
             "warmup_seconds": self._warmup_seconds,
             "seconds_before_training": round(self._seconds_before, 3),
             "rows_per_epoch": self._rows_per_epoch,
-            "steps_per_epoch": self._steps_per_epoch,
+            "steps_per_epoch": state.global_step / state.epoch if state.epoch else None,
             "rates": self._rates(self._totals),
             "totals": dict(zip(COLUMNS, self._totals.tolist())),
-            "step_seconds": dict(zip(("q1", "median", "q3"), quartiles)),
             "peak_memory_gib": self._peak_bytes / 2**30,
-            "no_mfu_because": self.device.why_no_mfu(counter.flops_unknown) or None,
-            "steps": dict(zip(COLUMNS, steps.T.tolist())),
-            "log_history": log_history,
+            "no_mfu_because": self.device.why_no_mfu(self._counter.flops_unknown) or None,
+            "log_history": state.log_history,
         }
 
-    def _read(self, args: Any) -> None:
-        """Moves what was measured since the last call from the device into totals; the one place that waits."""
-        times = torch.tensor(self._timer.read(), dtype=torch.float64).reshape(-1, len(TIMES))
+    def _read(self) -> None:
+        """Moves what was counted from the device into the window."""
+        if not self._left_to_warm_up:
+            self._window[3:] += self._counter.take().cpu().double().numpy()
+
+    def _gather(self, args: Any) -> np.ndarray:
+        """What all processes did since the last call; the one place where they wait for each other."""
+        self._read()
+        if args.device.type == "cuda" and self._window[0]:  # whose steps may have been under way when the loop went on
+            self._window[1] += self._clock() - self._free
+        window, self._window = self._window, np.zeros(len(COLUMNS))
         self._peak_bytes = max(self._peak_bytes, peak_bytes(args.device))
-        peak = torch.tensor([self._peak_bytes], dtype=torch.float64)
-        rows = times.new_zeros(0, len(COLUMNS))
-        if self._pending:
-            counts = torch.stack([count.to(self._pending[-1].device) for count in self._pending]).cpu().double()
-            rows = torch.cat([times, counts], dim=1)
         if args.world_size > 1:
-            world = gather(rows.to(args.device)).cpu().reshape(args.world_size, *rows.shape)
-            num_times = len(TIMES)
-            rows = torch.cat([world[..., :num_times].mean(0), world[..., num_times:].sum(0)], dim=1)
-            peak = gather(peak.to(args.device)).cpu().max()
-        self._peak_bytes = int(peak)
-        self._pending = []
+            own = torch.tensor([[*window, self._peak_bytes]], dtype=torch.float64)
+            world = gather(own.to(args.device)).cpu().numpy()
+            window = np.concatenate([world[:, :3].mean(0), world[:, 3:-1].sum(0)])
+            self._peak_bytes = int(world[:, -1].max())
         if self.packs:
-            rows[:, COLUMNS.index("padded_tokens")] = rows[:, COLUMNS.index("tokens")]
-        for row in rows.numpy():
-            self._num_steps += 1
-            if self._num_steps <= self._warmup_steps:
-                self._warmup_seconds += float(row[0])
-            else:
-                self._totals += row
-                self._window += row
-                self._last.append(row)
+            window[COLUMNS.index("padded_tokens")] = window[COLUMNS.index("tokens")]
+        return window
 
     def _rates(self, sums: np.ndarray) -> dict[str, float]:
         """Rates per second and shares from sums over steps; empty where no time was measured."""
@@ -326,10 +250,9 @@ class ThroughputCallback(TrainerCallback):
         return rates
 
     def _hours_left(self, state: Any) -> dict[str, float]:
-        measured = self._num_steps + len(self._pending) - self._warmup_steps
-        if measured <= 0 or self._wall_start is None:
+        if not self._num_measured:
             return {}
-        wall_per_step = (self._now() - self._wall_start) / measured
+        wall_per_step = (self._clock() - self._measured_since) / self._num_measured
         return {"hours_left": (state.max_steps - state.global_step) * wall_per_step / 3600}
 
 

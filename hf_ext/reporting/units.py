@@ -137,11 +137,6 @@ def factor(value: Any) -> str:
     return _measured(value, "{:.2f}x")
 
 
-def dollars(value: Any) -> str:
-    """$12.40; below a cent two digits that say something."""
-    return _measured(value, "${:.2g}" if is_finite(value) and 0 < value < 0.01 else "${:,.2f}")
-
-
 def score(entry: Any) -> str:
     """A score with its interval: 0.877 [0.850, 0.901]; "undefined" where it has no value; a number as `number`."""
     if not isinstance(entry, Mapping) or not entry:

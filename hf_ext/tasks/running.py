@@ -1,12 +1,11 @@
-"""What every run does alike, whatever it trains: holds its folder, checks and tells its data, leaves its pages."""
+"""What every run does alike, whatever it trains: holds its folder, leaves its pages."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 from ..arguments.parser import FastArgumentParser
 from ..checkpoints.run_lock import run_folder
-from ..data.columns import read_columns, reads_text
+from ..data.columns import reads_text
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation.requirements import describe_failed, format_checked, raise_failed
 from ..reporting.card import write_card
 from ..reporting.charts import plot_loss
-from ..reporting.near_copies import describe_near_copies
 from ..reporting.page import page_record
 from ..reporting.report import write_report
 from ..reporting.run_log import start_run_log
@@ -29,9 +27,6 @@ from ..reporting.run_record import absolute_if_local, record_evaluations, record
 from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer
 from ..training_args import OWN_FIELDS
-
-STREAM_CHECK_ROWS = 1000
-MAX_LISTED = 10  # rows in a message
 
 logger = logging.getLogger(__name__)
 
@@ -189,91 +184,6 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
     values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(TrainingArguments) if spec.init}
     # On a machine without a GPU it takes bf16 only together with `use_cpu`.
     return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})
-
-
-def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, float]]:
-    """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
-
-    Args:
-        collator: `SequenceCollator` or `MaskedLMCollator`.
-        splits: name -> rows; of a stream the first `STREAM_CHECK_ROWS` stand for all.
-        source: where the rows are from, for messages.
-
-    Returns:
-        Per input: share of unknown residues, longest row in residues, number of rows above the limit.
-
-    Raises:
-        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
-            first ones with file row and length.
-    """
-    report = {}
-    for name, columns in collator.columns.items():
-        rows = [row for split in splits.values() for row in _distinct(split, columns)]
-        tokenizer = collator.tokenizers[name]
-        unknown = tokenizer.check_contract([part for row in rows for part in row], name)
-        lengths = [sum(map(len, row)) for row in rows]
-        limit = tokenizer.max_residues
-        above = [row for row, length in zip(rows, lengths) if limit is not None and length > limit]
-        if above:
-            try:
-                collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
-            except DataError as error:
-                rows_above = _list_long(splits, columns, limit, source)
-                raise DataError(f"{error}\n{rows_above}") from error
-        report[name] = {"unknown_share": unknown, "longest": max(lengths), "num_above_limit": len(above)}
-    return report
-
-
-def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, source: str | None) -> str:
-    """Rows above the limit: how many, and the first ones."""
-    found = []
-    for split_name, split in splits.items():
-        rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
-        for number, row in enumerate(rows, 1):
-            length = sum(len(row[column]) for column in columns)
-            if length > limit:
-                found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
-    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
-    return (
-        f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
-        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --max_residues N --bad_rows drop, N per column."
-    )
-
-
-def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    if hasattr(split, "__len__"):
-        return dict.fromkeys(read_columns(split, columns))
-    return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
-
-
-def summarize_data(report: Mapping[str, Any]) -> str:
-    """A data report in a few lines: rows, changes, split sizes, leaks, inputs, and what its notes and warnings say."""
-    notes = [f"  note: {note}" for note in (*report.get("split", {}).get("notes", ()), *report.get("notes", ()))]
-    notes += [f"  WARNING: {warning}" for warning in report.get("warnings", ())]
-    if report.get("streaming"):
-        return "\n".join(["Data: streaming: rows are not counted, leaks between splits are not looked for.", *notes])
-    lines = [
-        f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
-        f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
-    ]
-    for name, nums in report.get("missing_chains", {}).items():
-        shown = (f"{num:,} of {report['sizes'][split]:,} in {split}" for split, num in nums.items())
-        lines.append(f"  rows without {name}: {', '.join(shown)}")
-    leaks = report.get("leaks") or {"columns": {}}
-    rows = {**leaks["columns"], **({"whole rows": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
-    both = ("num_test_sequences_in_train", "num_test_sequences")
-    known = [f"{leak[both[0]]:,} of {leak[both[1]]:,} {name}" for name, leak in rows.items()]
-    lines += [f"  test sequences that are in train, too: {', '.join(known)}"] if known else []
-    lines += [f"  {line}" for line in describe_near_copies(leaks)[:1]]  # of whole rows; the report has each column
-    inputs = report.get("inputs", {})
-    longest = ", ".join(f"{name} {facts['longest']:,}" for name, facts in inputs.items())
-    lines += [f"  residues of the longest input: {longest}"] if inputs else []
-    for name, facts in inputs.items():
-        if facts["num_above_limit"]:
-            lines.append(f"  {name}: {facts['num_above_limit']:,} rows above the encoder's limit")
-        if facts["unknown_share"]:
-            lines.append(f"  {name}: {facts['unknown_share']:.2%} of the residues are unknown to its tokenizer")
-    return "\n".join([*lines, *notes])
 
 
 def check_scored(values: Any, split: str) -> None:

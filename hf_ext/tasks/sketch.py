@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,16 +23,16 @@ from transformers import PreTrainedModel
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..data.reading import is_on_hub
+from ..data.tokenization import check_inputs
 from ..errors import HfExtError
 from ..memory.stored import WEIGHT_BYTES
-from ..models.configuration import EncoderSpec
+from ..models.configuration import EncoderSpec, Training
 from ..models.encoders import build_encoder
 from ..models.lora import wrap_with_lora
 from ..plan import Plan
-from ..reporting.flops import flops_coefficients
+from ..reporting.batch_counts import flops_coefficients
 from ..speedups.lora import lora_settings
 from ..speedups.trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
-from .running import check_inputs
 
 Level = Literal["stops", "warns"]
 Span = tuple[float, float]  # from the least to the most
@@ -56,11 +57,16 @@ class Finding:
 
 
 class Step(NamedTuple):
-    """Something to time: what it computes in FLOPs, and what it is, in words."""
+    """Something to time: a model with random weights, a batch, and the share of a part's FLOPs that they stand for."""
 
-    run: Callable[[], Any]
-    flops: float
-    what: str
+    model: nn.Module
+    batch: dict[str, Any]
+    share: float = 1.0
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is timed forward and backward: an encoder alone has no loss."""
+        return "labels" in self.batch
 
 
 @dataclass(frozen=True)
@@ -71,30 +77,30 @@ class Part:
         name: for people.
         training: "frozen", "lora" or "full".
         width: of its products; narrow ones reach a smaller share of a card's peak.
-        train_flops, eval_flops: of all training rows once, as it trains; of all validation rows, forward. 0 where
-            nothing passes through it while the run trains.
-        once_flops: of the `num_distinct` distinct inputs of all splits, forward: computed once if results are kept.
+        flops: of an input of mean length, forward; `inputs_per_row` of these are in a row.
+        num_distinct: distinct inputs of all splits, which are computed once where results are kept.
         stored_bytes: what is kept of them on disk. download_bytes: of its weights, where they are not at hand.
+        make_step: (device, inputs) -> `Step` of so many inputs of mean length; None above the most of a batch.
         dtype: what it computes in, whatever the plan says; None: as the plan says.
-        make_step: (device, size) -> a step of size 1, 2, 4, ... with random weights; None above the largest there is.
+        is_read_while_training: whether it runs in training steps where its results are not kept.
     """
 
     name: str
     training: str
     width: int
     num_parameters: int
+    flops: float
     make_step: Callable[[str, int], Step | None]
-    train_flops: float = 0.0
-    eval_flops: float = 0.0
-    once_flops: float = 0.0
+    inputs_per_row: int = 1
     num_distinct: int = 0
     stored_bytes: int = 0
     download_bytes: int = 0
     dtype: str | None = None
+    is_read_while_training: bool = True
 
     def is_kept(self, plan: Plan) -> bool:
         """Whether each distinct input passes through it once, and never while the run trains."""
-        return self.training == "frozen" and (plan.applied("embedding_cache") or not self.train_flops)
+        return self.training == "frozen" and (plan.applied("embedding_cache") or not self.is_read_while_training)
 
 
 @dataclass(frozen=True)
@@ -104,14 +110,13 @@ class Stage:
     Attributes:
         args: `FastTrainingArguments` of it.
         model: on torch's meta device: shapes, no weights.
-        parts: what computes in it; and `head_flops` beside them, of all training rows once.
+        parts: what computes in it; and `num_head_parameters` beside them, once for each row.
         num_rows: of each split; nothing where rows are not known, and of a stream how many were looked at.
         num_tokens, longest: of all training rows, and of the longest one.
         rows, inputs: training rows and an object with their `columns`, for the plan.
         as_trained: plan -> the model as the device holds it while it trains, still without weights, and what makes its
             batches of so many of the longest rows.
         times: trainings of this kind in a row, as `--num_seeds` asks for.
-        serial_seconds: of a pass on a GPU, beside products: kernels that wait for each other.
         title: tells stages apart. is_asked: whether the command runs it.
     """
 
@@ -125,9 +130,8 @@ class Stage:
     rows: Any = None
     inputs: Any = None
     is_stream: bool = False
-    head_flops: float = 0.0
+    num_head_parameters: int = 0
     times: int = 1
-    serial_seconds: Span = (0.0, 0.0)
     title: str = ""
     is_asked: bool = True
 
@@ -138,28 +142,20 @@ class RowLengths:
 
     Attributes:
         num_rows: of each split; of a stream, how many of its first rows stand for all.
-        tokens: split -> input -> (rows,), int64.
-        distinct: input -> its distinct sequences in all splits -> tokens; nothing of a stream.
+        mean, longest: input -> tokens of a training row.
+        num_distinct: input -> distinct sequences in all splits; nothing of a stream.
     """
 
-    num_rows: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    distinct: dict[str, dict[tuple[str, ...], int]] = field(default_factory=dict)
-    is_stream: bool = False
+    num_rows: dict[str, int]
+    mean: dict[str, float]
+    longest: dict[str, int]
+    num_distinct: dict[str, int]
+    is_stream: bool
 
-    def of(self, names: Sequence[str]) -> dict[str, list[int]]:
-        """Of an encoder that reads these inputs, as `sketch_encoder` takes them."""
-        distinct = {parts: length for name in names for parts, length in self.distinct.get(name, {}).items()}
-        by_split = {split: [int(n) for name in names for n in tokens[name]] for split, tokens in self.tokens.items()}
-        return {**by_split, "distinct": [*distinct.values()]}
-
-    def total(self, names: Iterable[str]) -> int:
-        """Tokens of all training rows."""
-        return sum(int(self.tokens["train"][name].sum()) for name in names) if self.tokens else 0
-
-    def longest(self, names: Iterable[str]) -> int:
-        """Tokens of these inputs of a training row, at most; `UNKNOWN_LENGTH` where rows are not known."""
-        return sum(int(self.tokens["train"][name].max(initial=1)) if self.tokens else UNKNOWN_LENGTH for name in names)
+    @property
+    def num_tokens(self) -> int:
+        """Of all training rows."""
+        return round(self.num_rows.get("train", 0) * sum(self.mean.values()))
 
 
 def read_lengths(
@@ -168,23 +164,22 @@ def read_lengths(
     """Lengths of the rows of `splits`, of a stream of its first `STREAM_ROWS`. Cost: one pass over the columns.
 
     Args:
+        splits: without rows, inputs are taken for `UNKNOWN_LENGTH` long.
         inputs: input -> its columns.
         limits: input -> residues at which it is cropped.
     """
     is_stream = "train" in splits and not hasattr(splits["train"], "__len__")
     if is_stream:
         splits = {"train": Dataset.from_list([*splits["train"].take(STREAM_ROWS)])}
-    found = RowLengths({name: len(rows) for name, rows in splits.items()}, {name: {} for name in splits}, {}, is_stream)
-    for name, columns in inputs.items():
-        limit = limits.get(name)
-        for split, dataset in splits.items():
-            rows = read_columns(dataset, columns)
-            lengths = [sum(map(len, row)) for row in rows]
-            cropped = [(min(length, limit) if limit else length) + SPECIAL_TOKENS for length in lengths]
-            found.tokens[split][name] = np.array(cropped, np.int64)
-            if not is_stream:
-                found.distinct.setdefault(name, {}).update(zip(rows, cropped))
-    return found
+    mean, longest = (dict.fromkeys(inputs, UNKNOWN_LENGTH) for _ in range(2))
+    num_distinct = dict.fromkeys(inputs, 0)
+    for name, columns in inputs.items() if "train" in splits else ():
+        rows = {split: read_columns(dataset, columns) for split, dataset in splits.items()}
+        lengths = np.array([sum(map(len, row)) for row in rows["train"]])
+        tokens = np.minimum(lengths, limits.get(name) or lengths.max(initial=1)) + SPECIAL_TOKENS
+        mean[name], longest[name] = tokens.mean(), int(tokens.max(initial=1))
+        num_distinct[name] = 0 if is_stream else len(set(chain.from_iterable(rows.values())))
+    return RowLengths({name: len(rows) for name, rows in splits.items()}, mean, longest, num_distinct, is_stream)
 
 
 @dataclass
@@ -270,34 +265,29 @@ class Sketch:
 
 
 def sketch_encoder(
-    model: PreTrainedModel, training: str, source: str | None, lengths: Mapping[str, Sequence[int]], **given: Any
+    model: PreTrainedModel, training: Training, source: str | None, lengths: RowLengths, names: Sequence[str]
 ) -> Part:
-    """An encoder, which computes as much for each token and for each pair of tokens in a sequence.
+    """An encoder, of whose layers one is timed.
 
     Args:
         model: on the meta device. source: Hub id or folder of its weights, None where they are new.
-        lengths: "train", "validation" and "distinct" -> tokens of each sequence; what is not known is left out.
-        given: further attributes of `Part`.
+        names: of the inputs that it reads.
     """
-    as_it_trains, forward = flops_coefficients(model), _forward_flops(model)
-    train, evaluated, distinct = (np.asarray(lengths.get(n, ()), np.int64) for n in ("train", "validation", "distinct"))
-    seen = train if len(train) else distinct
-    typical = max(8, round(float((seen**2).sum()) / max(1, int(seen.sum()))))  # of a token, not of a sequence
+    length = max(8, round(sum(lengths.mean[name] for name in names) / len(names)))
+    per_token, per_pair = flops_coefficients(copy.deepcopy(model).requires_grad_(False))  # forward
     name, config = source or type(model).__name__, model.config.to_dict()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    settings: dict[str, Any] = {
-        "name": name if len(name) < MAX_NAME else f"...{name[3 - MAX_NAME :]}",
-        "width": int(config.get("hidden_size") or config["d_model"]),
-        "num_parameters": num_parameters,
-        "download_bytes": 0 if _is_at_hand(source) else num_parameters * WEIGHT_BYTES,
-        "make_step": partial(_layer_step, config, typical),
-        "train_flops": _sum_flops(forward if training == "frozen" else as_it_trains, train),
-        "eval_flops": _sum_flops(forward, evaluated),
-        "once_flops": _sum_flops(forward, distinct),
-        "num_distinct": len(distinct),
-        **given,
-    }
-    return Part(training=training, **settings)
+    return Part(
+        name=name if len(name) < MAX_NAME else f"...{name[3 - MAX_NAME :]}",
+        training=training,
+        width=int(config.get("hidden_size") or config["d_model"]),
+        num_parameters=num_parameters,
+        flops=per_token * length + per_pair * length**2,
+        make_step=partial(_make_layer, config, length),
+        inputs_per_row=len(names),
+        num_distinct=sum(lengths.num_distinct[name] for name in names),
+        download_bytes=0 if _is_at_hand(source) else num_parameters * WEIGHT_BYTES,
+    )
 
 
 def _is_at_hand(source: str | None) -> bool:
@@ -308,31 +298,13 @@ def _is_at_hand(source: str | None) -> bool:
     return any(isinstance(file, str) for file in files)
 
 
-def _forward_flops(model: PreTrainedModel) -> tuple[float, float]:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    found = flops_coefficients(model)
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    return found
-
-
-def _sum_flops(coefficients: tuple[float, float], lengths: np.ndarray) -> float:
-    return coefficients[0] * int(lengths.sum()) + coefficients[1] * int((lengths**2).sum())
-
-
-def _layer_step(config: dict[str, Any], length: int, device: str, size: int) -> Step | None:
-    """One layer of the encoder itself, forward, with random weights, on rows of this many tokens."""
-    if size > 1:
+def _make_layer(config: dict[str, Any], length: int, device: str, num: int) -> Step | None:
+    if num > 1 and num * length > (CPU_TOKENS_PER_BATCH if device == "cpu" else GPU_TOKENS_PER_BATCH):
         return None
     layers = "num_layers" if "num_layers" in config else "num_hidden_layers"
     encoder: Any = build_encoder(EncoderSpec("", {**config, layers: 1})).eval().to(device)
-    rows = max(1, (CPU_TOKENS_PER_BATCH if device == "cpu" else GPU_TOKENS_PER_BATCH) // length)
-    ids = (torch.arange(rows * length) % 20 + 4).view(rows, length).to(device)  # ids of residues
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    flops = _sum_flops(flops_coefficients(encoder.requires_grad_(False)), np.full(rows, length, np.int64))
-    return Step(torch.no_grad()(lambda: encoder(**batch)), flops, "one layer, forward")
+    ids = (torch.arange(num * length) % 20 + 4).view(num, length).to(device)  # ids of residues
+    return Step(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 1 / config[layers])
 
 
 def with_adapters(model: Any, args: Any, plan: Plan) -> Any:

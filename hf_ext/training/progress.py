@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..models.host_optimizer import find_host_optimizer
-from ..reporting.progress import LiveProgress, describe_training, encoder_width, find_shortfall
+from ..reporting.progress import LiveProgress, describe_training, find_shortfall
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
@@ -39,7 +39,7 @@ class SpeedLine(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Starts afresh."""
-        self._width, self._logs, self._is_shown = encoder_width(model), {}, False
+        self._logs, self._is_shown = {}, False
         self._said: set[str] = set()
         self._first_judged = state.global_step + self._trainer.throughput.warmup_steps + JUDGED_STEPS
         self._due = self._clock() + REFRESH_S if state.is_world_process_zero else math.inf
@@ -69,7 +69,7 @@ class SpeedLine(TrainerCallback):
             table.prefix = f"{escape(text)}<br>"  # Trainer's table shows it with its next step
         shortfall = ""
         if state.global_step >= self._first_judged:
-            shortfall = find_shortfall(throughput.device, rates, self._width)
+            shortfall = find_shortfall(rates)
         if not (bars or tables) and is_due:
             why = f"; {shortfall}" if shortfall else ""
             logger.info("Step %s of %s: %s%s", f"{state.global_step:,}", f"{state.max_steps:,}", text, why)

@@ -1,13 +1,16 @@
 """Estimates against sums worked out by hand, and bounds against what the run itself bounds."""
 
-import re
-
 import pytest
+import torch
 from doctored import look, main
+from torch.utils._pytree import tree_map
 
+from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.doctor import estimates
-from hf_ext.hardware import describe_hardware, detect_hardware
+from hf_ext.generation.arguments import GeneratorArguments
+from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.plan import Plan
 from hf_ext.speedups.base import Decision
 from hf_ext.tasks.sketch import Part, Stage, Step
@@ -38,29 +41,11 @@ def test_a_peak_that_nobody_published_gives_no_rate():
     assert estimates.published_rate(describe_hardware("cpu"), "fp32", 1280) is None
 
 
-def timed(size: int, seconds: list[float]) -> Step | None:
-    """Sizes up to 4; 100 FLOPs for each."""
-    return Step(lambda: seconds.append(size), 100.0 * size, f"size {size}") if size <= 4 else None
-
-
-@pytest.mark.parametrize(("patience", "largest"), [(100.0, 4), (7.0, 2), (1.0, 1)])
-def test_steps_are_as_large_as_the_time_allows(monkeypatch, patience, largest):
-    """On a clock that shows the sizes that were run: a step of size n takes n seconds."""
-    sizes: list[float] = []
-    monkeypatch.setattr(estimates.time, "perf_counter", lambda: float(sum(sizes)))
-    part = Part("p", "full", 100, 0, make_step=lambda device, size: timed(size, sizes))
-    rate = estimates.measure_rate(part, detect_hardware("cpu"), "fp32", patience)
-    assert f"measured here on size {largest} " in rate.basis
-    assert (rate.low, rate.high) == (pytest.approx(50.0), pytest.approx(150.0))
-
-
 def stage(training: str, **part) -> Stage:
-    """6 or 2 FLOPs for 3,000 tokens an epoch, 2 for 500 evaluated ones and for 1,000 distinct ones; a head of 10."""
-    flops = {"train_flops": (2.0 if training == "frozen" else 6.0) * 3000, "eval_flops": 1100.0, "once_flops": 2200.0}
-    parts = [Part("p", training, 100, 0, lambda device, size: None, **flops, num_distinct=50, **part)]
+    """2 FLOPs for each of 10 tokens of a row, of which there are 300, 55 validated; 110 distinct; a head of 10."""
+    parts = [Part("p", training, 100, 0, 20.0, lambda device, num: None, num_distinct=110, **part)]
     args = FastTrainingArguments(output_dir="never_made", report_to="none")
-    given = {"num_rows": {"train": 100}, "head_flops": 6.0 * 10 * 100, "serial_seconds": (0.01, 0.03)}
-    return Stage(args, None, parts, lambda plan: None, **given)
+    return Stage(args, None, parts, lambda plan: None, {"train": 300, "validation": 55}, num_head_parameters=10)
 
 
 SCHEDULE = estimates.Schedule(
@@ -72,18 +57,18 @@ CARD = describe_hardware("T4")
 
 def test_frozen_encoders_are_timed_once_and_the_head_in_every_epoch():
     plan = Plan(CARD, [Decision("embedding_cache", "I", "applied", "")])
-    # 2,200 FLOPs once; the head 6,000 x 2, and 20 steps of 3 to 20 ms
-    assert estimates.sum_seconds(plan, stage("frozen"), SCHEDULE, RATES, waits=False) == [
-        ("encoding 50 distinct inputs once", (22.0, 220.0)),
-        ("training, 20 passes", (pytest.approx(120.06), pytest.approx(1200.4))),
+    # 2,200 FLOPs once; the head 18,000 x 2, and 20 steps of 3 to 20 ms
+    assert estimates.sum_seconds(plan, stage("frozen"), SCHEDULE, RATES) == [
+        ("encoding 110 distinct inputs once", (22.0, 220.0)),
+        ("training, 20 passes", (pytest.approx(360.06), pytest.approx(3600.4))),
     ]
 
 
-def test_what_trains_is_timed_in_every_epoch_with_evaluations_padding_and_waits():
+def test_what_trains_is_timed_in_every_epoch_with_evaluations_and_padding():
     plan = Plan(CARD, [], facts={"data": {"padding_share_random": 0.5}})
-    # 18,000 x 2 + 1,100 x 4 x 0.5 = 38,200 FLOPs, doubled by padding; the head as above; waits of 10 to 30 ms
+    # 18,000 x 2 + 1,100 x 4 x 0.5 = 38,200 FLOPs, doubled by padding; the head as above
     assert estimates.sum_seconds(plan, stage("full"), SCHEDULE, RATES) == [
-        ("training, 20 passes", (pytest.approx(884.26), pytest.approx(8841.0)))
+        ("training, 20 passes", (pytest.approx(1124.06), pytest.approx(11240.4)))
     ]
 
 
@@ -107,12 +92,6 @@ def test_the_schedule_is_that_of_the_arguments_as_the_plan_leaves_them(arguments
     assert schedule.evaluated_share == pytest.approx(0.2)  # of 300 validation rows
 
 
-def test_money_is_hours_times_the_price():
-    assert estimates.money((1800.0, 7200.0), 3.0) == (1.5, 6.0)
-    assert estimates.money((1800.0, 7200.0), None) is None
-    assert estimates.money(None, 3.0) is None
-
-
 def test_memory_is_weights_gradients_and_two_optimizer_states():
     found = main(look("t4", model=MaskedLMArguments(model_size="esm2_8M")))
     total, trained = 7_512_474, 7_512_353  # all but the contact head's 121 train
@@ -131,10 +110,26 @@ def test_the_output_folder_holds_what_is_kept_and_what_is_being_written():
     assert main(look(num_train_epochs=10, save_strategy="no")).output_bytes == model
 
 
+DEMOS = {
+    "affinity": {"model": AffinityArguments(tower_training=["full"]), "per_device_train_batch_size": 32},
+    "masked_lm": {"model": MaskedLMArguments(), "without": ["masked_lm_head"]},
+    "generation": {"model": GeneratorArguments(d_model=32, hidden_size=64), "per_device_train_batch_size": 16},
+    "pde_operator": {"model": OperatorArguments(num_train_samples=64), "remove_unused_columns": False},
+}
+
+
 @pytest.mark.nightly
-def test_on_this_machine_the_rate_is_measured():
-    facts = look(None, measure_seconds=0.2, use_cpu=True)
-    times = main(facts).times
-    assert re.search("measured here on one layer, forward", times.basis)
-    assert [what for what, _ in times.lines] == ["encoding 739 distinct inputs once", "training, 900 passes"]
-    assert all(0 < least < most for _, (least, most) in times.lines)
+@pytest.mark.parametrize("demo", DEMOS)
+def test_on_this_machine_a_step_takes_about_what_is_estimated(demo):
+    """The model that the run would train, on random rows of the longest there is: forward, backward, no optimizer."""
+    facts = look(None, measure_seconds=0.5, use_cpu=True, **DEMOS[demo])
+    found = main(facts)
+    assert "measured here on a batch of" in found.times.basis
+    model, make_batch = found.stage.as_trained(found.plan)
+    real = model.to_empty(device="cpu").train()
+    for tensor in (*real.parameters(), *real.buffers()):
+        tensor.data.fill_(0.01) if tensor.is_floating_point() else tensor.data.zero_()
+    rows = round(found.schedule.batch_rows)
+    step = Step(real, tree_map(lambda value: torch.ones_like(value, device="cpu"), make_batch(rows)))
+    least, most = (seconds / found.schedule.steps for seconds in found.times.lines[-1][1])
+    assert least / 2 < estimates.time_passes(step, "cpu") < most

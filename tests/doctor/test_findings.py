@@ -8,16 +8,14 @@ from doctored import FOLDERS, GB, change, healthy, look, main, names
 from hf_ext.checkpoints.retention import Sizes
 from hf_ext.doctor.estimates import Times
 from hf_ext.doctor.findings import find_problems, would_run
-from hf_ext.doctor.packages import check_package
+from hf_ext.doctor.machine import check_package
 from hf_ext.hardware import describe_hardware
-from hf_ext.plan import Plan
 
 CPU = describe_hardware("cpu")
 COLAB = {"in_colab": True, "drive_is_mounted": True, "output_dir": "/content/drive/MyDrive/run"}
 FREE = dict.fromkeys(FOLDERS, 100 * GB)
 MAY = dict.fromkeys(FOLDERS, True)
 LONG = Times((("training", (3600.0, 14 * 3600.0)),), "by hand")
-NO_PLAN = Plan(describe_hardware("a100"), [])
 
 
 def stored(gib: int):
@@ -46,7 +44,6 @@ SITUATIONS = {
         "pip install --force-reinstall torch",
     ),
     "processes": ({}, {"is_described": False, "num_gpus": 2}, {}, "warns", "accelerate launch --num_processes 2"),
-    "busy": ({}, {"is_described": False, "num_gpus": 1, "load_average": 12.1}, {}, "warns", "look again"),
     "memory": ({}, {}, {"memory": stored(37)}, "stops", "a smaller encoder"),
     "memory  ": ({}, {}, {"memory": replace(stored(1), room=2**20)}, "stops", "a smaller encoder"),
     "memory ": ({}, {}, {"encoding_bytes": 37 * 2**30}, "stops", "a smaller encoder"),
@@ -69,14 +66,6 @@ SITUATIONS = {
     "offline": ({}, {"hub_is_offline": True}, {"download_bytes": 1}, "stops", "unset HF_HUB_OFFLINE"),
     "push": ({"push_to_hub": True}, {"has_token": False}, {}, "stops", "hf auth login"),
     "push ": ({"push_to_hub": True}, {"hub_is_offline": True}, {}, "stops", "unset HF_HUB_OFFLINE"),
-    "shared_memory": (
-        {"dataloader_num_workers": 2},
-        {"shared_memory_bytes": 64 * 2**20},
-        {"plan": NO_PLAN},
-        "warns",
-        "--shm-size=8g",
-    ),
-    "workers": ({"dataloader_num_workers": 9}, {}, {"plan": NO_PLAN}, "warns", "--dataloader_num_workers 7"),
     "tracker": ({"report_to": ["comet_ml"]}, {}, {}, "stops", "pip install comet_ml"),
     "install": ({}, {}, {"packages": []}, "warns", "pip install -e ."),
 }
@@ -103,8 +92,6 @@ CALM = {
     "offline with all weights": ({}, {"hub_is_offline": True}, {}),
     "no token and no push": ({}, {"has_token": False}, {}),
     "read-only downloads, all at hand": ({}, {"is_writable": {**MAY, "hub_cache": False}}, {}),
-    "small /dev/shm, no workers": ({}, {"shared_memory_bytes": 64 * 2**20}, {}),
-    "as many workers as cores": ({"dataloader_num_workers": 8}, {}, {"plan": NO_PLAN}),
 }
 
 
@@ -144,46 +131,6 @@ def test_an_optional_package_is_missed_only_where_it_is_asked_for(package):
     assert names(swap_package(asked, package, **missing)) == [("package", "stops")]
     assert names(swap_package(healthy(), package, **missing)) == []
     assert names(swap_package(asked, package, **{**missing, "installed": "1.5"})) == []
-
-
-CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
-
-
-def without_kernels(card: str, built: tuple[str, ...], is_described: bool = True) -> list:
-    machine = {"hardware": describe_hardware(card), "cuda_architectures": built, "is_described": is_described}
-    return [finding for finding in find_problems(change(healthy(), None, machine)) if finding.name == "kernels"]
-
-
-def test_wheels_without_kernels_for_the_card_are_named_with_what_to_install():
-    (finding,) = without_kernels("V100-16GB", CUDA_13)
-    assert finding.level == "warns"  # here it is described
-    assert "has no kernels for V100-16GB (sm_70; it has sm_75, sm_80, sm_86, " in finding.text
-    assert "whl/cu126" in finding.remedy
-    assert without_kernels("V100-16GB", CUDA_13, is_described=False)[0].level == "stops"
-    (finding,) = without_kernels("RTX-5090", ("sm_80", "sm_86", "sm_90"))
-    assert finding.remedy.startswith("pip install --upgrade torch")
-
-
-def test_a_build_without_cuda_is_told_what_the_default_wheels_lack():
-    (finding,) = without_kernels("P100", ())
-    assert finding.text.startswith("torch's default wheels have no kernels for P100 (sm_60; they begin with sm_75)")
-    assert "whl/cu126" in finding.remedy
-
-
-# Whether what torch was built for runs on a card: sm_86 on 8.9, "compute" on every later card, 9.0a on 9.0 alone.
-@pytest.mark.parametrize(
-    ("card", "built", "runs"),
-    [
-        *((card, CUDA_13, True) for card in ("T4", "A100", "L4", "H100", "B200", "cpu")),
-        *((card, (), True) for card in ("T4", "RTX-5090", "cpu")),
-        *(("H100", (name,), runs) for name, runs in {"sm_90a": True, "sm_100": False}.items()),
-        *(("RTX-5090", (name,), runs) for name, runs in {"compute_90": True, "sm_90a": False}.items()),
-        *(("A100", (name,), False) for name in ("sm_86", "compute_86")),
-        ("L4", ("odd",), False),
-    ],
-)
-def test_wheels_that_run_on_the_card_are_no_finding_and_others_are_one(card, built, runs):
-    assert len(without_kernels(card, built)) == (not runs)
 
 
 def test_what_stops_the_run_is_named_first():

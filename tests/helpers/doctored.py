@@ -8,7 +8,6 @@ from typing import Any
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
-from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.gather import Facts, StageFacts, gather
 from hf_ext.generation.arguments import GeneratorArguments
@@ -30,8 +29,6 @@ CALM = {
     "has_nvidia_driver": False,
     "num_gpus": 0,
     "cpu_cores": 8,
-    "load_average": 0.0,
-    "shared_memory_bytes": 8 * GB,
     "free_bytes": dict.fromkeys(FOLDERS, 100 * GB),
     "is_writable": dict.fromkeys(FOLDERS, True),
     "hub_is_offline": False,
@@ -54,7 +51,7 @@ def look(
     args = FastTrainingArguments(**{"output_dir": "never_made", "speedups": ["all"], "report_to": "none", **arguments})
     args.mark_explicit(frozenset({*explicit, *arguments}))
     given = [model] if task == "pde_operator" else [model, data or DataArguments()]
-    facts = gather(task, given, args, DoctorArguments(device=device, measure_seconds=measure_seconds))
+    facts = gather(task, given, args, device, measure_seconds)
     return dataclasses.replace(facts, machine=dataclasses.replace(facts.machine, **CALM))
 
 

@@ -15,8 +15,8 @@ from hf_ext.affinity.building import build_collator, build_model, settle_trainin
 from hf_ext.affinity.rows import describe_rows, load_rows
 from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import parse_command
+from hf_ext.data.tokenization import check_inputs
 from hf_ext.errors import HfExtError
-from hf_ext.tasks.running import check_inputs
 
 NUM_ROWS = 60
 

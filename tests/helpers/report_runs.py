@@ -138,8 +138,6 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "train_s": 754.2,
             "peak_memory_gib": 1.25,
             "memory_of": "process",
-            "dollars_per_hour": 0.35,
-            "dollars": 0.0875,
         },
         "seeds": {
             "num_seeds": 3,

@@ -18,7 +18,7 @@ from hf_ext.models.attention import (
     padded_attention,
 )
 from hf_ext.models.cpu_attention import flop_counter
-from hf_ext.reporting.flops import flops_coefficients
+from hf_ext.reporting.batch_counts import flops_coefficients
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 

@@ -1,6 +1,6 @@
 """Near copies are told as shares of checked rows, and the sample is stated."""
 
-from hf_ext.reporting.near_copies import describe_near_copies
+from hf_ext.reporting.data_section import describe_near_copies
 
 
 def near(identity, num_rows):

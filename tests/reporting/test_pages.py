@@ -101,7 +101,6 @@ def test_both_begin_with_the_verdict_then_alarms_then_the_score_beside_the_best_
         ["training rows", "2,400", "seen 3 times"],
         ["training time", "12 min 34 s", "at 187,770 residues / s"],
         ["peak memory", "1.25 GiB", "of the process"],
-        ["cost", "$0.09", "at $0.35 per hour"],
     ]
     assert [link[1:] for link in report.links] == SECTIONS
 

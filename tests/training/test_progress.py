@@ -17,9 +17,8 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
-from hf_ext.hardware import describe_hardware
 from hf_ext.reporting.progress import LiveProgress, describe_metrics, describe_training, find_shortfall
-from hf_ext.reporting.throughput import Device, ThroughputCallback
+from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.training.progress import SpeedLine
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
@@ -140,32 +139,9 @@ def test_an_evaluation_is_a_line_that_begins_with_what_chooses_the_best_model() 
     assert describe_metrics({**metrics, "eval_f1": 0.1}) == "loss 0.5, spearman undefined, rmse 1, mae 2, r2 3"
 
 
-GOOD = {"residues_per_s": 5000.0, "data_wait_share": 0.01, "mfu": 0.30}
-
-
-def judge(card: str = "T4", dtype: str = "fp16", width: int = 1280, **rates: float) -> str:
-    return find_shortfall(Device(describe_hardware(card), dtype, 1), {**GOOD, **rates}, width)
-
-
-def test_a_run_as_fast_as_usual_is_not_complained_of() -> None:
-    assert [judge(), judge("A100-40GB", "bf16"), judge("cpu", "fp32"), judge(mfu=0.14, width=320)] == [""] * 4
-    heads = {"sequences_per_s": 9e4, "mfu": 0.01}  # too small to keep a card busy
-    assert find_shortfall(Device(describe_hardware("T4"), "fp32", 1), heads, 1280) == ""
-
-
-def test_what_a_card_falls_short_of_is_said_with_its_cause() -> None:
-    short = "below what this T4 should reach"
-    assert judge(mfu=0.14) == (
-        f"{short} (14.0% of its fp16 peak, where 15% to 45% is usual): why is not known, "
-        "torch.profiler shows where the time goes (docs/troubleshooting.md)"
-    )
-    assert "3% to 20% is usual" in judge(mfu=0.02, width=320)
-    waits = "it waits for data 45% of the time"
-    assert judge(data_wait_share=0.45) == f"{short}, because {waits} (more --dataloader_num_workers)"
-    assert judge(dtype="bf16") == f"{short}, because T4 emulates bf16 (--fp16 true in its place)"
-    assert judge(dtype="fp32") == f"{short}, because it computes in fp32 (--fp16 true)"
-    assert judge("A100-40GB", "tf32").endswith("because it computes in tf32 (--bf16 true)")
-    assert judge("cpu", "fp32", data_wait_share=0.45, mfu=0.01) == waits  # of a CPU nothing is claimed
+def test_waiting_for_data_is_said_where_it_is_much() -> None:
+    assert find_shortfall({"data_wait_share": 0.45}) == "it waits for data 45% of the time (--dataloader_num_workers)"
+    assert find_shortfall({"data_wait_share": 0.1}) == find_shortfall({}) == ""
 
 
 # --- on a fake clock --------------------------------------------------------------------------------------------------
@@ -235,32 +211,14 @@ def test_evaluations_are_in_no_rate_but_in_the_time_left_and_lines_come_each_min
     assert len(lines()) == 3
 
 
-def test_now_is_the_last_half_minute_of_what_was_read(tmp_path) -> None:
-    loop = Loop(tmp_path).steps(41, 0, 1).log().steps(20, 0, 3).log()
-    assert loop.throughput.live(loop.args, loop.state)["batches_per_s"] == pytest.approx(1 / 3)
-
-
-def test_looking_changes_no_number_of_the_run(tmp_path) -> None:
-    results = []
-    for look in (lambda loop: None, lambda loop: loop.throughput.live(loop.args, loop.state)):
-        loop = Loop(tmp_path)
-        for _ in range(15):
-            look(loop.steps(1, 0.5, 1.5))
-        found = loop.log().throughput.summarize([])
-        found["totals"].pop("cpu_seconds")  # of the clock of the processor
-        results.append([found[name] for name in ("rates", "totals", "measured_steps", "warmup_seconds")])
-    assert results[0] == results[1]
-
-
-def test_why_a_run_is_slow_is_said_once_above_a_bar(tmp_path, lines, monkeypatch) -> None:
-    monkeypatch.setattr("hf_ext.reporting.throughput.detect_hardware", lambda device: describe_hardware("T4"))
+def test_why_a_run_is_slow_is_said_once_above_a_bar(tmp_path, lines) -> None:
     bar = LiveProgress()
     bar.training_bar = SimpleNamespace(disable=False, set_postfix_str=lambda text: None)
     loop = Loop(tmp_path, (bar,)).steps(10, 6, 6).log()
     assert lines() == []  # too early
     loop.steps(20, 6, 6).log()
     (said,) = lines()
-    assert said.startswith("Slow: below what this T4 should reach, because it waits for data 50% of the time")
+    assert said.startswith("Slow: it waits for data 50% of the time")
 
 
 # --- other watchers ---------------------------------------------------------------------------------------------------
