@@ -21,7 +21,6 @@ from .model import OperatorTransformer
 from .results import ErrorMetrics
 
 
-
 def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
     """The operator without weights, with the terms of its loss; what is wrong with the arguments becomes a problem."""
     sketch = Sketch({}, f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")

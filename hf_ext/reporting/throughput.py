@@ -154,7 +154,6 @@ class ThroughputCallback(TrainerCallback):
         self._counter.detach()
         self._counter = None
 
-
     def resume(self) -> None:
         """Says that evaluation, saving or logging is over and the loop goes on."""
         self._free = self._clock()
