@@ -11,11 +11,10 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from ..data.arguments import DataArguments
+from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_values
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW
-from ..data.split_rules import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
 from ..evaluation.alarms import AlarmKind, examine_predictions
 from ..evaluation.metrics import score_names

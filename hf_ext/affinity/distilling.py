@@ -36,7 +36,7 @@ from .scoring import SplitScores
 # Of the arguments that say how rows are read, those that tell splits and labels, which further rows do not have.
 NOT_OF_FURTHER_ROWS = (
     *("dataset_config_name", "dataset_revision", "censor_column", "group_column", "id_column", "split_column", "split"),
-    *("cluster_column", "cluster_identity", "cluster_file", "interval_by", "filter"),
+    *("cluster_column", "cluster_identity", "cluster_file", "interval_by"),
 )
 logger = logging.getLogger(__name__)
 

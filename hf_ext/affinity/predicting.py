@@ -49,10 +49,10 @@ def predict_table(
     """
     args = training_arguments(computing, explicit)
     log = start_run_log(None, args.process_index == 0)
-    if reading.streaming and (reading.filter or reading.bad_rows == "drop"):
+    if reading.streaming and reading.bad_rows == "drop":
         raise ArgumentError(
-            "--streaming with --filter or --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
-            "tell which rows were left out. Read the table at once, or leave these out."
+            "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
+            "tell which rows were left out. Read the table at once, or leave --bad_rows out."
         )
     output = find_output(own.output, reading.dataset_name)
     rejected = find_rejected(output, reading.bad_rows)

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments
-from ..data.formats import iter_tables
-from ..data.labels import parse_labels, parse_number
+from ..data.formats import irregular_kind, iter_tables
+from ..data.labels import parse_labels
 from ..data.proteins import judge_sequence
 from ..data.reading import SOURCE_ROW, local_files
 from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
-from ..data.text_files import irregular_kind
 from ..errors import ArgumentError, DataError
 from ..files import read_cell, try_replacing
 
@@ -171,14 +170,13 @@ def read_predictions(
                 f"{path}: lines {_list(others)} ({len(others):,} in all) have another {name} than the rows that are "
                 "scored. These predictions are of other rows, or the rows have changed since: predict again."
             )
-    values = [parse_number(str(cell).strip()) for cell in lines[column]]
-    wrong = [line for line, value in zip(lines.index, values) if value is None or not np.isfinite(value)]
-    if wrong:
+    values = pd.to_numeric(lines[column], errors="coerce").to_numpy(np.float64)
+    if wrong := lines.index[~np.isfinite(values)].tolist():
         raise DataError(
             f"{path}: {len(wrong):,} predictions in column {column!r} are no finite numbers: lines {_list(wrong)}. "
             "Mend them, or leave these rows out everywhere."
         )
-    return np.array(values, np.float64)
+    return values
 
 
 def _take_rows(path: Path, lines: pd.DataFrame, asked: list[str]) -> pd.DataFrame:

@@ -101,8 +101,8 @@ class AffinityPredictor:
 
         Raises:
             DataError: a column is missing; a sequence is missing, empty, holds what is no residue, or is too long for
-                its encoder (`predictor.collator.too_long` may be set to "truncate" or, of single columns, "window"); a
-                prediction is not finite; all refused rows are named, counted from 1.
+                its encoder (`predictor.collator.too_long` may be set to "truncate"); a prediction is not finite; all
+                refused rows are named, counted from 1.
 
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.

@@ -36,8 +36,8 @@ def cut_batch(batch: Any, rows_each: int) -> list[Any] | None:
 
     Args:
         batch: a mapping whose tensors have one row each along their first dimension; or one of our collators, in which
-            rows name inputs that they share (`antigen_index`), lack (`place`) or have several of (`owner`). Values
-            that are no tensors are every part's.
+            rows name inputs that they share (`antigen_index`) or lack (`place`). Values that are no tensors are every
+            part's.
 
     Returns:
         Mappings of the class of `batch`, the first rows first. None of a batch of no more rows than `rows_each`, and of
@@ -64,8 +64,9 @@ def _take(batch: Any, part: slice, rows: int) -> Any:
     """The rows in `part` of a batch of `rows`, or of one input of it."""
     taken = copy_batch(batch)
     taken.pop("layout", None)
-    if "owner" in taken or "place" in taken:
-        _take_input(taken, part, rows)
+    if "place" in taken:
+        taken["place"], chosen = _renumber(taken["place"][part])
+        taken.update({name: value[chosen] for name, value in taken.items() if name != "place"})
     else:
         shared = {name: taken[name] for name in SHARED if name in taken and "antigen_index" in taken}
         taken.update({name: _take_value(value, part, rows) for name, value in taken.items() if name not in shared})
@@ -86,22 +87,6 @@ def _take_value(value: Any, part: slice, rows: int) -> Any:
     if isinstance(value, str | int | float | bool | None):
         return value
     raise _CannotCut
-
-
-def _take_input(batch: Any, part: slice, rows: int) -> None:
-    """Of one encoder input: its sequences are fewer than the rows (`place`), or several of a row (`owner`)."""
-    place, owner, num_inputs = batch.pop("place", None), batch.pop("owner", None), batch.pop("num_rows", None)
-    if place is not None and len(place) != rows:
-        raise _CannotCut
-    numbers, chosen = _renumber((torch.arange(rows) if place is None else place)[part])
-    kept = chosen if owner is None else torch.isin(owner, chosen.to(owner)).nonzero().squeeze(1)
-    for name, value in batch.items():
-        batch[name] = value[kept]
-    if place is not None:
-        batch["place"] = numbers
-    if owner is not None:
-        batch["owner"] = torch.searchsorted(chosen.to(owner), owner[kept])
-        batch["num_rows"] = torch.full_like(num_inputs, len(chosen))
 
 
 def _renumber(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What happens to every row, in a table or in a stream: filter, clean, parse the label, and refuse or drop."""
+"""What happens to every row, in a table or in a stream: clean, parse the label, and refuse or drop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pyarrow as pa
 from ..errors import DataError
 from .arguments import DataArguments
 from .columns import as_array, as_text, check_columns, distinct
-from .filters import parse_filter
 from .labels import describe_classes, parse_labels
 from .proteins import clean_chains, remedy_if_missing
 from .reading import SOURCE_ROW
@@ -27,7 +26,6 @@ class CleanRows:
 
     table: pa.Table
     num_read: int
-    num_filtered: int
     errors: list[RowError]
     changes: dict[str, dict[str, int]]
 
@@ -70,8 +68,7 @@ class RowSchema:
     def needed(self) -> list[str]:
         """Every column that must be read."""
         labels = [self.args.label_column, self.args.censor_column] if self.needs_labels else []
-        filtered = parse_filter(self.args.filter).names if self.args.filter is not None else ()
-        names = (*self.args.sequence_columns, *labels, *self.text_columns, *filtered)
+        names = (*self.args.sequence_columns, *labels, *self.text_columns)
         return [name for name in dict.fromkeys(names) if name]
 
     def check_columns(self, names: Sequence[str], path: str) -> None:
@@ -79,20 +76,16 @@ class RowSchema:
         check_columns([name for name in names if name != SOURCE_ROW], self.needed, path)
 
     def clean(self, table: pa.Table, path: str) -> CleanRows:
-        """Filters, cleans and parses; rows with any error are left out of `table` and listed in `errors`.
+        """Cleans and parses; rows with any error are left out of `table` and listed in `errors`.
 
         Args:
             table: n rows with `needed` and `source_row`.
             path: the file, for messages.
 
         Raises:
-            DataError: text in a column that the filter compares with numbers, or labels that are classes.
+            DataError: labels that are classes.
         """
-        args, num_read = self.args, len(table)
-        if args.filter is not None:
-            mask = parse_filter(args.filter).mask(table, table[SOURCE_ROW].to_numpy(), path)
-            table = table.filter(pa.array(mask))
-        rows = table[SOURCE_ROW].to_numpy()
+        args, rows = self.args, table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         remedy = remedy_if_missing(args.sequence_columns, self.needs_labels, self.needs_splits)
         columns, errors, changes = clean_chains(chains, args, rows, remedy)
@@ -106,7 +99,7 @@ class RowSchema:
         result = pa.table(columns)
         if errors:
             result = result.filter(pa.array(~np.isin(rows, [error.row for error in errors])))
-        return CleanRows(result, num_read, num_read - len(rows), errors, changes)
+        return CleanRows(result, len(table), errors, changes)
 
     def _add_labels(self, columns: dict[str, Any], table: pa.Table, rows: np.ndarray, path: str) -> list[RowError]:
         name, mark_column = self.args.label_column, self.args.censor_column
@@ -127,7 +120,7 @@ class RowSchema:
             elif is_group and not (text and text.strip()):
                 refused[one] = ("the group is missing", "Name the group, or leave the row out.")
             elif is_split and canonical_split(text) is None:
-                remedy = "Use train, valid (or validation, val, dev) or test, or leave such rows out with --filter."
+                remedy = "Use train, valid (or validation, val, dev) or test, or leave such rows out of the file."
                 refused[one] = (NO_SPLIT, remedy)
         return find_rows(refused, found, name, rows)
 

@@ -19,18 +19,17 @@ from .columns import column_names, row_lengths
 from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
-OPTIONS = ("too_long", "window_overlap", "missing_chains")
+OPTIONS = ("too_long", "missing_chains")
 STAND_IN = "X"
 
 
 class SequenceCollator:
-    """Tokenizes each encoder input of a batch; windows or truncates what is too long; stacks labels and bounds.
+    """Tokenizes each encoder input of a batch; truncates what is too long; stacks labels and bounds.
 
     Args:
         tokenizers: input name -> its tokenizer.
         columns: input name -> the one or two columns it reads.
-        too_long: "error", "truncate" or "window" for inputs above the tokenizer's limit.
-        window_overlap: residues that neighbouring windows share; at most half a window.
+        too_long: "error" or "truncate" for inputs above the tokenizer's limit.
         missing_chains: columns that may be "". Of a pair, the other part is then encoded alone. An input that a row
             lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
             which of these each row of the batch is, -1 where it lacks the input.
@@ -39,7 +38,7 @@ class SequenceCollator:
         optional_inputs: names of inputs all of whose columns may be "".
 
     Raises:
-        DataError: (when called) an input is too long and `too_long` is "error", or is a pair and it is "window".
+        DataError: (when called) an input is too long and `too_long` is "error".
     """
 
     def __init__(
@@ -47,12 +46,11 @@ class SequenceCollator:
         tokenizers: Mapping[str, ResidueTokenizer],
         columns: Mapping[str, Sequence[str]],
         too_long: str = "error",
-        window_overlap: int = 64,
         missing_chains: Sequence[str] = (),
     ):
         self.tokenizers = dict(tokenizers)
         self.columns = {name: list(parts) for name, parts in columns.items()}
-        self.too_long, self.window_overlap, self.missing_chains = too_long, window_overlap, [*missing_chains]
+        self.too_long, self.missing_chains = too_long, [*missing_chains]
 
     @property
     def optional_inputs(self) -> list[str]:
@@ -112,28 +110,18 @@ class SequenceCollator:
         return batch
 
     def count_tokens(self, dataset: Any) -> np.ndarray:
-        """(rows, inputs), int64: tokens of each row, special ones included, of the inputs that `dataset` has.
-
-        A windowed row counts as full windows: batches are no larger.
-        """
+        """(rows, inputs), int64: tokens of each row, special ones included, of the inputs that `dataset` has."""
         names, counted = set(column_names(dataset)), []
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):
             tokenizer = self.tokenizers[name]
             residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
             longest = int(residues.max(initial=1))
             limit = longest if self.too_long == "error" else tokenizer.max_residues or longest
-            tokens = np.minimum(residues, limit) + tokenizer.template.num_special
-            if self.too_long == "window":
-                for row in np.flatnonzero(residues > limit):
-                    tokens[row] *= len(window_starts(int(residues[row]), limit, self.window_overlap))
-            counted.append(tokens)
+            counted.append(np.minimum(residues, limit) + tokenizer.template.num_special)
         return np.stack(counted, axis=1)
 
     def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """`ResidueTokenizer`'s tensors for one encoder input, plus `owner` and `num_rows` if windowed.
-
-        With `place` where rows may lack the input, see above.
-        """
+        """`ResidueTokenizer`'s tensors for one encoder input, with `place` where rows may lack it (see above)."""
         columns = self.columns[name]
         inputs = [tuple(row[column] for column in columns) for row in rows]
         if name not in self.optional_inputs:
@@ -155,26 +143,8 @@ class SequenceCollator:
             return tokenizer(*parts)
         if self.too_long == "truncate":
             return tokenizer(*_truncate(parts, limit))
-        if self.too_long == "window" and len(parts) == 1:
-            starts = [window_starts(len(sequence), limit, self.window_overlap) for sequence in parts[0]]
-            batch = tokenizer([text[start : start + limit] for text, cut in zip(parts[0], starts) for start in cut])
-            owner = [i for i, cut in enumerate(starts) for _ in cut]
-            return {**batch, "owner": torch.tensor(owner), "num_rows": torch.tensor(len(starts))}
-        raise DataError(
-            f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate"
-            + (" or window." if len(parts) == 1 else " (windows of a pair are not defined).")
-        )
-
-
-def window_starts(length: int, size: int, overlap: int) -> list[int]:
-    """First residues of windows of `size` that cover `length` residues; the last window ends at the end.
-
-    Neighbours share `overlap` residues, at most half a window.
-    """
-    overlap = min(overlap, size // 2)
-    starts = list(range(0, max(1, length - overlap), size - overlap))
-    starts[-1] = max(0, min(starts[-1], length - size))
-    return starts
+        text = f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate."
+        raise DataError(text)
 
 
 def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:

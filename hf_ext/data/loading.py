@@ -29,7 +29,7 @@ from .cleaning import CleanRows, RowSchema, StreamRows
 from .columns import as_dataset, as_text, column_values
 from .reading import SOURCE_ROW, Part, read_parts
 from .row_errors import REJECTED_FILE, check_rejected, count_rules, format_errors, refuse, write_rejected
-from .split_report import describe_repeats, find_exchanged, is_much_noise, leak_report, repeat_report
+from .split_report import describe_repeats, is_much_noise, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def load_data(
     may_lack_chains: bool | None = None,
     table: Dataset | None = None,
 ) -> LoadedData:
-    """Reads, filters, cleans, labels and splits the rows, takes the training subset and looks for leaks.
+    """Reads, cleans, labels and splits the rows, takes the training subset and looks for leaks.
 
     Args:
         args: see `DataArguments`.
@@ -86,7 +86,7 @@ def load_data(
         `LoadedData`. Streams give an `IterableDatasetDict`, always with `bound`, and a report without counts or leaks.
 
     Raises:
-        ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter) or the task.
+        ArgumentError: no source, or arguments that contradict the task.
         DataError: see `reading.read_parts`, `RowSchema`, `split_rows`; also all labels of train equal, or a single row.
             All rows that cannot be used are one error.
 
@@ -141,7 +141,7 @@ def load_sequences(
     needs_labels: bool = False,
     table: Dataset | None = None,
 ) -> LoadedSequences:
-    """Reads, filters and cleans one table for prediction: no splits, rows in file order.
+    """Reads and cleans one table for prediction: no splits, rows in file order.
 
     A folder's train, validation and test files follow each other. Arguments and errors as in `load_data`; a single row
     is fine here, `rejected_name` is that of the file in `output_dir`, `keeps_columns` asks for `as_read`, which
@@ -164,8 +164,7 @@ def load_sequences(
 
 
 def _new_report(args: DataArguments) -> dict[str, Any]:
-    source = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
-    return {**source, "notes": [], "warnings": []}
+    return {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
 
 
 def _open(args: DataArguments, schema: RowSchema, table: Dataset | None, all_columns: bool = False) -> list[Part]:
@@ -205,18 +204,14 @@ def _clean(
     if rejected_file is not None:
         write_rejected(rejected_file, located)
         logger.warning("%d rows left out, listed in %s", num_rejected, rejected_file)
-    if len(table) == 0:
-        raise DataError(f"filter {args.filter!r} leaves none of {num_read} rows of {parts[0].path}.")
     changes: dict[str, Counter[str]] = {}
-    for part, rows in zip(parts, cleaned):
+    for rows in cleaned:
         for column, kinds in rows.changes.items():
             changes.setdefault(column, Counter()).update(kinds)
-        report["warnings"] += find_exchanged(rows.table, args.sequence_columns, part.path)
     for column, kinds in changes.items():
         logger.warning("column %r: %s", column, ", ".join(f"{kind} in {num} rows" for kind, num in kinds.items()))
     report |= {
         "rows_read": num_read,
-        "rows_filtered_out": sum(rows.num_filtered for rows in cleaned),
         "rows_rejected": num_rejected,
         "rejected_by_rule": count_rules(error for _, error in located),
         "rejected_file": str(rejected_file) if rejected_file else None,
@@ -251,13 +246,13 @@ def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
     labels = np.array(column_values(train, "label"), np.float64)
     if len(labels) < 2:
         raise DataError(
-            f"{where}: there is {len(labels)} training row, from which nothing can be learned. Check the file, the "
-            "filter and the split; some hundred rows are where learning begins."
+            f"{where}: there is {len(labels)} training row, from which nothing can be learned. Check the file "
+            "and the split; some hundred rows are where learning begins."
         )
     if labels.min() == labels.max():
         raise DataError(
             f"column {column!r}: all {len(labels)} training labels are {labels[0]:g}, so there is nothing to learn. "
-            f"Check the column, the filter and the split."
+            f"Check the column and the split."
         )
     report = {"min": float(labels.min()), "max": float(labels.max()), "mean": float(labels.mean())}
     if "bound" in train.column_names:

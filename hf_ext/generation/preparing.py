@@ -10,12 +10,11 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from ..affinity.rows import check_splits
-from ..data.arguments import DataArguments
+from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_names, column_values
 from ..data.loading import check_labels, load_data
 from ..data.reading import local_files, peek_columns
 from ..data.split_report import find_missing, leak_report
-from ..data.split_rules import SPLIT_CLUSTER
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits

@@ -150,8 +150,8 @@ def _check_arguments(args: SampleArguments, data_args: DataArguments) -> None:
     """Refuses a stream of antigens, and arguments of files beside a sequence."""
     if (args.antigen is None) == (data_args.dataset_name is None):
         raise ArgumentError("Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE.")
-    if args.antigen is not None and (args.antigen_column or data_args.id_column or data_args.filter):
-        raise ArgumentError("--antigen is a sequence: --antigen_column, --id_column and --filter are for files.")
+    if args.antigen is not None and (args.antigen_column or data_args.id_column):
+        raise ArgumentError("--antigen is a sequence: --antigen_column and --id_column are for files.")
     if data_args.streaming:
         raise ArgumentError("--streaming: antigens are read whole; leave it out.")
 
