@@ -32,8 +32,8 @@ from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
 from .data.batching import RepeatedRows
+from .data.fingerprint import kept_random_states
 from .data.masking import MaskingEpochCallback
-from .data.random_states import kept_random_states
 from .embeddings.dataset import EmbeddedDataset
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
@@ -206,7 +206,7 @@ class FastTrainer(Trainer):
             self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Stopper | Events))
             self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_planned.applied("find_batch_size"):
-                with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
+                with kept_random_states():  # which rows may draw from
                     find_batch_size(self)  # before the run is compared with its checkpoint, which asks for rows
             folder = self._ext_resumer.begin(resume_from_checkpoint)
             train = partial(super().train, folder, trial, ignore_keys_for_eval)

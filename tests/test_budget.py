@@ -12,15 +12,15 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1415, 11),
-    "affinity": (3627, 36),
+    "affinity": (3624, 36),
     "arguments": (609, 9),
     "checkpoints": (1880, 13),
     "comparing": (822, 7),
-    "data": (2851, 24),
+    "data": (2780, 20),
     "doctor": (928, 10),
     "embeddings": (420, 5),
     "evaluation": (1684, 13),
-    "generation": (2686, 26),
+    "generation": (2684, 26),
     "hub": (368, 6),
     "masked_lm": (557, 8),
     "memory": (667, 7),
@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": (2208, 21),
     "speedups": (1871, 20),
     "tasks": (469, 3),
-    "training": (2240, 21),
+    "training": (2239, 21),
 }
 SEAMS, PRIVATE = 22, 10
 

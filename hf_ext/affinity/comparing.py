@@ -12,9 +12,9 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from ..data.arguments import SPLIT_CLUSTER, DataArguments
-from ..data.columns import column_values
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW
+from ..data.row_errors import REJECTED_FILE
 from ..errors import ArgumentError, DataError
 from ..evaluation.alarms import AlarmKind, examine_predictions
 from ..evaluation.metrics import score_names
@@ -74,12 +74,12 @@ def load_labelled(args: DataArguments, settings: Any, scratch: Path) -> Labelled
         raise ArgumentError("Which rows? Give --dataset_name with labelled rows, or --test_of with a run's folder.")
     if args.streaming:
         raise ArgumentError("--streaming: scores are of rows that can be counted; leave it out.")
-    table: Any = load_sequences(args, output_dir=scratch, needs_labels=True).table
+    table: Any = load_sequences(args, rejected=scratch / REJECTED_FILE, needs_labels=True).table
     report: dict[str, Any] = {"notes": [], "warnings": []}
     if settings.binder_threshold is not None:
         check_threshold(settings.binder_threshold, label_array(table), report)
     resampled = find_units(args, {"train": table, "test": table})
-    groups = column_values(table, args.group_column) if args.group_column else None
+    groups = table[args.group_column][:] if args.group_column else None
     notes = [*report["warnings"], *report["notes"], *describe_units(resampled)]
     return LabelledRows(table, args.dataset_name, settings.binder_threshold, groups, resampled, notes)
 

@@ -18,9 +18,10 @@ from transformers import set_seed
 
 from ..arguments.predicting_fields import PredictingArguments
 from ..data.arguments import DataArguments
-from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import read_columns
 from ..data.loading import load_sequences
+from ..data.row_errors import REJECTED_FILE
+from ..data.tokenization import INPUTS_NAME, SequenceCollator
 from ..errors import ArgumentError
 from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
@@ -109,7 +110,7 @@ def _further_rows(
         return splits["train"].select([]), 0
     none_of_it = dict.fromkeys(NOT_OF_FURTHER_ROWS)
     source = dataclasses.replace(data_args, **none_of_it, dataset_name=model_args.distill_rows)  # type: ignore[arg-type]
-    table: Any = load_sequences(source, output_dir=args.output_dir).table
+    table: Any = load_sequences(source, rejected=Path(args.output_dir) / REJECTED_FILE).table
     seen = {row for split in splits.values() for row in read_columns(split, data_args.sequence_columns)}
     first = {row: i for i, row in reversed([*enumerate(read_columns(table, data_args.sequence_columns))])}
     kept = sorted(i for row, i in first.items() if row not in seen)

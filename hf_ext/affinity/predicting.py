@@ -10,9 +10,9 @@ import numpy as np
 
 from ..arguments.predicting_fields import PredictingArguments
 from ..data.arguments import DataArguments, ReadingArguments
-from ..data.collators import SequenceCollator
 from ..data.loading import load_sequences
 from ..data.reading import peek_columns
+from ..data.tokenization import SequenceCollator
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.postprocess import describe_basis
@@ -68,9 +68,7 @@ def predict_table(
     data_args = DataArguments(
         **vars(reading), sequence_columns=columns_of(collator), missing_chains=collator.missing_chains
     )
-    loaded = load_sequences(
-        data_args, output_dir=rejected.parent, rejected_name=rejected.name, keeps_columns=own.keep_columns
-    )
+    loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
     rows = loaded.table
     if loaded.as_read is not None:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now

@@ -18,10 +18,10 @@ import torch
 from ..arguments.predicting_fields import PredictingArguments
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
-from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains, remedy_if_missing
 from ..data.row_errors import format_errors
+from ..data.tokenization import INPUTS_NAME, SequenceCollator
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder

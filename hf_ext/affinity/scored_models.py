@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.arguments import DataArguments
-from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
 from ..data.formats import file_format
+from ..data.tokenization import SequenceCollator
 from ..errors import ArgumentError
 from ..reporting.run_files import read_test_predictions
 from ..tasks.running import check_inputs

@@ -24,8 +24,8 @@ class ReadingArguments:
     dataset_name: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)
         default=None,
         metadata={
-            "help": "Hub dataset id, local CSV, TSV, JSONL, FASTA (each also .gz) or Parquet file, pattern of such "
-            "files, or folder: with train, validation and test files, or of save_to_disk. Left out, training "
+            "help": "Hub dataset id, local CSV, TSV, JSONL, JSON list, FASTA (each also .gz) or Parquet file, pattern "
+            "of such files, or folder: with train, validation and test files, or of save_to_disk. Left out, training "
             "generates demo data."
         },
     )

@@ -41,12 +41,6 @@ def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(dataset[i][column] for column in columns) for i in range(len(dataset))]
 
 
-def column_values(data: datasets.Dataset, column: str) -> list[Any]:
-    """Returns one column as Python values, through Arrow: 50 times faster than iterating over `data[column]`."""
-    values: list[Any] = data.select_columns([column]).with_format("arrow")[:].column(column).to_pylist()
-    return values
-
-
 def factorize(values: Iterable[Value]) -> tuple[np.ndarray, list[Value]]:
     """Numbers equal values alike, from 0 in the order in which they first occur.
 

@@ -1,24 +1,29 @@
-"""What a training set holds, as a few hashes that another process computes again: is it still the same data?"""
+"""Looking at data without moving what training draws from: what a set holds, as a few hashes that another process
+computes again, and the random states of the process kept."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from datasets.fingerprint import Hasher
 
 from .columns import has_numbered_rows
-from .random_states import kept_random_states
 from .streams import parts_of
 
 BLOCK_ROWS = 10_000  # hashed together; part of the definition of the hash
 SAMPLE_ROWS = 64  # rows read of a dataset that can only be read row by row
+
+States = list[tuple[Callable[[Any], Any], Any]]  # how a generator is set, and to what
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
@@ -45,7 +50,7 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         stream = getattr(dataset, "stream", dataset)
         files = [*_names_in([getattr(part, "kwargs", None) for part in parts_of(stream)])]
         return {"num_rows": None, "content": {"columns": getattr(stream, "column_names", None) or [], "files": files}}
-    with kept_random_states(dataset):
+    with kept_random_states():
         places = np.linspace(0, len(dataset) - 1, min(SAMPLE_ROWS, len(dataset))).astype(int).tolist()
         found, again = (_hash_rows([dataset[i] for i in places]) for _ in range(2))
     return {"num_rows": len(dataset), "content": {n: one if one == again.get(n) else None for n, one in found.items()}}
@@ -111,3 +116,36 @@ def _feed_array(sink: Any, array: Any) -> None:
         sink.update(array.to_numpy(zero_copy_only=False).tobytes())
     else:  # text; and all else, more slowly
         sink.update(repr(array.to_pylist()).encode("utf-8", "surrogatepass"))
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """The random states of the process are afterwards as they were."""
+    states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
+    try:
+        yield
+    finally:
+        restore_rng(states)
+
+
+def capture_rng(device: str | torch.device) -> States:
+    """States of the generators of the process: Python's, NumPy's, torch's, and of all accelerators of `device`'s kind.
+
+    Copies: drawing on does not change them.
+    """
+    module = torch.get_device_module(device)
+    states: States = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  the generator that libraries draw from
+        (torch.set_rng_state, torch.get_rng_state()),
+    ]
+    for ending in ("_all", ""):
+        if hasattr(module, f"get_rng_state{ending}"):
+            return [*states, (getattr(module, f"set_rng_state{ending}"), getattr(module, f"get_rng_state{ending}")())]
+    return states
+
+
+def restore_rng(states: States) -> None:
+    """Sets every generator to the state that `capture_rng` found in this process."""
+    for put_back, state in states:
+        put_back(state)

@@ -9,7 +9,7 @@ import logging
 import re
 import stat
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from .columns import as_array, check_columns
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
-SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".parquet")
+SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".json", ".parquet")
 BATCH_ROWS = 1_000  # of a table; with ten times as many, reading a CSV takes a third longer
 MAX_LISTED = 20
 
@@ -55,10 +55,10 @@ def irregular_kind(path: Path) -> str:
 def iter_tables(
     path: Path, needed: Collection[str] = (), *, reads_all: bool = True
 ) -> Iterator[tuple[np.ndarray, pa.Table]]:
-    """Yields (rows, table) of 1,000 rows at most until the file ends, in constant memory.
+    """Yields (rows, table) of 1,000 rows at most until the file ends, in constant memory but for a JSON list.
 
     CSV, TSV and FASTA give text; JSON and Parquet their own numbers and truth values, and text for all else. `rows` is
-    the line where each record starts (the header of a CSV is line 1); for Parquet it counts from 1.
+    the line where each record starts (the header of a CSV is line 1); for Parquet and a JSON list it counts from 1.
 
     Args:
         path: a file whose `file_format` is known.
@@ -209,17 +209,24 @@ def _read_fasta(path: Path) -> Iterator[Record]:
 
 
 def _read_json(path: Path) -> Iterator[Record]:
-    """The objects of JSON lines."""
-    for row, line in read_lines(path):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # an endless number, or endless nesting, too
-            raise DataError(f"{path}, row {row}: not valid JSON ({error}).") from error
+    """The objects of JSON lines, or of a list."""
+    if file_format(path) == ".json":
+        found = _decode("\n".join(line for _, line in read_lines(path)), str(path))
+        numbered: Iterable[tuple[int, Any]] = enumerate(found if isinstance(found, list) else [None], 1)
+    else:
+        numbered = ((row, _decode(line, f"{path}, row {row}")) for row, line in read_lines(path) if line.strip())
+    for row, record in numbered:
         if not isinstance(record, dict):
             raise DataError(f'{path}, row {row}: a JSON object such as {{"sequence": "MKT"}} is needed.')
         yield row, record
+
+
+def _decode(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # an endless number, or endless nesting, too
+        hint = "A .json file holds one list, a .jsonl file one object a line."
+        raise DataError(f"{where}: not valid JSON ({error}). {hint}") from error
 
 
 def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Iterator[Columns]:

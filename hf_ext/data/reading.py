@@ -49,12 +49,12 @@ def read_parts(
 
     CSV, TSV and FASTA columns are text exactly as written: nothing is read as missing. JSON and Parquet keep
     numbers as numbers; a column that mixes types becomes text. `source_row` is the line as an editor shows it (header
-    = 1, a record over several lines counts by its first); for Parquet, a saved folder and the Hub it counts records
-    from 1. Through several files of one table it counts on, as if they stood in one.
+    = 1, a record over several lines counts by its first); for Parquet, a JSON list, a saved folder and the Hub it
+    counts records from 1. Through several files of one table it counts on, as if they stood in one.
 
     Args:
-        name: a Hub id (`owner/name`); a local .csv, .tsv, .jsonl, .fasta/.fa/.faa (each also .gz) or .parquet; a
-            pattern (`rows/*.parquet`) of such files; a folder with files named train, validation (valid, val, dev) and
+        name: a Hub id (`owner/name`); a local .csv, .tsv, .jsonl, .json (a list), .fasta/.fa/.faa (each also .gz) or
+            .parquet; a pattern (`rows/*.parquet`) of such files; a folder with files named train, validation (valid, val, dev) and
             test, each whole or in shards (`train-00000-of-00002.parquet`), there or in its folder `data`; or a folder
             written by `save_to_disk`. FASTA headers `>id pKd=7.3 group=a` give the columns id, sequence, pKd, group.
         columns: those that must be there; None for all that are.

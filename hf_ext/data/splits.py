@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
-from .columns import as_dataset, column_values, distinct, factorize
+from .columns import as_dataset, distinct, factorize
 from .formats import read_lines
 from .near_copies import find_families
 
@@ -85,7 +85,7 @@ def split_rows(
     elif kind == "random":
         side = _random_sides(len(data), shares, seed)
     else:
-        groups = factorize(column_values(data, column))[0] if column else find_clusters(data, args, shares[0], report)
+        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, shares[0], report)
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
         if kind == "cluster":
@@ -123,14 +123,14 @@ def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: 
     if args.cluster_file:
         name = str(args.id_column)
         report |= {"file": args.cluster_file, "id_column": name}
-        groups = read_cluster_file(args.cluster_file, column_values(data, name), name)
+        groups = read_cluster_file(args.cluster_file, data[name][:], name)
     else:
         identity = CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity
         names = [args.cluster_column] if args.cluster_column else list(args.sequence_columns)
         report |= {"identity": identity, "columns": names}
         groups = np.zeros(len(data), dtype=np.int64)
         for name in names:
-            numbers, distinct_ones = factorize(column_values(data, name))
+            numbers, distinct_ones = factorize(data[name][:])
             groups, _ = factorize(zip(groups.tolist(), find_families(distinct_ones, identity)[numbers].tolist()))
     largest = int(np.bincount(groups).max())
     if largest > max_share * len(groups):

@@ -26,10 +26,9 @@ from ..affinity.prediction_file import find_rejected, refuse_added
 from ..arguments.checks import FINITE, check_choices, check_ranges
 from ..arguments.parser import parse_command
 from ..data.arguments import DataArguments, ReadingArguments
-from ..data.collators import SequenceCollator
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW, peek_columns
-from ..data.tokenization import ResidueTokenizer
+from ..data.tokenization import ResidueTokenizer, SequenceCollator
 from ..errors import ArgumentError, DataError
 from ..models.families import limit_of_positions
 from ..processes import refuse_several
@@ -185,8 +184,7 @@ def _read_antigens(args: SampleArguments, data_args: DataArguments, output: Path
     """The cleaned antigens with ids and `source_row`, and the rows as read; None where these are not kept."""
     loaded = load_sequences(
         data_args,
-        output_dir=output.parent,
-        rejected_name=find_rejected(output, data_args.bad_rows).name,
+        rejected=find_rejected(output, data_args.bad_rows),
         keeps_columns=args.keep_columns,
         table=None if args.antigen is None else Dataset.from_dict({antigen_column: [args.antigen]}),
     )

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from ..data.batch_cutting import copy_batch, count_rows, cut_batch
-from ..data.batching import count_tokens
-from ..data.random_states import States, capture_rng, restore_rng
+from ..data.batching import copy_batch, count_rows, count_tokens, cut_batch
+from ..data.fingerprint import States, capture_rng, restore_rng
 from ..errors import ArgumentError, DataError, MemoryExhausted
 from ..hardware import detect_hardware
 from ..memory.out_of_memory import DidNotFit, attempt

@@ -8,10 +8,8 @@ from token_rows import pad_rows
 from transformers import BatchEncoding, EsmTokenizer
 
 from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
-from hf_ext.data.batch_cutting import copy_batch, cut_batch
-from hf_ext.data.batching import RepeatedRows
-from hf_ext.data.collators import SequenceCollator
-from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.data.batching import RepeatedRows, copy_batch, cut_batch
+from hf_ext.data.tokenization import ResidueTokenizer, SequenceCollator
 from hf_ext.data.varlen_layout import LayoutMaker
 
 TOKENS = [{"input_ids": [5] * n, "labels": [-100] * (n - 1) + [6]} for n in (3, 9, 4, 6, 7)]

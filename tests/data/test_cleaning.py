@@ -23,7 +23,7 @@ def load(folder, rows, **given):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = {"label_column": "pKd", "bad_rows": "drop", **given}
     args = DataArguments(dataset_name=str(path), **options)
-    loaded = load_sequences(args, output_dir=folder, needs_labels="pKd" in rows[0])
+    loaded = load_sequences(args, rejected=folder / "rejected_rows.csv", needs_labels="pKd" in rows[0])
     if not loaded.report["rows_rejected"]:
         return loaded, {}
     with open(folder / "rejected_rows.csv", newline="") as file:

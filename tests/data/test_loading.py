@@ -124,9 +124,6 @@ def test_bounds_appear_only_where_something_is_censored(tmp_path):
     data = load(write_csv(tmp_path / "a.csv", rows), split_sizes=[1.0, 0.0, 0.0])
     assert data.splits["train"]["bound"][:] == [-1] * 3 + [0] * 15 + [1] * 2
     assert data.splits["train"].features["bound"] == Value("int8")
-    assert data.report["labels"] == {
-        "min": 0.0, "max": 19.0, "mean": 9.5, "num_at_or_below": 3, "num_at_or_above": 2
-    }  # fmt: skip
     rows = [(sequence(i), i, 0) for i in range(20)]
     path = write_csv(tmp_path / "b.csv", rows, ("sequence", "label", "censored"))
     assert "bound" not in load(path, censor_column="censored").splits["train"].column_names
@@ -153,7 +150,7 @@ def test_training_subset_is_seeded_and_reported(tmp_path):
     assert len(first.splits["train"]) == 5
     assert first.splits["train"][:] == again.splits["train"][:] != other.splits["train"][:]
     assert first.splits["test"][:] == other.splits["test"][:]
-    assert first.report["train_subset"] == {"num_rows": 5, "of": 16, "seed": 1}
+    assert first.report["train_subset"] == {"num_rows": 5, "of": 16}
 
 
 def test_folder_files_are_the_splits_and_faults_name_their_file(tmp_path):

@@ -110,6 +110,8 @@ OBJECT = '{"sequence": "MKTVL"}\n'
         ("a.jsonl", OBJECT + '{"sequence": }', "row 2: not valid JSON (Expecting value: line 1 column 14"),
         ("a.jsonl", OBJECT + '["MKTVL"]', "row 2: a JSON object such as"),
         ("a.jsonl", OBJECT + "[" * 100_000, "row 2: not valid JSON"),
+        ("a.json", OBJECT * 2, "a .jsonl file one object a line"),
+        ("a.json", OBJECT, "row 1: a JSON object such as"),
         ("a.fasta", "\n", "the file has no records"),
         ("a.csv", "sequence,sequence\nA,B\n", "row 1: column 'sequence' occurs more than once"),
         ("a.csv", "sequence\tlabel\nMKTVL\t1\n", "row 1: the text is tab-separated; save it as"),

@@ -272,7 +272,6 @@ LABELS = [
             "Noise of 1.06",
             "RMSE",
             "no Pearson rises above",
-            "no Spearman",
         ),
         Case(columns={"sequence": TWICE, "pKd": LEVELS}),
         kind="warning",
