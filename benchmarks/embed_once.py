@@ -27,8 +27,8 @@ from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import parse_command
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_data
+from hf_ext.data.tokenization import SequenceCollator
 from hf_ext.models.affinity import AffinityModel, AffinityOutput
 from hf_ext.training_args import FastTrainingArguments
 

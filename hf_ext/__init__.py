@@ -32,7 +32,7 @@ _HOMES = {
     "Plan": "plan",
     "ResidueTokenizer": "data.tokenization",
     "Run": "tasks.running",
-    "SequenceCollator": "data.collators",
+    "SequenceCollator": "data.tokenization",
     "Task": "tasks",
     "ThroughputCallback": "reporting.throughput",
     "TokenBudgetBatchSampler": "data.batching",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_ext.data.collators import SequenceCollator
+from hf_ext.data.tokenization import SequenceCollator
 from hf_ext.errors import HfExtError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import build_model, build_tokenizer
@@ -124,8 +124,8 @@ def test_damaged_inputs_of_a_model_folder_are_named(tmp_path):
     for text in (
         "{",
         "[]",
-        '{"inputs": [{"columns": ["heavy"]}], "too_long": "maybe", "window_overlap": 64}',
-        '{"inputs": [{"columns": ["heavy"], "max_residues": "x"}], "too_long": "error", "window_overlap": 64}',
+        '{"inputs": [{"columns": ["heavy"]}], "too_long": "maybe"}',
+        '{"inputs": [{"columns": ["heavy"], "max_residues": "x"}], "too_long": "error"}',
     ):
         (tmp_path / "inputs.json").write_text(text)
         with pytest.raises(HfExtError, match=r"inputs\.json"):

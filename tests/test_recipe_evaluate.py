@@ -203,8 +203,8 @@ def test_the_scores_of_a_run_come_back_from_its_list_of_test_rows_to_the_bit(run
     again = found["scores"]["run"]["spearman"]  # of the model, in float32
     assert again["value"] == pytest.approx(report["scores"]["model"]["spearman"]["value"], abs=0.01)
     assert found["verdicts"]["run"]["outcome"] != "worse"
-    with pytest.raises(ArgumentError, match=r"rows and columns of its own: leave out --dataset_name, --filter\."):
-        evaluate("--models", folder, "--test_of", folder, "--dataset_name", "other.csv", "--filter", "pKd > 7")
+    with pytest.raises(ArgumentError, match=r"rows and columns of its own: leave out --dataset_name, --id_column\."):
+        evaluate("--models", folder, "--test_of", folder, "--dataset_name", "other.csv", "--id_column", "name")
     with pytest.raises(DataError, match="nowhere: holds no all_results"):
         evaluate("--models", folder, "--test_of", "nowhere")
 

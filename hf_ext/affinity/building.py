@@ -8,9 +8,8 @@ from typing import Any, cast
 from datasets import Dataset
 
 from ..data.arguments import DataArguments
-from ..data.collators import SequenceCollator
 from ..data.demo import make_demo_table
-from ..data.tokenization import ResidueTokenizer
+from ..data.tokenization import ResidueTokenizer, SequenceCollator
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
 from ..models.affinity import AffinityModel

@@ -5,17 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from ..data.arguments import DataArguments
-from ..data.columns import column_values
+from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW
-from ..data.split_rules import SPLIT_CLUSTER
+from ..data.row_errors import REJECTED_FILE
 from ..errors import ArgumentError, DataError
 from ..evaluation import collapse_report
 from ..evaluation.metrics import score_names
@@ -70,11 +70,11 @@ def load_labelled(args: DataArguments, threshold: float | None) -> LabelledRows:
     if args.streaming:
         raise ArgumentError("--streaming: scores are of rows that can be counted; leave it out.")
     with tempfile.TemporaryDirectory() as scratch:
-        table: Any = load_sequences(args, output_dir=scratch, needs_labels=True).table
+        table: Any = load_sequences(args, rejected=Path(scratch) / REJECTED_FILE, needs_labels=True).table
     report: dict[str, Any] = {"notes": [], "warnings": []}
     if threshold is not None:
         check_threshold(threshold, label_array(table), report)
-    groups = column_values(table, args.group_column) if args.group_column else None
+    groups = table[args.group_column][:] if args.group_column else None
     notes = [*report["warnings"], *report["notes"], "Whether a model was trained on these rows is not looked at."]
     return LabelledRows(table, args.dataset_name, threshold, groups, None, notes)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..data.batching import batches_by_tokens
-from ..data.collators import SequenceCollator
+from ..data.tokenization import SequenceCollator
 from ..embeddings.encode import encode_finite
 from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config

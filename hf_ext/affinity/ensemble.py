@@ -19,7 +19,6 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from ..checkpoints.compare import compare_runs, describe_run, refuse
 from ..checkpoints.finished_model import check_model
 from ..checkpoints.store import CheckpointStore
-from ..data.columns import column_values
 from ..errors import ArgumentError
 from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
@@ -216,7 +215,7 @@ def score_seeds(
     Cost: a pass over test; 1,000 bootstrap resamples of one correlation.
     """
     members = predict_members(trainer, splits["test"]).astype(np.float64)
-    groups = column_values(splits["test"], group_column) if group_column else None
+    groups = splits["test"][group_column][:] if group_column else None
     given: dict[str, Any] = {"groups": groups, "threshold": threshold, "num_resamples": 0}
     singles = [score_predictions(one, test.labels, **given) for one in members.T]
     spread, errors = members.std(axis=1, ddof=1), np.abs(members.mean(1) - test.labels)

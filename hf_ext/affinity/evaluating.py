@@ -22,7 +22,7 @@ from ..evaluation.metrics import score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..reporting.run_log import LOGGER, start_run_log
 from ..reporting.run_record import write_json
-from ..tasks.running import check_inputs
+
 from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments
 from .comparing import compare, describe, describe_unmet, load_labelled, load_test

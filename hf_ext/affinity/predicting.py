@@ -10,10 +10,9 @@ import numpy as np
 
 from ..arguments.predicting_fields import PredictingArguments
 from ..data.arguments import DataArguments, ReadingArguments
-from ..data.collators import SequenceCollator
 from ..data.loading import load_sequences
 from ..data.reading import peek_columns
-from ..data.tokenization import check_inputs
+from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.postprocess import describe_basis
@@ -48,10 +47,10 @@ def predict_table(
     """
     args = training_arguments(computing, explicit)
     log = start_run_log(None, args.process_index == 0)
-    if reading.streaming and (reading.filter or reading.bad_rows == "drop"):
+    if reading.streaming and reading.bad_rows == "drop":
         raise ArgumentError(
-            "--streaming with --filter or --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
-            "tell which rows were left out. Read the table at once, or leave these out."
+            "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
+            "tell which rows were left out. Read the table at once, or leave --bad_rows out."
         )
     output = find_output(own.output, reading.dataset_name)
     rejected = find_rejected(output, reading.bad_rows)
@@ -67,9 +66,7 @@ def predict_table(
     data_args = DataArguments(
         **vars(reading), sequence_columns=columns_of(collator), missing_chains=collator.missing_chains
     )
-    loaded = load_sequences(
-        data_args, output_dir=rejected.parent, rejected_name=rejected.name, keeps_columns=own.keep_columns
-    )
+    loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
     rows = loaded.table
     if loaded.as_read is not None:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now

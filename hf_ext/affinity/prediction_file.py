@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments
-from ..data.columns import column_names
-from ..data.labels import parse_number
+from ..data.formats import irregular_kind, iter_tables
 from ..data.proteins import judge_sequence
 from ..data.reading import SOURCE_ROW, local_files
 from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
-from ..data.text_files import irregular_kind
 from ..errors import ArgumentError, DataError
 from ..files import read_cell, replacing, try_replacing, write_cell
 
@@ -166,7 +164,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, column: str = P
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
                 "other rows, or the rows have changed since: predict again."
             )
-    values = np.array([parse_number(cell.strip()) for cell in lines[column]], np.float64)  # NaN where it is none
+    values = pd.to_numeric(lines[column], errors="coerce").to_numpy(np.float64)  # NaN where it is none
     if num := int((~np.isfinite(values)).sum()):
         raise DataError(
             f"{path}: {num:,} predictions in column {column!r} are no finite numbers. Fix them, or leave these rows "

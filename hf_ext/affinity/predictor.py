@@ -18,11 +18,10 @@ import torch
 from ..arguments.predicting_fields import PredictingArguments
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
-from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains, remedy_if_missing
 from ..data.row_errors import format_errors
-from ..data.tokenization import check_inputs
+from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
 from ..hub.fetch import fetch_folder
@@ -101,8 +100,8 @@ class AffinityPredictor:
 
         Raises:
             DataError: a column is missing; a sequence is missing, empty, holds what is no residue, or is too long for
-                its encoder (`predictor.collator.too_long` may be set to "truncate" or, of single columns, "window"); a
-                prediction is not finite; all refused rows are named, counted from 1.
+                its encoder (`predictor.collator.too_long` may be set to "truncate"); a prediction is not finite; all
+                refused rows are named, counted from 1.
 
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.

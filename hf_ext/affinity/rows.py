@@ -10,11 +10,10 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from ..data.arguments import DataArguments
+from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..data.loading import LoadedData, load_data
 from ..data.split_report import find_missing
-from ..data.split_rules import SPLIT_CLUSTER
 from ..errors import ArgumentError
 from ..evaluation import label_audit
 from ..evaluation.resampling import ResamplingUnits

@@ -35,7 +35,7 @@ EMBEDDING_BYTES = 4  # of a number on disk
 REMEDIES = {
     "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of each encoder",
     "measure": "one of the metrics named, for example --metric_for_best_model rmse; left out, the loss decides",
-    "inputs": "--too_long truncate or window, --max_residues N; another encoder where residues are unknown to it",
+    "inputs": "--too_long truncate, --max_residues N; another encoder where residues are unknown to it",
 }
 
 

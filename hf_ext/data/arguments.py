@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional
 
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
 from ..errors import ArgumentError
-from .split_rules import (
-    CLUSTER_IDENTITY,
-    MIN_IDENTITY,
-    SMALLEST_IDENTITY,
-    SPLIT_CLUSTER,
-    check_cluster_identity,
-    check_rule,
-    check_sizes,
-)
 
+SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
+CLUSTER_IDENTITY = 0.8
+MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
 
@@ -42,28 +37,16 @@ class ReadingArguments:
         default=False, metadata={"help": "Read rows while training instead of before; for data larger than memory."}
     )
     id_column: Optional[str] = field(default=None, metadata={"help": "Column kept to name rows in predictions."})  # noqa: UP045
-    filter: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "Rows to keep: COLUMN OP VALUE, joined by 'and', as in pKd > 7 and antibody == 'S309'."},
-    )
     bad_rows: Literal["error", "drop"] = field(
         default="error",
         metadata={"help": "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."},
-    )
-    stop_codon: Literal["refuse", "trim"] = field(
-        default="refuse", metadata={"help": "trim: remove one * at the end of a sequence. refuse: the row is unusable."}
-    )
-    gaps: Literal["refuse", "remove"] = field(
-        default="refuse",
-        metadata={"help": "remove: take the gaps - and . out of sequences. refuse: the row is unusable."},
     )
     max_residues: Annotated[int, COUNT] | None = field(
         default=None,
         metadata={"help": "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."},
     )
-    too_long: Literal["error", "truncate", "window"] = field(
-        default="error",
-        metadata={"help": "Sequences that are too long: error (unusable), truncate, or window (overlapping pieces)."},
+    too_long: Literal["error", "truncate"] = field(
+        default="error", metadata={"help": "Sequences that are too long: error (unusable), or truncate."}
     )
 
 
@@ -136,15 +119,15 @@ class DataArguments(LabelledArguments):
     cluster_identity: Optional[float] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, or by MMseqs2 "
-            f"(the extra `clustering`) from {SMALLEST_IDENTITY:g}, stand on one side; left out: {CLUSTER_IDENTITY:g}."
+            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, stand on one "
+            f"side; left out: {CLUSTER_IDENTITY:g}. Below, see --cluster_file."
         },
     )
     cluster_file: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={
             "help": "With --split cluster: clusters made by another program, two columns, representative and member, "
-            "separated by a tab, as MMseqs2 writes; members are named as in --id_column."
+            "separated by a tab, as `mmseqs easy-cluster` writes; members are named as in --id_column."
         },
     )
     max_train_samples: Annotated[int, COUNT] | None = field(
@@ -155,8 +138,12 @@ class DataArguments(LabelledArguments):
         check_choices(self)
         check_ranges(self, ranges_in_types(DataArguments))
         check_sizes(self.split_sizes)
-        if self.cluster_identity is not None:
-            check_cluster_identity(self.cluster_identity)
+        if self.cluster_identity is not None and not MIN_IDENTITY <= self.cluster_identity <= 1:
+            raise ArgumentError(
+                f"cluster_identity={self.cluster_identity:g}: use {MIN_IDENTITY:g} to 1, the share of identical "
+                "residues. For less, cluster with MMseqs2 (`mmseqs easy-cluster`), and give its table: --cluster_file "
+                "x_cluster.tsv --id_column COLUMN."
+            )
         kind, split_group = check_rule(self.split or "random")
         read = [*self.sequence_columns, self.group_column, self.id_column, self.split_column]
         taken = next((column for column in (*read, split_group) if column in RESERVED), None)
@@ -190,3 +177,23 @@ class DataArguments(LabelledArguments):
     def split_group_column(self) -> str | None:
         """COLUMN of `--split group:COLUMN`, otherwise None."""
         return check_rule(self.split or "random")[1] or None
+
+
+def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the train, validation and test shares; ArgumentError unless all are >= 0, train > 0 and they sum to 1."""
+    shares = tuple(float(share) for share in sizes)
+    in_range = len(shares) == 3 and all(0 <= share <= 1 for share in shares) and shares[0] > 0
+    if not in_range or abs(sum(shares) - 1) > 1e-6:
+        raise ArgumentError(
+            f"split_sizes={' '.join(map(str, sizes))}: give three shares for train, validation and test, none "
+            f"negative, train above 0, that sum to 1, for example 0.8 0.1 0.1."
+        )
+    return shares[0], shares[1], shares[2]
+
+
+def check_rule(rule: str) -> tuple[str, str]:
+    """Returns the kind ("random", "group", "cluster") and the group column ("" but for group) of a `--split` value."""
+    kind, _, column = rule.partition(":")
+    if (kind in ("random", "cluster") and not column and ":" not in rule) or (kind == "group" and column):
+        return kind, column
+    raise ArgumentError(f"split={rule!r}: use random, group:COLUMN or cluster.")

@@ -1,12 +1,13 @@
-"""What a training set holds, as a few hashes that another process computes again: is it still the same data?"""
+"""Looking at data without moving what training draws from: what a set holds, as a few hashes that another process
+computes again, and the random states of the process kept."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import datasets
@@ -14,105 +15,78 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from datasets.fingerprint import Hasher
 
 from .columns import has_numbered_rows
-from .random_states import kept_random_states
 from .streams import parts_of
 
 BLOCK_ROWS = 10_000  # hashed together; part of the definition of the hash
 SAMPLE_ROWS = 64  # rows read of a dataset that can only be read row by row
+
+States = list[tuple[Callable[[Any], Any], Any]]  # how a generator is set, and to what
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Describes the content of `dataset`, equal in every process that reads the same data, and only there.
 
     Args:
-        dataset: a `datasets.Dataset` (its table in the order of its rows; a transform set on it is not seen), a list or
-            tuple of rows, any other dataset with rows by number (`SAMPLE_ROWS` spread over it are read, twice), a
-            stream (nothing is read), a dictionary of these, or None.
+        dataset: a `datasets.Dataset` (its table in the order of its rows; a transform set on it is not seen), any other
+            dataset with rows by number (`SAMPLE_ROWS` spread over it are read, twice), a stream (nothing is read), a
+            dictionary of these, or None.
 
     Returns:
-        JSON-able: `kind` ("table", "rows", "sample", "stream", "sets" or "none"), `num_rows`, and `columns`, name ->
-        hash over type, values and their order (of sets, name -> what is said of each). None stands for what cannot be
-        told: values without a content of their own, rows that differ from one reading to the next. For a stream:
-        `source`, its split, size and time of its local files, and the Hub's commit of others.
+        JSON-able: `num_rows`, and `content`: column -> hash over type, values and their order (of a dictionary, name ->
+        hash of a dataset); None where rows differ from one reading to the next. Of a stream the names of its columns
+        and files, which on the Hub hold the commit.
 
-    Cost: a table some seconds per GB; a list about 2 microseconds per value. Random states are left as they were.
+    Cost: a table some seconds per GB. Random states are left as they were.
     """
-    if dataset is None:
-        return {"kind": "none"}
-    if isinstance(dataset, datasets.Dataset):
-        return {"kind": "table", "num_rows": len(dataset), "columns": _hash_table(dataset)}
     if isinstance(dataset, Mapping):
-        sets = {str(name): fingerprint(one) for name, one in dataset.items()}
-        return {"kind": "sets", "num_rows": sum(one.get("num_rows") or 0 for one in sets.values()), "columns": sets}
-    if not has_numbered_rows(dataset):
-        return _describe_stream(getattr(dataset, "stream", dataset))
-    if isinstance(dataset, list | tuple):
-        return {"kind": "rows", "num_rows": len(dataset), "columns": _hash_rows(enumerate(dataset))}
-    with kept_random_states(dataset):
+        found = {str(name): Hasher.hash(fingerprint(one)) for name, one in dataset.items()}
+        return {"num_rows": None, "content": found}
+    if isinstance(dataset, datasets.Dataset):
+        return {"num_rows": len(dataset), "content": _hash_table(dataset)}
+    if dataset is None or not has_numbered_rows(dataset):
+        stream = getattr(dataset, "stream", dataset)
+        files = [*_names_in([getattr(part, "kwargs", None) for part in parts_of(stream)])]
+        return {"num_rows": None, "content": {"columns": getattr(stream, "column_names", None) or [], "files": files}}
+    with kept_random_states():
         places = np.linspace(0, len(dataset) - 1, min(SAMPLE_ROWS, len(dataset))).astype(int).tolist()
-        columns, again = (_hash_rows((i, dataset[i]) for i in places) for _ in range(2))
-    return {"kind": "sample", "num_rows": len(dataset), "columns": columns if columns == again else None}
+        found, again = (_hash_rows([dataset[i] for i in places]) for _ in range(2))
+    return {"num_rows": len(dataset), "content": {n: one if one == again.get(n) else None for n, one in found.items()}}
 
 
 def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """What two fingerprints say of each other: (what differs, what cannot be told), a line each."""
-    if old["kind"] != new["kind"]:
-        return [f"kind: {old['kind']} in the checkpoint, {new['kind']} now"], []
-    before, now = _stated(old), _stated(new)
-    differences = [
-        f"{name}: {before.get(name, 'nothing')} in the checkpoint, {now.get(name, 'nothing')} now"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    ]
-    if old["kind"] == "stream":
-        knows_files = any(name.startswith("file ") for name in before)
-        return differences, [] if knows_files else ["a stream is not read to be compared"]
-    were, are = old.get("columns"), new.get("columns")
-    if were is None or are is None:
-        return differences, ["whether the values are the same cannot be told"]
-    differences += [f"column '{name}' is not there now" for name in were if name not in are]
-    differences += [f"column '{name}' is new" for name in are if name not in were]
-    differences += [f"column '{name}' holds other values" for name in were if were[name] != are.get(name, were[name])]
-    return differences, []
-
-
-def _stated(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a fingerprint says in values that people can read."""
-    columns = {"columns": found.get("columns")} if found.get("kind") == "stream" else {}
-    return {"rows": found.get("num_rows"), **found.get("source", {}), **columns}
-
-
-def _describe_stream(stream: Any) -> dict[str, Any]:
-    split = getattr(stream, "split", None)
-    source = {} if split is None else {"split": str(split)}
-    for name in _names_in([getattr(part, "kwargs", None) for part in parts_of(stream)]):
-        source |= _describe_file(name)
-    return {"kind": "stream", "num_rows": None, "columns": getattr(stream, "column_names", None), "source": source}
+    differences, untold = [], []
+    if old["num_rows"] != new["num_rows"]:
+        differences.append(f"rows: {old['num_rows']} in the checkpoint, {new['num_rows']} now")
+    were, are = old["content"], new["content"]
+    for name in {**were, **are}:
+        if name not in are or name not in were:
+            differences.append(f"column '{name}' is {'new' if name in are else 'not there now'}")
+        elif None in (were[name], are[name]):
+            untold.append(f"whether the values of column '{name}' are the same cannot be told")
+        elif isinstance(were[name], list) and were[name] != are[name]:
+            differences.append(f"{name}: {were[name]} in the checkpoint, {are[name]} now")
+        elif were[name] != are[name]:
+            differences.append(f"column '{name}' holds other values")
+    return differences, untold
 
 
 def _names_in(arguments: Any) -> Iterator[str]:
-    """All text among the arguments of a stream's sources; names of their files are among it."""
+    """All text among the arguments of a stream's sources, of which names of local files lose their folders."""
     if isinstance(arguments, str):
-        yield arguments
+        yield arguments if "://" in arguments else os.path.basename(arguments)
     elif isinstance(arguments, Mapping | list | tuple):
         for part in arguments.values() if isinstance(arguments, Mapping) else arguments:
             yield from _names_in(part)
 
 
-def _describe_file(name: str) -> dict[str, str]:
-    """What stands for the content of a file: size and time, or on the Hub the commit. Nothing where there is none."""
-    if name.startswith("hf://") and "@" in name:
-        repository, _, rest = name.partition("@")
-        revision, _, path = rest.partition("/")
-        return {f"file {path}": f"{revision} of {repository}"}
-    path = name.rpartition("::")[2]  # of a compressed one
-    if not os.path.isfile(path):
-        return {}
-    found = os.stat(path)
-    changed = datetime.fromtimestamp(found.st_mtime_ns / 1e9, UTC)
-    return {f"file {os.path.basename(path)}": f"{found.st_size:,} bytes of {changed:%Y-%m-%d %H:%M:%S.%f}"}
+def _hash_rows(rows: list[Any]) -> dict[str, str]:
+    tables = [row if isinstance(row, Mapping) else {"row": row} for row in rows]
+    names = dict.fromkeys(name for row in tables for name in row)
+    return {str(name): Hasher.hash([row.get(name) for row in tables]) for name in names}
 
 
 def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
@@ -130,46 +104,48 @@ def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
 
 def _feed_array(sink: Any, array: Any) -> None:
     """Feeds the values alone: neither how the array lies in memory nor what stands under a null."""
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
     sink.update(f"{len(array)},{array.null_count};".encode())
     if array.null_count:
         sink.update(np.packbits(array.is_null().to_numpy(zero_copy_only=False)))
         array = array.drop_null()
     kind = array.type
-    if pa.types.is_struct(kind):
-        for part in array.flatten():
-            _feed_array(sink, part)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         _feed_array(sink, pc.list_value_length(array))
         _feed_array(sink, array.flatten())
-    elif pa.types.is_primitive(kind) and not pa.types.is_time(kind):
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         sink.update(array.to_numpy(zero_copy_only=False).tobytes())
-    else:  # text; and bytes, decimals, dictionaries, maps
+    else:  # text; and all else, more slowly
         sink.update(repr(array.to_pylist()).encode("utf-8", "surrogatepass"))
 
 
-def _hash_rows(rows: Iterable[tuple[int, Any]]) -> dict[str, str] | None:
-    """Column -> hash over (row number, value); None where a value has no content that could be hashed."""
-    hashes: dict[str, Any] = {}
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """The random states of the process are afterwards as they were."""
+    states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
     try:
-        for i, row in rows:
-            for name, value in (row if isinstance(row, Mapping) else {"row": row}).items():
-                sink = hashes.setdefault(str(name), hashlib.blake2b(digest_size=16))
-                sink.update(f"{i}:{json.dumps(value, default=_content_of)};".encode())
-    except TypeError:
-        return None
-    return {name: sink.hexdigest() for name, sink in hashes.items()}
+        yield
+    finally:
+        restore_rng(states)
 
 
-def _content_of(value: Any) -> Any:
-    """A value that JSON does not know as one that it does; a TypeError where its content cannot be told."""
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return [str(value.dtype), [*value.shape], raw.tobytes().hex()]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
-        return [value.dtype.str, [*value.shape], value.tobytes().hex()]
-    if isinstance(value, bytes):
-        return ["bytes", value.hex()]
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no content that can be compared")
+def capture_rng(device: str | torch.device) -> States:
+    """States of the generators of the process: Python's, NumPy's, torch's, and of all accelerators of `device`'s kind.
+
+    Copies: drawing on does not change them.
+    """
+    module = torch.get_device_module(device)
+    states: States = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  the generator that libraries draw from
+        (torch.set_rng_state, torch.get_rng_state()),
+    ]
+    for ending in ("_all", ""):
+        if hasattr(module, f"get_rng_state{ending}"):
+            return [*states, (getattr(module, f"set_rng_state{ending}"), getattr(module, f"get_rng_state{ending}")())]
+    return states
+
+
+def restore_rng(states: States) -> None:
+    """Sets every generator to the state that `capture_rng` found in this process."""
+    for put_back, state in states:
+        put_back(state)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
+import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+import stat
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,19 +20,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import DataError
-from .columns import as_array, check_columns, show_name
-from .text_files import Record, check_regular, read_delimited, read_lines
+from .columns import as_array, check_columns
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
-SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".ndjson", ".json", ".parquet")
+SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".json", ".parquet")
 BATCH_ROWS = 1_000  # of a table; with ten times as many, reading a CSV takes a third longer
+MAX_LISTED = 20
 
 _KEY = re.compile(r"(?:^|\s)([^\s=]+)=")
 # What pyarrow 26 raises for damaged files; ValueError is also that of Python for text and dates that are none.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError)
 
+Record = tuple[int, dict[str, Any]]  # number of the row, its cells
 Columns = tuple[np.ndarray, Mapping[str, Any]]  # numbers of the rows, the cells of each column
+
+logger = logging.getLogger(__name__)
 
 
 def file_format(path: Path) -> str:
@@ -34,6 +43,13 @@ def file_format(path: Path) -> str:
     *_, before, last = ("", "", *(suffix.lower() for suffix in path.suffixes))
     found = before if last == ".gz" and before != ".parquet" else last
     return found if found in SUFFIXES else ""
+
+
+def irregular_kind(path: Path) -> str:
+    """Returns what `path` is, or links to, if not a regular file, else "": a pipe or a device may never end."""
+    kind = stat.S_IFMT(path.stat().st_mode)
+    names = {stat.S_IFREG: "", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return names.get(kind, "a device")
 
 
 def iter_tables(
@@ -52,20 +68,15 @@ def iter_tables(
     Raises:
         DataError: see `read_parts`.
     """
-    check_regular(path)
     kind = file_format(path)
     if kind == ".parquet":
         tables = _read_parquet(path, needed, reads_all)
     elif kind in DELIMITERS:
-        tables = _to_columns(read_delimited(path, DELIMITERS[kind], needed))
+        tables = _to_columns(_read_delimited(path, DELIMITERS[kind], needed))
     else:
         tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path))
     for rows, columns in tables:
-        try:
-            yield rows, pa.table({n: as_array(cells) for n, cells in columns.items() if reads_all or n in needed})
-        except UnicodeEncodeError as error:
-            text = f"the text '{show_name(error.object)}' holds half of a character (a lone surrogate)"
-            raise DataError(f"{path}: {text}. Write the whole character, or leave it out.") from error
+        yield rows, pa.table({n: as_array(cells) for n, cells in columns.items() if reads_all or n in needed})
 
 
 def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
@@ -73,6 +84,106 @@ def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
         names = dict.fromkeys(name for _, record in chunk for name in record)
         columns = {name: [record.get(name) for _, record in chunk] for name in names}
         yield np.array([row for row, _ in chunk]), columns
+
+
+def _check_regular(path: Path) -> None:
+    try:
+        kind = irregular_kind(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
+    if kind:
+        raise DataError(f"{path}: is {kind}, not a regular file. Save the rows in a file, and name that.")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number, text) of every line, without its end; unpacked where the name ends in .gz, no byte order mark.
+
+    Raises:
+        DataError: not a regular file, damaged or cut gzip data, unreadable, or not UTF-8 text; with file and row.
+    """
+    _check_regular(path)
+    number = 0
+    try:
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if "\0" in text:  # UTF-16, and nearly all that is no text
+                    raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "")
+                yield number, text.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, row {number}: not UTF-8 text (byte 0x{error.object[error.start]:02x}). Save the file as UTF-8; "
+            f"of a workbook or an archive (Excel, zip), save or unpack the table as CSV; name gzip .gz and Parquet "
+            ".parquet."
+        ) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path}: the gzip data is damaged or cut off after row {number} ({error}). Copy or download it again; if "
+            f"it is not packed, take .gz off its name."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read after row {number} ({error.strerror}).") from error
+
+
+def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iterator[Record]:
+    """Yields the line where each record begins, and its cells as they are written; rows without any text are left out.
+
+    No row comes after the first that has other fields than the header, and all such rows are named. Records over
+    several lines, which a stray quote makes of rows, are announced in one warning.
+    """
+    reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), delimiter=delimiter)
+    names: list[str] = []
+    ragged: list[str] = []
+    spanning: list[str] = []
+    first = 1
+    try:
+        for cells in reader:
+            if any(map(str.strip, cells)):
+                if not names:
+                    names = _check_header(path, first, cells, needed)
+                elif len(cells) != len(names):
+                    ragged.append(f"row {first} has {len(cells)}")
+                elif not ragged:
+                    yield first, dict(zip(names, cells))
+                if reader.line_num > first:
+                    spanning.append(f"{first} to {reader.line_num}")
+            first = reader.line_num + 1
+    except csv.Error as error:  # a field beyond its limit, as none that is meant; or CR alone as the end of lines
+        text = f"{path}, row {first}: {error}. Close each quote, and end lines with LF or CRLF."
+        raise DataError(text) from error
+    if not names:
+        raise DataError(f"{path}: the file is empty. It needs a header line and at least one row.")
+    if ragged:
+        raise DataError(
+            f"{path}: the header has {len(names)} fields, but {_list(ragged)}. Add what is missing, take out what is "
+            f"too much, quote text with separators, and close each quote; the decimal sign is a point."
+        )
+    if spanning:
+        _warn_once(
+            f"{path}: {len(spanning)} records run over several lines, because a quoted field holds a line end: rows "
+            f"{_list(spanning)}. If these lines should be rows of their own, a stray quote joins them."
+        )
+
+
+def _check_header(path: Path, row: int, cells: list[str], needed: Collection[str]) -> list[str]:
+    others = [word for sign, word in (("\t", "tab"), (",", "comma"), (";", "semicolon")) if sign in cells[0]]
+    if len(cells) == 1 and others:
+        text = f"the text is {others[0]}-separated; save it as .csv with commas, or as .tsv."
+        raise DataError(f"{path}, row {row}: {text}")
+    names = [cell.strip() or f"column_{number}" for number, cell in enumerate(cells, 1)]
+    check_columns(names, needed, str(path))
+    return names
+
+
+@lru_cache(maxsize=1000)
+def _warn_once(text: str) -> None:
+    """Streams read their file in every pass."""
+    logger.warning("%s", text)
+
+
+def _list(found: list[str]) -> str:
+    more = len(found) - MAX_LISTED
+    return ", ".join(found[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _read_fasta(path: Path) -> Iterator[Record]:
@@ -101,9 +212,7 @@ def _read_json(path: Path) -> Iterator[Record]:
     """The objects of JSON lines, or of a list."""
     if file_format(path) == ".json":
         found = _decode("\n".join(line for _, line in read_lines(path)), str(path))
-        if not isinstance(found, list):
-            raise DataError(f"{path}: a list of objects is needed, or one a line in a .jsonl file.")
-        numbered: Iterator[tuple[int, Any]] = enumerate(found, 1)
+        numbered: Iterable[tuple[int, Any]] = enumerate(found if isinstance(found, list) else [None], 1)
     else:
         numbered = ((row, _decode(line, f"{path}, row {row}")) for row, line in read_lines(path) if line.strip())
     for row, record in numbered:
@@ -114,18 +223,10 @@ def _read_json(path: Path) -> Iterator[Record]:
 
 def _decode(text: str, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:  # an endless number, or endless nesting, too
-        hint = " One object a line is JSON Lines: name the file .jsonl." if "Extra data" in str(error) else ""
-        raise DataError(f"{where}: not valid JSON ({error}).{hint}") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Python keeps the last value of a name that an object has twice, without a word."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"column '{show_name(max(names, key=names.count))}' occurs more than once")
-    return dict(pairs)
+        hint = "A .json file holds one list, a .jsonl file one object a line."
+        raise DataError(f"{where}: not valid JSON ({error}). {hint}") from error
 
 
 def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Iterator[Columns]:
@@ -134,6 +235,7 @@ def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Itera
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
     Without them a flipped bit of a stored number is another number, which nobody can see.
     """
+    _check_regular(path)
     row, group = 0, ""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

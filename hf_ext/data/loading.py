@@ -13,23 +13,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Features,
-    IterableDataset,
-    IterableDatasetDict,
-    Value,
-    concatenate_datasets,
-)
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, concatenate_datasets
 
 from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
-from .cleaning import CleanRows, RowSchema, StreamRows
-from .columns import as_dataset, as_text, column_values
+from .cleaning import RowSchema, clean_stream
+from .columns import as_dataset, as_text
 from .reading import SOURCE_ROW, Part, read_parts
-from .row_errors import REJECTED_FILE, check_rejected, count_rules, format_errors, refuse, write_rejected
-from .split_report import describe_repeats, find_exchanged, is_much_noise, leak_report, repeat_report
+from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse, write_rejected
+from .split_report import describe_repeats, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 
 logger = logging.getLogger(__name__)
@@ -69,7 +61,7 @@ def load_data(
     may_lack_chains: bool | None = None,
     table: Dataset | None = None,
 ) -> LoadedData:
-    """Reads, filters, cleans, labels and splits the rows, takes the training subset and looks for leaks.
+    """Reads, cleans, labels and splits the rows, takes the training subset and looks for leaks.
 
     Args:
         args: see `DataArguments`.
@@ -86,7 +78,7 @@ def load_data(
         `LoadedData`. Streams give an `IterableDatasetDict`, always with `bound`, and a report without counts or leaks.
 
     Raises:
-        ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter) or the task.
+        ArgumentError: no source, or arguments that contradict the task.
         DataError: see `reading.read_parts`, `RowSchema`, `split_rows`; also all labels of train equal, or a single row.
             All rows that cannot be used are one error.
 
@@ -98,33 +90,41 @@ def load_data(
             f"missing_chains={args.missing_chains}: only affinity models and generators do without a chain; drop it."
         )
     schema = RowSchema(args, needs_labels)
-    rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
-    parts, report = _open(args, schema, table), _new_report(args)
+    rejected = None if output_dir is None else Path(output_dir) / REJECTED_FILE
+    parts, report = _open(schema, table, rejected)
     if isinstance(parts[0].data, IterableDataset):
-        streams = [_map_stream(args, schema, part, rejected) for part in parts]
-        splits, report["split"] = _split_streams(args, parts, streams, needs_validation)
+        streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
+        if all(part.split for part in parts) and not (args.split or args.split_column):
+            splits = IterableDatasetDict({str(part.split): one for part, one in zip(parts, streams)})
+            report["split"] = {"rule": "files", "notes": []}
+        else:
+            splits, report["split"] = split_stream(concatenate_datasets(streams), args, needs_validation)
         if args.max_train_samples is not None:
             splits["train"] = splits["train"].take(args.max_train_samples)
-            report["train_subset"] = {"num_rows": args.max_train_samples, "note": "the first rows of the stream"}
+            report["train_subset"] = {"num_rows": args.max_train_samples}
         return LoadedData(splits, report | {"leaks": {}})
-    data, _ = _clean(args, schema, parts, rejected, report)
+    tables = _clean(schema, parts, rejected, report)
+    if len(parts) > 1:
+        names = [pa.array([part.split] * len(one), pa.string()) for part, one in zip(parts, tables)]
+        tables = [one.append_column(SPLIT_FILE, name) for one, name in zip(tables, names)]
+    data = as_dataset(_join_bounds(tables))
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = split_rows(data, args, needs_validation)
     if needs_labels:
-        report["labels"] = check_labels(splits["train"], args.label_column, parts[0].path)
+        check_labels(splits["train"], args.label_column, parts[0].path)
     num_train = len(splits["train"])
     if args.max_train_samples is not None and args.max_train_samples < num_train:
         chosen = np.zeros(num_train, bool)
         chosen[draw_rows(num_train, seed, args.max_train_samples)] = True
-        report["train_subset"] = {"num_rows": args.max_train_samples, "of": num_train, "seed": seed}
+        report["train_subset"] = {"num_rows": args.max_train_samples, "of": num_train}
         splits["train"] = keep_rows(splits["train"], chosen)
         if needs_labels:
             check_labels(splits["train"], args.label_column, f"--max_train_samples {args.max_train_samples}")
     if needs_labels:
         report["repeats"] = repeat_report(splits, args.sequence_columns)
         if text := describe_repeats(report["repeats"]):
-            report["warnings" if is_much_noise(report["repeats"]) else "notes"].append(text)
+            report["warnings" if report["repeats"]["is_much"] else "notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
     return LoadedData(splits, report)
@@ -133,101 +133,88 @@ def load_data(
 def load_sequences(
     args: DataArguments,
     *,
-    output_dir: str | os.PathLike[str] | None = None,
-    rejected_name: str = REJECTED_FILE,
+    rejected: Path | None = None,
     keeps_columns: bool = False,
     needs_labels: bool = False,
     table: Dataset | None = None,
 ) -> LoadedSequences:
-    """Reads, filters and cleans one table for prediction: no splits, rows in file order.
+    """Reads and cleans one table for prediction: no splits, rows in file order.
 
     A folder's train, validation and test files follow each other. Arguments and errors as in `load_data`; a single row
-    is fine here, `rejected_name` is that of the file in `output_dir`, `keeps_columns` asks for `as_read`, which
-    takes the memory of the whole source, and `needs_labels` for `label` and `bound`.
+    is fine here, `rejected` is the CSV that lists what `bad_rows="drop"` leaves out, `keeps_columns` asks for
+    `as_read`, which takes the memory of the whole source, and `needs_labels` for `label` and `bound`.
     """
     schema = RowSchema(args, needs_labels, needs_splits=False)
-    rejected = Path(output_dir) / rejected_name if output_dir is not None else None
     keeps_columns = keeps_columns and not args.streaming
-    parts, report = _open(args, schema, table, keeps_columns), _new_report(args)
+    parts, report = _open(schema, table, rejected, keeps_columns)
     if isinstance(parts[0].data, IterableDataset):
-        streams = [_map_stream(args, schema, part, rejected) for part in parts]
+        streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
         return LoadedSequences(concatenate_datasets(streams), report)
-    data, source_rows = _clean(args, schema, parts, rejected, report)
-    for warning in report["warnings"]:
-        logger.warning("%s", warning)
-    if not keeps_columns:
-        return LoadedSequences(data, report)
-    as_read = [_take_as_read(part.data, rows) for part, rows in zip(parts, source_rows)]
-    return LoadedSequences(data, report, as_dataset(pa.concat_tables(as_read, promote_options="default")))
+    tables = _clean(schema, parts, rejected, report)
+    as_read = None
+    if keeps_columns:
+        found = [_take_as_read(part.data, one[SOURCE_ROW]) for part, one in zip(parts, tables)]
+        as_read = as_dataset(pa.concat_tables(found, promote_options="default"))
+    return LoadedSequences(as_dataset(_join_bounds(tables)), report, as_read)
 
 
-def _new_report(args: DataArguments) -> dict[str, Any]:
-    source = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
-    return {**source, "notes": [], "warnings": []}
-
-
-def _open(args: DataArguments, schema: RowSchema, table: Dataset | None, all_columns: bool = False) -> list[Part]:
+def _open(
+    schema: RowSchema, table: Dataset | None, rejected: Path | None, reads_all: bool = False
+) -> tuple[list[Part], dict[str, Any]]:
+    """The tables to read, and a report to begin with."""
+    args = schema.args
+    report = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
+    if args.bad_rows == "drop" and rejected is None:
+        raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
     if table is not None:
         if SOURCE_ROW not in table.column_names:
             table = table.add_column(SOURCE_ROW, pa.array(range(1, len(table) + 1), type=pa.int64()))
-        return [Part(args.dataset_name or "the table in memory", table)]
+        return [Part(args.dataset_name or "the table in memory", table)], report
     if args.dataset_name is None:
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
-    return read_parts(
+    parts = read_parts(
         args.dataset_name,
         schema.needed,
-        reads_all=all_columns,
+        reads_all=reads_all,
         config_name=args.dataset_config_name,
         revision=args.dataset_revision,
         streaming=args.streaming,
     )
+    return parts, report
 
 
-def _clean(
-    args: DataArguments, schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: dict[str, Any]
-) -> tuple[Dataset, list[pa.ChunkedArray]]:
-    """The accepted rows of all parts, the others refused or dropped at once, and `source_row` of each part's; fills
-    `report`."""
-    cleaned = [_clean_part(schema, part) for part in parts]
+def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: dict[str, Any]) -> list[pa.Table]:
+    """The accepted rows of each part; the others of all are refused or dropped at once. Fills `report`."""
+    cleaned = [schema.clean(part.data, part.path) for part in parts]
     located = [(part.path, error) for part, rows in zip(parts, cleaned) for error in rows.errors]
-    tables = [rows.table for rows in cleaned]
-    if len(parts) > 1:
-        splits = [pa.array([part.split] * len(one), pa.string()) for part, one in zip(parts, tables)]
-        tables = [one.append_column(SPLIT_FILE, split) for one, split in zip(tables, splits)]
-    table = pa.concat_tables(tables)
-    refuse(located, args.bad_rows)
-    if located and len(table) == 0:
+    refuse(located, schema.args.bad_rows)
+    if located and not any(len(rows.table) for rows in cleaned):
         raise DataError(f"--bad_rows drop would leave no row.\n{format_errors(located)}")
-    rejected_file = check_rejected(rejected, args.bad_rows) if located else None
-    num_read, num_rejected = sum(rows.num_read for rows in cleaned), len({(path, error.row) for path, error in located})
-    if rejected_file is not None:
-        write_rejected(rejected_file, located)
-        logger.warning("%d rows left out, listed in %s", num_rejected, rejected_file)
-    if len(table) == 0:
-        raise DataError(f"filter {args.filter!r} leaves none of {num_read} rows of {parts[0].path}.")
+    num_rejected = len({(path, error.row) for path, error in located})
+    if located and rejected is not None:
+        write_rejected(rejected, located)
+        logger.warning("%d rows left out, listed in %s", num_rejected, rejected)
     changes: dict[str, Counter[str]] = {}
-    for part, rows in zip(parts, cleaned):
+    for rows in cleaned:
         for column, kinds in rows.changes.items():
             changes.setdefault(column, Counter()).update(kinds)
-        report["warnings"] += find_exchanged(rows.table, args.sequence_columns, part.path)
     for column, kinds in changes.items():
         logger.warning("column %r: %s", column, ", ".join(f"{kind} in {num} rows" for kind, num in kinds.items()))
     report |= {
-        "rows_read": num_read,
-        "rows_filtered_out": sum(rows.num_filtered for rows in cleaned),
+        "rows_read": sum(len(part.data) for part in parts),
         "rows_rejected": num_rejected,
         "rejected_by_rule": count_rules(error for _, error in located),
-        "rejected_file": str(rejected_file) if rejected_file else None,
         "changes": {column: dict(kinds) for column, kinds in changes.items()},
     }
+    return [rows.table for rows in cleaned]
+
+
+def _join_bounds(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table, without `bound` where no label is one."""
+    table = pa.concat_tables(tables)
     if "bound" in table.column_names and not any(chunk.to_numpy().any() for chunk in table["bound"].chunks):
         table = table.drop_columns(["bound"])
-    return as_dataset(table), [rows.table[SOURCE_ROW] for rows in cleaned]
-
-
-def _clean_part(schema: RowSchema, part: Part) -> CleanRows:
-    schema.check_columns(part.data.column_names, part.path)
-    return schema.clean(part.data.select_columns([*schema.needed, SOURCE_ROW]).with_format("arrow")[:], part.path)
+    return table
 
 
 def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:
@@ -237,8 +224,8 @@ def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:
     return pa.table({name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW})
 
 
-def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
-    """Least, largest and mean training label, and how many are bounds of which kind.
+def check_labels(train: Dataset, column: str, where: str) -> None:
+    """Refuses training labels from which nothing can be learned.
 
     Args:
         column: what the labels were called; where: file or option that an error names.
@@ -246,38 +233,14 @@ def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
     Raises:
         DataError: fewer than two rows, or labels that are all equal.
     """
-    labels = np.array(column_values(train, "label"), np.float64)
+    labels = np.array(train["label"][:], np.float64)
     if len(labels) < 2:
         raise DataError(
-            f"{where}: there is {len(labels)} training row, from which nothing can be learned. Check the file, the "
-            "filter and the split; some hundred rows are where learning begins."
+            f"{where}: there is {len(labels)} training row, from which nothing can be learned. Check the file and the "
+            "split; some hundred rows are where learning begins."
         )
     if labels.min() == labels.max():
         raise DataError(
             f"column {column!r}: all {len(labels)} training labels are {labels[0]:g}, so there is nothing to learn. "
-            f"Check the column, the filter and the split."
+            "Check the column and the split."
         )
-    report = {"min": float(labels.min()), "max": float(labels.max()), "mean": float(labels.mean())}
-    if "bound" in train.column_names:
-        bounds = np.array(column_values(train, "bound"))
-        report |= {"num_at_or_below": int((bounds < 0).sum()), "num_at_or_above": int((bounds > 0).sum())}
-    return report
-
-
-def _map_stream(args: DataArguments, schema: RowSchema, part: Part, rejected: Path | None) -> IterableDataset:
-    types = {name: Value("string") for name in args.sequence_columns}
-    if schema.needs_labels:
-        types |= {"label": Value("float64"), "bound": Value("int8")}
-    types |= {name: Value("string") for name in schema.text_columns}
-    types[SOURCE_ROW] = Value("int64")
-    function = StreamRows(schema, part.path, args.bad_rows, rejected)
-    return part.data.map(function, batched=True, remove_columns=[*schema.needed, SOURCE_ROW], features=Features(types))
-
-
-def _split_streams(
-    args: DataArguments, parts: Sequence[Part], streams: Sequence[IterableDataset], needs_validation: bool
-) -> tuple[IterableDatasetDict, dict[str, Any]]:
-    if None not in [part.split for part in parts] and not (args.split or args.split_column):
-        splits = {str(part.split): stream for part, stream in zip(parts, streams)}
-        return IterableDatasetDict(splits), {"rule": "files", "notes": []}
-    return split_stream(concatenate_datasets([*streams]), args, needs_validation)

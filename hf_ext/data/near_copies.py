@@ -25,18 +25,12 @@ FEW = 8  # of variants of one protein nearly any will do
 ROUNDS = (1, 16, 256)  # ends of the first ones, in which those that share most are aligned
 
 
-def pair_identities(left: Sequences, right: Sequences, at_least: float = 0.0) -> np.ndarray:
-    """Returns float64 [n], the identity of `left[i]` and `right[i]`; 0 where it is below `at_least`.
+def pair_identities(left: Sequences, right: Sequences) -> np.ndarray:
+    """Returns float64 [n], the identity of `left[i]` and `right[i]`. An empty sequence equals another empty one only.
 
-    An empty sequence equals another empty one only.
-
-    Cost: 2 us for two antibody chains, a third of it with `at_least=0.9`.
+    Cost: 2 us for two antibody chains.
     """
-    if not len(left):
-        return np.zeros(0)
-    cutoff = max(0.0, at_least - 1e-6)  # rapidfuzz takes a pair that is exactly as identical for one that is less so
-    identity = cpdist(left, right, scorer=Levenshtein.normalized_similarity, score_cutoff=cutoff, dtype=np.float64)
-    return np.where(identity >= at_least - 1e-9, identity, 0.0)
+    return cpdist(left, right, scorer=Levenshtein.normalized_similarity, dtype=np.float64)
 
 
 def nearest_identities(

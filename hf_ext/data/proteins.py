@@ -19,11 +19,9 @@ from .row_errors import RowError, find_rows, is_missing, shorten
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"
 RARE = "UZOBJ"  # accepted here; the tokenizer maps them to X for models whose vocabulary lacks them
-GAPS = "-."
 STOP = "*"
 # ESM-2's tokens, in the order of their ids.
 ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
-TRUTH_VALUES = ("TRUE", "FALSE")  # these spell peptides, too
 LEAVE_OUT = "Fill it in, or leave the row out."
 NAME_COLUMN = "Fill it in, leave the row out, or name the column in --missing_chains if rows may lack this chain."
 NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows that lack this chain, do without it."
@@ -31,26 +29,18 @@ NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows t
 # A, C, G, T and N are 26 % of the residues in Swiss-Prot, so 24 of them in a row are one protein in 10^14 by chance;
 # repeats of few letters (poly-A, silk's GA) lack one of A, C, G and T. Shorter genes would be of seven residues.
 MIN_NUCLEOTIDES = 24
-_NUCLEOTIDES = f"[ACGTUN]{{{MIN_NUCLEOTIDES},}}"
-# The 20 codes are 1 in 400 of all words of three residues: four in a row are one 12-mer in 10^10.
-_CODE = "ALA|ARG|ASN|ASP|CYS|GLN|GLU|GLY|HIS|ILE|LEU|LYS|MET|PHE|PRO|SER|THR|TRP|TYR|VAL"
-_CODES = f"(?:(?:{_CODE})[ -]?){{4,}}"
-_ARE_CODES = re.compile(_CODES).fullmatch
 _SEPARATORS = re.compile(r"[\s.,;:_-]+")
-_PLAIN = f"^[{STANDARD}{UNKNOWN}{RARE}]{{6,}}$"  # longer than every marker and truth value
-_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]").search
+_PLAIN = f"^[{STANDARD}{UNKNOWN}{RARE}]{{6,}}$"  # longer than every marker
+_NUCLEOTIDES = f"^[ACGTUN]{{{MIN_NUCLEOTIDES},}}$"
+_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]", re.IGNORECASE | re.ASCII).search
 
 # What is no residue -> what it is called, and the remedy.
 _CHARACTERS = (
-    (STOP, "stop codon LETTER", "Remove it, or pass --stop_codon trim for one at the end."),
-    (GAPS, "gap LETTER", "Remove it, or pass --gaps remove."),
+    (STOP, "stop codon LETTER inside the sequence,", "Cut the sequence there; one at its end is taken off."),
+    ("-.", "gap LETTER", "Take gaps out: sequences are read unaligned."),
     (string.digits, "digit LETTER", "Remove numbering from the sequence."),
     (string.whitespace, "white space inside the sequence,", "Join the parts; put each chain in a column of its own."),
 )
-
-# Words (WT, unknown) are residues too. They are told by their column: of fewer letters than WORD and than a quarter of
-# the median, and no fewer of them than of cells that are up to twice as long, of which a column of peptides has many.
-WORD, MIN_MEDIAN, MIN_OTHERS = 10, 20, 3
 
 
 class Judged(NamedTuple):
@@ -71,16 +61,14 @@ def clean_chains(
     """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
-    ("whitespace_stripped"), lower case ("upper_cased"), gaps ("gaps_removed"), one trailing `*` ("stop_codon_trimmed").
-    Counted only: "longer_than_max_residues" where `args` leave long sequences to the tokenizer. Refused: missing
-    cells, missing-value markers, truth values, non-text, non-ASCII, DNA, RNA, three-letter codes, any other character,
-    too long; words, which are far shorter than the other sequences of the column; and rows without any sequence.
+    ("whitespace_stripped"), lower case ("upper_cased"), a stop codon `*` at the end ("stop_codon_trimmed"). Counted
+    only: "longer_than_max_residues" where `args` leave long sequences to the tokenizer. Refused: missing cells,
+    missing-value markers, non-text, DNA, RNA, any other character, too long; and rows without any sequence.
 
     Args:
         columns: name -> n cells, one per row; None and NaN are missing.
-        args: what they say of `stop_codon` (one inside a sequence is refused either way), `gaps`, `max_residues` and
-            `too_long`; and `missing_chains`, columns whose missing cells (`is_missing`) are "" and counted
-            ("missing"), not refused.
+        args: what they say of `max_residues` and `too_long`; and `missing_chains`, columns whose missing cells
+            (`is_missing`) are "" and counted ("missing"), not refused.
         rows: (n,) the number of each row in its file.
         if_missing: the remedy told for an empty cell of the others.
 
@@ -96,7 +84,7 @@ def clean_chains(
         found = distinct(values)
         cells, judged = _judge_column(found.cells, args, name in args.missing_chains, if_missing)
         refused = {one: (verdict.rule, verdict.remedy) for one, verdict in judged.items() if verdict.rule}
-        errors += find_rows(refused | _find_words(cells), found, name, rows)
+        errors += find_rows(refused, found, name, rows)
         num_rows = np.bincount(found.number, minlength=len(cells))
         counts: Counter[str] = Counter()
         for one, verdict in judged.items():
@@ -143,31 +131,14 @@ def _are_plain(cells: pa.Array, max_residues: int | None) -> np.ndarray:
     """(n,) whether a cell is residues and nothing else can be wrong with it: nearly all are, so no Python looks."""
     if not pa.types.is_large_string(cells.type):
         return np.zeros(len(cells), bool)
-    is_plain = pc.and_not(
-        pc.match_substring_regex(cells, _PLAIN), pc.match_substring_regex(cells, f"^({_NUCLEOTIDES}|{_CODES})$")
-    )
+    is_plain = pc.and_not(pc.match_substring_regex(cells, _PLAIN), pc.match_substring_regex(cells, _NUCLEOTIDES))
     if max_residues is not None:
         is_plain = pc.and_(is_plain, pc.less_equal(pc.binary_length(cells), max_residues))
     return is_plain.fill_null(False).to_numpy(zero_copy_only=False)
 
 
-def _find_words(sequences: pa.Array) -> dict[int, tuple[str, str]]:
-    """The distinct sequences that read as words, as {number: (rule, remedy)}."""
-    lengths = pc.binary_length(sequences).to_numpy(zero_copy_only=False)
-    median = float(np.median(lengths[lengths > 0])) if lengths.any() else 0.0
-    bound = min(WORD, median / 4)
-    is_short = (lengths > 0) & (lengths < bound)
-    num_peptides = np.count_nonzero((lengths >= bound) & (lengths < 2 * bound))
-    num_others = np.count_nonzero(lengths >= bound)
-    if median < MIN_MEDIAN or num_others < MIN_OTHERS or is_short.sum() < num_peptides:
-        return {}
-    rule = f"reads as a word: the column's sequences have {median:g} residues (median)"
-    remedy = f"{LEAVE_OUT} Peptides beside proteins need a column of their own."
-    return {int(one): (f"{sequences[one].as_py()!r} {rule}", remedy) for one in np.flatnonzero(is_short)}
-
-
 def judge_sequence(cell: object, args: DataArguments, if_missing: str = LEAVE_OUT) -> Judged:
-    """A single cell by the rules of `clean_chains` that need no other one."""
+    """A single cell by the rules of `clean_chains`."""
     if not isinstance(cell, str):
         if is_missing(cell):
             return Judged(rule="the sequence is missing", remedy=if_missing)
@@ -177,36 +148,21 @@ def judge_sequence(cell: object, args: DataArguments, if_missing: str = LEAVE_OU
         return Judged(rule="the sequence is empty", remedy=if_missing)
     if is_missing(text):
         return Judged(rule=f"{shorten(text)!r} reads as a missing value", remedy=if_missing)
-    if text.upper() in TRUTH_VALUES:
-        return Judged(rule=f"{text!r} reads as a truth value", remedy="Fill in the sequence, or leave the row out.")
-    # Before upper(): some non-ASCII letters upper-case into valid residues (the sharp s into SS).
-    if not text.isascii():
-        place = next(index for index, letter in enumerate(text) if not letter.isascii())
-        rule = f"non-ASCII character U+{ord(text[place]):04X} at position {place + 1}"
-        return Judged(rule=rule, remedy="Type the residue again.")
-    residues = text.upper()
-    if _ARE_CODES(residues):
-        rule = "the sequence reads as three-letter codes (Ala Gly Ser)"
-        return Judged(rule=rule, remedy="Write it in one-letter code: AGS.")
-    if rule := _find_nucleotides(residues):
+    if rule := _find_nucleotides(text.upper()):
         return Judged(rule=rule, remedy="Translate it into amino acids first.")
-    changes = ["whitespace_stripped"] * (text != cell) + ["upper_cased"] * (residues != text)
-    if args.gaps == "remove" and any(gap in residues for gap in GAPS):
-        residues = residues.replace("-", "").replace(".", "")
-        changes.append("gaps_removed")
-    if args.stop_codon == "trim" and residues.endswith(STOP):
-        residues = residues[: -len(STOP)]
-        changes.append("stop_codon_trimmed")
-    if not residues:
-        return Judged(rule="no residues are left after removing gaps and the stop codon", remedy="Leave the row out.")
-    if wrong := _NOT_RESIDUE(residues):
-        rule, remedy = _explain(wrong.group(), wrong.start() + 1, len(residues), args)
+    sequence = text.removesuffix(STOP)
+    if wrong := _NOT_RESIDUE(sequence):
+        rule, remedy = _explain(wrong.group(), wrong.start() + 1, len(text))
         return Judged(rule=rule, remedy=remedy)
+    residues = sequence.upper()
+    changes = ["whitespace_stripped"] * (text != cell) + ["upper_cased"] * (residues != sequence)
+    changes += ["stop_codon_trimmed"] * (sequence != text)
+    if not residues:
+        return Judged(rule="the sequence is a stop codon alone", remedy=if_missing)
     if args.max_residues is not None and len(residues) > args.max_residues:
         if args.too_long == "error":
             rule = f"{len(residues)} residues are more than max_residues={args.max_residues}"
-            remedy = "Raise --max_residues, leave the row out, or choose --too_long truncate or window."
-            return Judged(rule=rule, remedy=remedy)
+            return Judged(rule=rule, remedy="Raise --max_residues, leave the row out, or choose --too_long truncate.")
         changes.append("longer_than_max_residues")
     return Judged(residues, changes=tuple(changes))
 
@@ -223,15 +179,13 @@ def _find_nucleotides(text: str) -> str:
     return f"the sequence reads as {kind}, its {len(letters)} letters are all of {alphabet}"
 
 
-def _explain(letter: str, position: int, length: int, args: DataArguments) -> tuple[str, str]:
+def _explain(letter: str, position: int, length: int) -> tuple[str, str]:
     """Rule and remedy for a character that is no residue."""
     where = f"at position {position} of {length}"
-    if letter == STOP and args.stop_codon == "trim":
-        return f"stop codon '*' {where}, not at the end", "Cut the sequence at the stop codon."
     for letters, name, remedy in _CHARACTERS:
         if letter in letters:
             return f"{name} {where}".replace("LETTER", repr(letter)), remedy
     return (
-        f"{letter!r} {where} is not a residue",
+        f"{letter!a} {where} is not a residue",
         f"Use {STANDARD}, {UNKNOWN} or {' '.join(RARE)}; one chain per column.",
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ..files import write_cell
 from .columns import Distinct
 
@@ -113,13 +113,6 @@ def refuse(located: Sequence[Located], bad_rows: str) -> None:
     if shown:
         hint = "\nMend these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
         raise DataError(format_errors(shown) + hint)
-
-
-def check_rejected(rejected: Path | None, bad_rows: str) -> Path | None:
-    """The file that lists the rows which `bad_rows` "drop" leaves out, else None; ArgumentError without its folder."""
-    if bad_rows == "drop" and rejected is None:
-        raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
-    return rejected if bad_rows == "drop" else None
 
 
 def write_rejected(path: Path, located: Sequence[Located]) -> None:

@@ -1,4 +1,4 @@
-"""What of test stands in training, which rows repeat sequences with other labels, lack a chain or have two exchanged.
+"""What of test stands in training, which rows repeat sequences with other labels or lack a chain.
 
 All of it is reported, never repaired silently.
 """
@@ -7,31 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from datasets import Dataset, DatasetDict
-from scipy.sparse import csr_matrix
 
 from ..errors import DataError
-from .columns import column_names, column_values, distinct, factorize
-from .near_copies import count_kmers, has_near
+from .columns import column_names
+from .near_copies import has_near
 
 LEAK_IDENTITY = (0.9, 0.7)  # from high to low
 MAX_CHECKED = 2000  # rows, a seeded sample
 MAX_NAMED = 5
-MAX_LISTED = 3  # of rows that repeat each other, and of such groups
-# Of chains that stand in each other's column.
-K = 3
-MAX_ROWS = 5_000  # looked at, evenly through the table
-NEARER = 1.5  # times: shared k-mers with one column, over those with the other
-ALIKE = 0.05  # shared k-mers with a sequence of a column, on average: less is chance
-MOST = 0.5  # of the rows, in which each chain is where its like is
-OWN, OTHER = 1, 2
-MAX_EXCHANGED = 10  # listed
+MAX_LISTED = 3  # groups of rows that repeat each other
 # Of the labels' variance: below, the ceiling is a Pearson correlation above 0.95, which few models meet.
 MUCH_NOISE = 0.1
 MANY_REPEATS = 0.05  # of the rows: fewer, such as a wild type measured on each plate, say little about the others
@@ -66,7 +56,7 @@ def leak_report(
     checked = np.arange(len(test))
     if len(test) > MAX_CHECKED:
         checked = np.sort(np.random.default_rng(0).choice(len(test), MAX_CHECKED, replace=False))
-    known, asked = ([column_values(split, column) for column in columns] for split in (train, test))
+    known, asked = ([split[column][:] for column in columns] for split in (train, test))
     # bool [columns, identities, checked rows]
     near = [_find_near([mine[i] for i in checked], theirs) for mine, theirs in zip(asked, known)]
 
@@ -105,53 +95,48 @@ def _find_near(asked: Sequence[str], known: Sequence[str]) -> np.ndarray:
 
 
 def _row_numbers(rows: Dataset) -> Sequence[int]:
-    return column_values(rows, "source_row") if "source_row" in column_names(rows) else range(1, len(rows) + 1)
+    return rows["source_row"][:] if "source_row" in column_names(rows) else range(1, len(rows) + 1)
 
 
 def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[str, Any]:
     """Finds rows with the same sequences and other labels, and what their spread says about the measurement's noise.
 
     The noise is the pooled standard deviation within repeats. Whoever predicts every true value is still that far off a
-    single measurement (RMSE), and reaches a Pearson correlation of sqrt(1 - noise^2 / variance of the labels). The
-    Spearman correlation beside it is that of a bivariate normal distribution, 6 / pi * asin(r / 2).
+    single measurement (RMSE).
 
     Args:
         splits: name -> rows in memory with `label`; rows with a `bound` other than 0 are left out.
         columns: the sequence columns.
 
     Returns:
-        num_all (rows with exact labels), num_rows (that repeat others' sequences), num_groups, num_disagreeing
-        (groups), and where that is not 0: noise, max_pearson, max_spearman, share (of the labels' variance), rows (of
-        the first groups: [{"split", "row", "label"}]).
+        num_rows (that repeat others' sequences), num_groups, num_disagreeing (groups), and where that is not 0: noise,
+        share (of the labels' variance), is_much (whether repeats are so many, and so far apart, that the whole set is
+        in doubt), rows (of the first groups: [{"split", "row", "label"}]).
 
     Cost: one pass; 1 s for 131,072 rows of three sequences.
     """
-    parts, sequences = [], []
+    parts = []
     for name, split in splits.items():
-        labels = {"split": name, "row": _row_numbers(split), "label": column_values(split, "label")}
-        bounds = column_values(split, "bound") if "bound" in column_names(split) else [0] * len(split)
-        parts.append(pd.DataFrame(labels)[np.array(bounds) == 0])
-        cells = zip(bounds, *(column_values(split, column) for column in columns))
-        sequences += [row for row in cells if row[0] == 0]
+        part = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
+        part["split"], part["row"] = name, _row_numbers(split)
+        parts.append(part[np.array(split["bound"][:]) == 0] if "bound" in column_names(split) else part)
     table = pd.concat(parts)
-    of_group = factorize(sequences)[0]
-    groups = table["label"].groupby(of_group)
-    sizes, disagree = groups.size(), groups.min() < groups.max()
+    groups = table.groupby([*columns], sort=False)["label"]
+    sizes, disagrees = groups.size(), groups.transform("min") < groups.transform("max")
     report: dict[str, Any] = {
-        "num_all": len(table),
         "num_rows": int(sizes[sizes > 1].sum()),
         "num_groups": int((sizes > 1).sum()),
-        "num_disagreeing": int(disagree.sum()),
+        "num_disagreeing": int((groups.min() < groups.max()).sum()),
     }
-    if disagree.any():  # so the labels have a variance
+    if disagrees.any():  # so the labels have a variance
         # Repeats that agree count as well: they say that there is less noise.
         squares = float(((table["label"] - groups.transform("mean")) ** 2).sum())
         noise = math.sqrt(squares / (report["num_rows"] - report["num_groups"]))
         share = min(1.0, noise**2 / float(table["label"].var(ddof=0)))
-        report |= {"noise": noise, "share": share, "max_pearson": math.sqrt(1 - share)}
-        report["max_spearman"] = 6 / math.pi * math.asin(report["max_pearson"] / 2)
-        members = (table[of_group == number] for number in np.flatnonzero(disagree)[:MAX_LISTED])
-        report["rows"] = [one[["split", "row", "label"]].to_dict("records") for one in members]
+        is_much = report["num_rows"] >= MANY_REPEATS * len(table) and share > MUCH_NOISE
+        first = islice(table[disagrees].groupby([*columns], sort=False), MAX_LISTED)
+        rows = [one[["split", "row", "label"]].to_dict("records") for _, one in first]
+        report |= {"noise": noise, "share": share, "is_much": is_much, "rows": rows}
     return report
 
 
@@ -159,24 +144,14 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
     """One sentence or two, with the first rows and the ceiling; "" where no labels disagree."""
     if "noise" not in report:
         return ""
-    groups = []
-    for group in report["rows"]:
-        listed = [f"{one['split']} row {one['row']} {one['label']:g}" for one in group[:MAX_LISTED]]
-        more = len(group) - MAX_LISTED
-        groups.append(", ".join(listed) + (f" and {more:,} more" if more > 0 else ""))
-    disagreeing = f"{report['num_disagreeing']:,} of {report['num_groups']:,} sequences that occur more than once"
-    ceiling = f"above {report['max_pearson']:.3f}, no Spearman much above {report['max_spearman']:.3f}"
+    listed = [", ".join(f"{one['split']} row {one['row']} {one['label']:g}" for one in rows) for rows in report["rows"]]
     return (
-        f"{disagreeing} ({report['num_rows']:,} rows) have labels that disagree: {'; '.join(groups)}. Noise of "
-        f"{report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their variance), no "
-        f"model's RMSE falls below it, no Pearson rises {ceiling}. Average them, or name what tells them apart in "
+        f"{report['num_disagreeing']:,} of {report['num_groups']:,} sequences that occur more than once "
+        f"({report['num_rows']:,} rows) have labels that disagree: {'; '.join(listed)}. Noise of {report['noise']:.3g} "
+        f"follows. If all rows are as noisy ({report['share']:.0%} of their variance), no model's RMSE falls below it, "
+        f"no Pearson rises above {math.sqrt(1 - report['share']):.3f}. Average them, or name what tells them apart in "
         "--sequence_columns."
     )
-
-
-def is_much_noise(report: Mapping[str, Any]) -> bool:
-    """Whether repeats are so many, and so far apart, that the whole set is in doubt."""
-    return report["num_rows"] >= MANY_REPEATS * report["num_all"] and report.get("share", 0.0) > MUCH_NOISE
 
 
 def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -195,7 +170,7 @@ def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[
     """
     found = {}
     for column in columns:
-        nums = {name: sum(not one for one in column_values(split, column)) for name, split in splits.items()}
+        nums = {name: sum(not one for one in split[column][:]) for name, split in splits.items()}
         num_train = len(splits["train"])
         if nums["train"] == num_train:
             raise DataError(
@@ -212,50 +187,3 @@ def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[
         if nums["train"]:
             found[column] = nums
     return found
-
-
-def find_exchanged(table: pa.Table, columns: Sequence[str], path: str) -> list[str]:
-    """A sentence for each two columns of which some rows have the sequences exchanged, by the k-mers that they share.
-
-    Args:
-        table: n rows with the cleaned columns, "" where there is no sequence, and `source_row`.
-        columns: the sequence columns.
-        path: the file.
-
-    Cost: 0.1 s for 5,000 rows of two chains; of more rows, so many are looked at.
-    """
-    chosen = np.zeros(len(table), bool)
-    chosen[np.linspace(0, len(table) - 1, min(len(table), MAX_ROWS)).astype(np.int64)] = True
-    looked_at = table.filter(pa.array(chosen))
-    rows = looked_at["source_row"].to_numpy()
-    taken = {name: distinct(looked_at[name]) for name in columns}
-    kmers = {name: count_kmers(found.cells.to_pylist(), K) for name, found in taken.items()}
-    said = []
-    for first, second in combinations(taken, 2):
-        nearer = [
-            _nearer_column(kmers[one], kmers[other])[taken[one].number]
-            for one, other in ((first, second), (second, first))
-        ]
-        if min((side == OWN).mean() for side in nearer) < MOST:
-            continue  # nothing tells these columns apart, as of any two proteins that bind
-        swapped = (nearer[0] == OTHER) & (nearer[1] == OTHER)
-        found = rows[swapped]
-        if len(found):
-            listed = ", ".join(map(str, found[:MAX_EXCHANGED])) + ", ..." * (len(found) > MAX_EXCHANGED)
-            of = f" of {len(rows):,} that were looked at" if len(rows) < len(table) else ""
-            said.append(
-                f"{path}: rows {listed} ({len(found):,} in all{of}): `{first}` is nearer to other rows' `{second}`, "
-                f"and `{second}` to their `{first}`. Are the chains exchanged there? Put each into its own column."
-            )
-    return said
-
-
-def _nearer_column(own: csr_matrix, other: csr_matrix) -> np.ndarray:
-    """(n,) for each distinct sequence: `OWN` where it shares more k-mers with the rest of its column, `OTHER` with
-    those of the other; 0 where it is like neither, or like both. Arguments: of both columns, from `count_kmers`."""
-    each = np.asarray(own.sum(1), np.float64).ravel()
-    mine, theirs = (np.asarray(kmers.sum(0), np.float64).ravel() for kmers in (own, other))
-    here = (own @ mine - each) / np.maximum(each * own.shape[0], 1)
-    there = own @ theirs / np.maximum(each * other.shape[0], 1)
-    is_own, is_other = here >= NEARER * there, there >= NEARER * here
-    return np.where(is_own & (here >= ALIKE), OWN, np.where(is_other & (there >= ALIKE), OTHER, 0))

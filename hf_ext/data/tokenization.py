@@ -1,24 +1,32 @@
-"""Residues to token ids by table look-up: the tokenizer's own ids, without its per-character Python."""
+"""Rows of text columns to model inputs: the tokenizer's own ids by table look-up, without its per-character Python."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
 from ..errors import ArgumentError, DataError
-from .columns import read_columns
+from ..files import write_text
+from ..pretrained import reading
+from .columns import column_names, read_columns, row_lengths
 from .proteins import RARE, STANDARD
 
 MAX_UNKNOWN_SHARE = 0.01
 STREAM_CHECK_ROWS = 1000
 MAX_LISTED = 10  # rows in a message
+INPUTS_NAME = "inputs.json"
+OPTIONS = ("too_long", "missing_chains")
+STAND_IN = "X"
 _NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
 
 
@@ -255,3 +263,136 @@ def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
     if hasattr(split, "__len__"):
         return dict.fromkeys(read_columns(split, columns))
     return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
+class SequenceCollator:
+    """Tokenizes each encoder input of a batch; truncates what is too long; stacks labels and bounds.
+
+    Args:
+        tokenizers: input name -> its tokenizer.
+        columns: input name -> the one or two columns it reads.
+        too_long: "error" or "truncate" for inputs above the tokenizer's limit.
+        missing_chains: columns that may be "". Of a pair, the other part is then encoded alone. An input that a row
+            lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
+            which of these each row of the batch is, -1 where it lacks the input.
+
+    Attributes:
+        optional_inputs: names of inputs all of whose columns may be "".
+
+    Raises:
+        DataError: (when called) an input is too long and `too_long` is "error".
+    """
+
+    def __init__(
+        self,
+        tokenizers: Mapping[str, ResidueTokenizer],
+        columns: Mapping[str, Sequence[str]],
+        too_long: str = "error",
+        missing_chains: Sequence[str] = (),
+    ):
+        self.tokenizers = dict(tokenizers)
+        self.columns = {name: list(parts) for name, parts in columns.items()}
+        self.too_long, self.missing_chains = too_long, [*missing_chains]
+
+    @property
+    def optional_inputs(self) -> list[str]:
+        return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Writes each input's tokenizer to `<folder>/tokenizers/<n>` and how inputs are made to `inputs.json`."""
+        root = Path(folder)
+        inputs = []
+        for i, (name, tokenizer) in enumerate(self.tokenizers.items()):
+            tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
+            inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
+        settings = {name: getattr(self, name) for name in OPTIONS}
+        write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> SequenceCollator:
+        """Reads back what `save_pretrained` wrote: the same ids for the same text.
+
+        Raises:
+            DataError: `inputs.json` is not there, or damaged.
+            ArgumentError: a tokenizer is not there, damaged, or needs code of its own.
+        """
+        root = Path(folder)
+        path = root / INPUTS_NAME
+        if not path.is_file():
+            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that `hf-ext train` wrote.")
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
+            options = {name: settings[name] for name in OPTIONS}
+        except (ValueError, TypeError, KeyError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+            raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Copy the model again.") from error
+        tokenizers = {}
+        for i, (name, (columns, max_residues)) in enumerate(inputs.items()):
+            place = root / "tokenizers" / str(i)
+            with reading(f"{place}: no tokenizer there for input '{name}'", place, "Copy the model again."):
+                tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
+            tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
+            tokenizers[name].max_residues = max_residues
+        return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options)
+
+    def __call__(self, features: Any) -> dict[str, Any]:
+        """`labels` and `bounds` of rows that have them, and `sequences`: the tensors of each input."""
+        if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
+            batch = dict(features)
+            rows = batch.pop("live", None)
+        else:
+            rows, batch = features, {}
+            if "label" in rows[0]:
+                batch["labels"] = torch.tensor([float(row["label"]) for row in rows])
+            if "bound" in rows[0]:
+                batch["bounds"] = torch.tensor([int(row["bound"]) for row in rows])
+        if rows:
+            live = [name for name in self.columns if all(column in rows[0] for column in self.columns[name])]
+            batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
+        return batch
+
+    def count_tokens(self, dataset: Any) -> np.ndarray:
+        """(rows, inputs), int64: tokens of each row, special ones included, of the inputs that `dataset` has."""
+        names, counted = set(column_names(dataset)), []
+        for name in (name for name, columns in self.columns.items() if set(columns) <= names):
+            tokenizer = self.tokenizers[name]
+            residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
+            longest = int(residues.max(initial=1))
+            limit = longest if self.too_long == "error" else tokenizer.max_residues or longest
+            counted.append(np.minimum(residues, limit) + tokenizer.template.num_special)
+        return np.stack(counted, axis=1)
+
+    def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """`ResidueTokenizer`'s tensors for one encoder input, with `place` where rows may lack it (see above)."""
+        columns = self.columns[name]
+        inputs = [tuple(row[column] for column in columns) for row in rows]
+        if name not in self.optional_inputs:
+            return self.encode(name, *zip(*inputs))
+        present = [parts for parts in inputs if any(parts)]
+        # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
+        # be split among them, and its weights get gradients, of zero.
+        batch = self.encode(name, *zip(*(present or [(STAND_IN,) * len(columns)])))
+        has_input = torch.tensor([any(parts) for parts in inputs])
+        batch["place"] = torch.where(has_input, has_input.cumsum(0) - 1, -1)
+        return batch
+
+    def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Like `encode_rows`, from one list of strings per column."""
+        tokenizer = self.tokenizers[name]
+        limit = tokenizer.max_residues
+        longest = max(sum(map(len, row)) for row in zip(*parts))
+        if limit is None or longest <= limit:
+            return tokenizer(*parts)
+        if self.too_long == "truncate":
+            return tokenizer(*_truncate(parts, limit))
+        text = f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate."
+        raise DataError(text)
+
+
+def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
+    """Cuts each row to `limit` residues; of a pair, the longer part loses residues first."""
+    if len(parts) == 1:
+        return [[sequence[:limit] for sequence in parts[0]]]
+    kept = []
+    for a, b in zip(*parts):
+        keep_b = min(len(b), max(limit - len(a), limit // 2))
+        kept.append((a[: limit - keep_b], b[:keep_b]))
+    return [list(part) for part in zip(*kept)]

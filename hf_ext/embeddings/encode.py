@@ -110,7 +110,7 @@ def _encode_shard(
             if len(batch) == 1:
                 raise MemoryError(
                     f"One sequence of {len(batch[0])} residues does not fit into memory. Use --max_residues with "
-                    "--too_long window or truncate, or half precision."
+                    "--too_long truncate, or half precision."
                 ) from failure
             report.tokens_per_batch = len(batch) // 2 * longest
             logger.warning("Out of memory with %d sequences per batch; going on with half of them.", len(batch))

@@ -33,7 +33,6 @@ MAX_SMALL = 16  # shards of less than half of it that are left as they are
 SHARD_GLOB = "rows-*.safetensors"  # another layout has another name: files of before are not looked at
 LEFTOVER_S = 3600.0  # a file that is written for so long has no writer any more
 SHOWN = 3
-Limits = tuple[int | None, str, int]
 _DAMAGED = "Embedding shard %s is damaged; removed, its sequences are encoded again."
 
 
@@ -84,10 +83,9 @@ class EmbeddingStore:
         cache_dir: folder shared by all keys.
         key: everything that decides the value of every embedding (encoder, weights, tokenizer, pooling, dtype; or that
             they are of every token); JSON-able.
-        limits: what the encoder takes of one input, a pair counting both parts, None for any length; "error",
-            "truncate" or "window", as in `SequenceCollator`; and residues that neighbouring windows share. They are
-            part of what a longer input is known by, and of no other: so the rule for long inputs matters to long ones
-            alone, and what was cut is never taken for what was not, nor for what was cut otherwise.
+        max_residues: what the encoder takes of one input, a pair counting both parts, None for any length. It is part
+            of what a longer input, which is cut, is known by, and of no other: so what was cut is never taken for what
+            was not, nor for what was cut otherwise.
 
     Raises:
         CacheError: the folder cannot be made.
@@ -95,10 +93,8 @@ class EmbeddingStore:
     Cost: opening reads headers, of tens of files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
-    def __init__(
-        self, cache_dir: str | os.PathLike[str], key: dict[str, Any], limits: Limits = (None, "error", 0)
-    ) -> None:
-        self.key, self.limits = key, limits
+    def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any], max_residues: int | None = None) -> None:
+        self.key, self.max_residues = key, max_residues
         text = json.dumps(key, sort_keys=True, indent=1)
         self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
         try:
@@ -219,13 +215,11 @@ class EmbeddingStore:
 
     def _keys(self, sequences: Sequence[str]) -> np.ndarray:
         """What sequences are known by, (n,) of 16 bytes. Cost: 1 us each."""
-        longest, too_long, overlap = self.limits
-        rule = f" {too_long} {longest} {overlap if too_long == 'window' else 0}".encode("ascii")
-        keys = []
+        longest, keys = self.max_residues, []
         for sequence in sequences:
             digest = hashlib.blake2b(sequence.encode("ascii"), digest_size=KEY_BYTES)
             if longest is not None and len(sequence) - sequence.count("|") > longest:
-                digest.update(rule)
+                digest.update(f" truncate {longest}".encode("ascii"))
             keys.append(digest.digest())
         return np.array(keys, f"S{KEY_BYTES}")
 

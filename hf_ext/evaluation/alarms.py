@@ -178,7 +178,7 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
             alarms.append(
                 f"{num / len(values):.1%} of the labels ({num:,} of {len(values):,}) are exactly {value:g}, the {kind} "
                 f"value, and not marked as censored: a detection limit? If so, write them as {sign}{value:g}; if "
-                "nothing was measured there, leave them out (--filter)."
+                "nothing was measured there, leave them out."
             )
     return alarms
 

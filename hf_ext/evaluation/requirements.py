@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..arguments.names import name_nearest
-from ..data.labels import NUMBER
+from ..data.cleaning import NUMBER
 from ..errors import ArgumentError, RequirementsFailed
 from ..reporting.scores import REQUIRED_HEADERS, required_rows
 from ..reporting.tables import format_table

@@ -10,12 +10,11 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from ..affinity.rows import check_splits
-from ..data.arguments import DataArguments
-from ..data.columns import column_names, column_values
+from ..data.arguments import SPLIT_CLUSTER, DataArguments
+from ..data.columns import column_names
 from ..data.loading import check_labels, load_data
 from ..data.reading import local_files, peek_columns
 from ..data.split_report import find_missing, leak_report
-from ..data.split_rules import SPLIT_CLUSTER
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
@@ -60,12 +59,12 @@ class PairData:
     def antibodies(self, split: str) -> AntibodyRows:
         """The rows of a split as judges take them."""
         rows = self.splits[split]
-        lights = column_values(rows, self.light) if self.light else [None] * len(rows)
-        return AntibodyRows.of_columns(column_values(rows, self.heavy), lights, column_values(rows, self.antigen))
+        lights = rows[self.light][:] if self.light else [None] * len(rows)
+        return AntibodyRows.of_columns(rows[self.heavy][:], lights, rows[self.antigen][:])
 
     def affinities(self, split: str) -> list[float] | None:
         """(n,) pKd of a split; None where there are none."""
-        return column_values(self.splits[split], LABEL) if self.has_affinities else None
+        return self.splits[split][LABEL][:] if self.has_affinities else None
 
     def take(self, split: str, seed: int, most: int) -> tuple[AntibodyRows, list[float] | None]:
         """At most `most` rows of a split, drawn by `seed`, and their pKd."""
@@ -82,7 +81,7 @@ class PairData:
         for column in filter(None, (asked, self.group_column)):
             if column == self.antigen or column not in column_names(test):
                 continue
-            pairs = set(zip(column_values(test, self.antigen), column_values(test, column)))
+            pairs = set(zip(test[self.antigen][:], test[column][:]))
             if len(pairs) == len(dict(pairs)):
                 return ("cluster" if column == SPLIT_CLUSTER else column), dict(pairs)
         return None
@@ -169,8 +168,8 @@ def load_pairs(
             )
     sizes = {name: len(split) for name, split in splits.items()}
     if has_affinities:
-        labels = check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
-        if num := labels.get("num_at_or_below", 0) + labels.get("num_at_or_above", 0):
+        check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
+        if num := sum(map(bool, splits["train"]["bound"][:])) if "bound" in splits["train"].column_names else 0:
             report["warnings"].append(
                 f"{num:,} of {sizes['train']:,} training labels are bounds (<, >), which the generator takes for exact "
                 "values."
@@ -184,7 +183,7 @@ def load_pairs(
         report,
         data_args.group_column,
     )
-    antigens = {name: column_values(split, data.antigen) for name, split in splits.items()}
+    antigens = {name: split[data.antigen][:] for name, split in splits.items()}
     report |= {
         "sizes": sizes,
         "leaks": leak_report(splits, data_args.sequence_columns),
@@ -215,7 +214,7 @@ def _filter(splits: DatasetDict, args: GeneratorArguments, has_affinities: bool)
     if not has_affinities:
         return [f"--min_affinity {args.min_affinity:g} is off: there is no affinity (--label_column)"]
     train = splits["train"]
-    labels = np.array(column_values(train, LABEL), np.float64)
+    labels = np.array(train[LABEL][:], np.float64)
     kept = np.flatnonzero(labels > args.min_affinity)
     if len(kept) < 2:
         raise DataError(

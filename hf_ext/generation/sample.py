@@ -26,10 +26,9 @@ from ..affinity.prediction_file import find_rejected, refuse_added
 from ..arguments.checks import FINITE, check_choices, check_ranges
 from ..arguments.parser import parse_command
 from ..data.arguments import DataArguments, ReadingArguments
-from ..data.collators import SequenceCollator
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW, peek_columns
-from ..data.tokenization import ResidueTokenizer, check_inputs
+from ..data.tokenization import ResidueTokenizer, SequenceCollator, check_inputs
 from ..errors import ArgumentError, DataError
 from ..models.families import limit_of_positions
 from ..processes import refuse_several
@@ -149,8 +148,8 @@ def _check_arguments(args: SampleArguments, data_args: DataArguments) -> None:
     """Refuses a stream of antigens, and arguments of files beside a sequence."""
     if (args.antigen is None) == (data_args.dataset_name is None):
         raise ArgumentError("Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE.")
-    if args.antigen is not None and (args.antigen_column or data_args.id_column or data_args.filter):
-        raise ArgumentError("--antigen is a sequence: --antigen_column, --id_column and --filter are for files.")
+    if args.antigen is not None and (args.antigen_column or data_args.id_column):
+        raise ArgumentError("--antigen is a sequence: --antigen_column and --id_column are for files.")
     if data_args.streaming:
         raise ArgumentError("--streaming: antigens are read whole; leave it out.")
 
@@ -184,8 +183,7 @@ def _read_antigens(args: SampleArguments, data_args: DataArguments, output: Path
     """The cleaned antigens with ids and `source_row`, and the rows as read; None where these are not kept."""
     loaded = load_sequences(
         data_args,
-        output_dir=output.parent,
-        rejected_name=find_rejected(output, data_args.bad_rows).name,
+        rejected=find_rejected(output, data_args.bad_rows),
         keeps_columns=args.keep_columns,
         table=None if args.antigen is None else Dataset.from_dict({antigen_column: [args.antigen]}),
     )

@@ -167,12 +167,10 @@ def build_collator(
     Sets `data_args.max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
 
     Raises:
-        ArgumentError: more than two sequence columns, or `too_long="window"`.
+        ArgumentError: more than two sequence columns.
     """
     if len(data_args.sequence_columns) > 2:
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
-    if data_args.too_long == "window":
-        raise ArgumentError("too_long='window': masked training crops at random (truncate) or refuses (error).")
     columns, limit = data_args.sequence_columns, limit_of_positions(model.config.to_dict())
     residues = ResidueTokenizer(tokenizer, len(columns), limit)
     collator = MaskedLMCollator(

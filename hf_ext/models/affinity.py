@@ -20,7 +20,7 @@ from .frozen_weights import computing_in_float32, is_rounded, quantize_linear_la
 from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
-from .pooling import merge_windows, pool
+from .pooling import pool
 from .postprocess import StackedRidge, calibrate, stacks_ridge
 from .process_settings import replaced
 
@@ -189,7 +189,7 @@ class AffinityModel(PreTrainedModel):
 
         Args:
             name: input name, such as `heavy` or `heavy+light`.
-            batch: `ResidueTokenizer`'s tensors, (n, tokens); with windows also `owner` (n,) and `num_rows`.
+            batch: `ResidueTokenizer`'s tensors, (n, tokens).
 
         Returns:
             (rows, width), float32.
@@ -204,10 +204,7 @@ class AffinityModel(PreTrainedModel):
         own = torch.autocast(tokens["input_ids"].device.type, self.encoder_autocast, self.encoder_autocast is not None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen), own if frozen else nullcontext():
             states = encoder(**tokens).last_hidden_state
-        pooled = pool(states, batch, tower.pooling)
-        if "owner" not in batch:
-            return pooled
-        return merge_windows(pooled, batch["owner"], batch["residue_mask"].sum(1), int(batch["num_rows"]))
+        return pool(states, batch, tower.pooling)
 
     def forward(
         self,

@@ -13,7 +13,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
-from ..data.text_files import irregular_kind
+from ..data.formats import irregular_kind
 from ..errors import ArgumentError
 from ..pretrained import check_folder, reading
 from ..processes.sharding import whole_weights

@@ -36,21 +36,3 @@ def pool(states: torch.Tensor, batch: Mapping[str, torch.Tensor], method: str) -
     with torch.autocast(states.device.type, enabled=False):
         summed = torch.einsum("ntw,nt->nw", states.float(), weights)
     return summed / weights.sum(1, keepdim=True).clamp(min=1)
-
-
-def merge_windows(pooled: torch.Tensor, owner: torch.Tensor, weights: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Averages the windows of long sequences, weighted by their residues.
-
-    Args:
-        pooled: (windows, width), float32.
-        owner: (windows,), the sequence that each window was cut from.
-        weights: (windows,), residues per window.
-        num_rows: number of sequences.
-
-    Returns:
-        (num_rows, width), float32.
-    """
-    weights = weights.to(pooled.dtype)
-    total = pooled.new_zeros(num_rows).index_add(0, owner, weights)
-    summed = pooled.new_zeros(num_rows, pooled.shape[1]).index_add(0, owner, pooled * weights[:, None])
-    return summed / total[:, None]

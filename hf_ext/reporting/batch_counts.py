@@ -151,7 +151,7 @@ def _packed_positions(batch: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _count_sequences(batch: Mapping[str, Any]) -> torch.Tensor | int:
-    """Rows of a batch; of an AffinityModel's, its labels, as one row may be several windows."""
+    """Rows of a batch; of an AffinityModel's, its labels, as rows may lack an input."""
     positions = _packed_positions(batch)
     if positions is not None:
         return (positions == 0).sum()

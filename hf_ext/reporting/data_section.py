@@ -46,8 +46,8 @@ def data_blocks(run: RunFiles) -> list[Block]:
     source = "generated demo data" if is_demo(run.results) else ""
     if data.get("source"):
         source = show_source(data["source"], run.settings.get("dataset_revision"))
-    counts = [[name.replace("_", " "), data.get(name)] for name in ("rows_read", "rows_filtered_out", "rows_rejected")]
-    blocks = facts_table([["source", source], ["filter", data.get("filter")], *counts])
+    counts = [[name.replace("_", " "), data.get(name)] for name in ("rows_read", "rows_rejected")]
+    blocks = facts_table([["source", source], *counts])
     if data.get("streaming"):
         text = "Rows were streamed, so they are not counted and leaks between splits are not looked for."
         blocks.append(Text(text))
@@ -157,13 +157,12 @@ def data_limits(run: RunFiles) -> list[str]:
             "are partly memory."
         )
     lines += describe_near_copies(leaks)
-    how = {"truncate": "cut", "window": "read in windows"}.get(run.settings.get("too_long", ""), "changed")
     for name, facts in as_dict(data.get("inputs")).items():
         if facts.get("longest"):
             longest = units.number(facts["longest"])
             lines.append(f"{name}: the longest input seen has {longest} residues; longer ones are untested.")
         if num := facts.get("num_above_limit"):
-            lines.append(f"{name}: {num:,} sequences above the encoder's limit were {how}.")
+            lines.append(f"{name}: {num:,} sequences above the encoder's limit were cut.")
     return lines
 
 

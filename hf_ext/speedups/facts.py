@@ -9,7 +9,7 @@ import datasets
 import torch
 
 from ..data.columns import column_names, has_numbered_rows, read_columns, row_lengths
-from ..data.random_states import kept_random_states
+from ..data.fingerprint import kept_random_states
 from ..models.blocks import describe_blocks, find_blocks
 from ..models.lora import has_adapters, unwrap_peft
 from ..models.muon import block_matrices
@@ -54,7 +54,7 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
         return DataFacts(streaming=True)
     if len(dataset) == 0:  # refused where training begins; such a trainer may evaluate
         return DataFacts()
-    with kept_random_states(dataset):  # of some, the first row is read
+    with kept_random_states():  # of some, the first row is read
         names = column_names(dataset)
     inputs = getattr(collator, "columns", {})
     distinct = {

@@ -19,7 +19,7 @@ from accelerate.utils import send_to_device
 from torch import nn
 from transformers import default_data_collator
 
-from ..data.random_states import kept_random_states
+from ..data.fingerprint import kept_random_states
 from ..models.lora import unwrap_peft
 from ..models.packing import find_encoders
 from ..processes.sharding import splits_weights
@@ -63,7 +63,7 @@ def make_batch(run: Run, rows: list[Any]) -> dict[str, Any] | None:
     if not rows:
         return None
     try:
-        with kept_random_states(run.train_dataset, run.collator):
+        with kept_random_states():
             return send_to_device(collate(run.model, run.collator, run.args, rows), run.args.device)
     except Exception:  # data and a collator of the user's own, which may only fit together in their trainer
         logger.debug("no batch at hand", exc_info=True)

@@ -192,12 +192,12 @@ class EmbeddingCache:
 
     def _open(self, name: str) -> EmbeddingStore:
         key, collator = self._trainer.embedding_key(name), self._trainer.data_collator
-        limits = (collator.tokenizers[name].max_residues, collator.too_long, collator.window_overlap)
-        identity = json.dumps([key, limits], sort_keys=True)
+        longest = collator.tokenizers[name].max_residues
+        identity = json.dumps([key, longest], sort_keys=True)
         if identity not in self._stores:
             cache_dir = os.path.expanduser(self._settings["cache_dir"])
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
-                self._stores[identity] = EmbeddingStore(cache_dir, key, limits)
+                self._stores[identity] = EmbeddingStore(cache_dir, key, longest)
             # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.
             self._trainer._ext_team.wait_for_everyone()
         return self._stores[identity]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.ensemble import predict_members, score_seeds, train_seeds
 from hf_ext.affinity.scoring import SplitScores, compute_metrics
-from hf_ext.data.collators import SequenceCollator
+from hf_ext.data.tokenization import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.verdict import judge

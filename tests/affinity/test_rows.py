@@ -15,7 +15,7 @@ from hf_ext.data.loading import load_data
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 BY_PART = {"split_column": "part"}
-NEAR_CLONE_9 = {**BY_PART, "filter": "clone != 'clone8'"}  # leaves antibodies 18 and 19, of one clone, for test
+NEAR_CLONE_9 = {"split_column": "only"}  # leaves antibodies 18 and 19, of one clone, for test
 
 
 def spell(number: int) -> str:
@@ -29,12 +29,12 @@ def path(tmp_path) -> str:
     file = tmp_path / "rows.csv"
     with file.open("w", newline="") as handle:
         writer = csv.writer(handle)
-        writer.writerow(["heavy", "antigen", "clone", "assay", "part", "label"])
+        writer.writerow(["heavy", "antigen", "clone", "assay", "part", "only", "label"])
         for antibody in range(20):
             part = "train" if antibody < 14 else "valid" if antibody < 16 else "test"
             for antigen in range(6):
                 cells = [spell(antibody), spell(100 + antigen), f"clone{antibody // 2}", f"run{antigen % 2}", part]
-                writer.writerow([*cells, antibody + 0.1 * antigen])
+                writer.writerow([*cells, "test" if antibody > 17 else "train", antibody + 0.1 * antigen])
     return str(file)
 
 

@@ -125,7 +125,7 @@ def read_again(data: bytes, delimiter: str) -> Reading:
 
 
 def read_label(cell: str) -> float | None:
-    """The number in a cell, without its sign of a bound; None where there is none that float64 can hold."""
+    """The number in a cell, without its sign of a bound; None where there is none, or one beyond 1e30."""
     text = cell.strip().replace("\u2264", "<=").replace("\u2265", ">=")
     for sign in ("<=", ">=", "<", ">", "="):
         if text.startswith(sign):
@@ -137,7 +137,7 @@ def read_label(cell: str) -> float | None:
         exact = Decimal(text)
     except InvalidOperation:
         return None
-    if not exact.is_finite() or (exact != 0 and float(exact) == 0) or abs(exact) > 10**30:
+    if not exact.is_finite() or abs(exact) > 10**30:
         return None
     return float(exact)
 

@@ -76,7 +76,7 @@ def test_fasta_headers_become_columns(tmp_path, suffix, streaming):
     ]
 
 
-@pytest.mark.parametrize(("name", "streaming"), [("a.jsonl", False), ("a.ndjson.gz", True)])
+@pytest.mark.parametrize(("name", "streaming"), [("a.jsonl", False), ("b.jsonl.gz", True)])
 def test_json_lines_keep_numbers_and_rows(tmp_path, name, streaming):
     text = '{"sequence": "MKTVL", "label": 1.5}\n\n{"sequence": "null", "label": 2}\n'
     data = read_table(write(tmp_path / name, text), streaming=streaming)
@@ -100,17 +100,6 @@ def test_json_column_of_mixed_types_becomes_text_and_absent_keys_null(tmp_path):
     assert data["source_row"][-1] == 1002
 
 
-def test_a_json_list_gives_the_rows_that_json_lines_give(tmp_path):
-    rows = [{"antigen": "MKT", "heavy": "EVQ", "pKd": 7.5}, {"antigen": "ACD", "heavy": "QVQ", "pKd": 8}]
-    listed = write(tmp_path / "a.json.gz", json.dumps(rows, indent=2))
-    lines = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    assert read_table(listed).to_list() == read_table(lines).to_list()
-    assert read_table(listed, ["heavy"]).to_list() == [
-        {"heavy": "EVQ", "source_row": 1},
-        {"heavy": "QVQ", "source_row": 2},
-    ]
-
-
 OBJECT = '{"sequence": "MKTVL"}\n'
 
 
@@ -120,20 +109,16 @@ OBJECT = '{"sequence": "MKTVL"}\n'
         ("a.fa", "MKTVL\n>s1\nMKTVL\n", "row 1: FASTA records start with '>'"),
         ("a.jsonl", OBJECT + '{"sequence": }', "row 2: not valid JSON (Expecting value: line 1 column 14"),
         ("a.jsonl", OBJECT + '["MKTVL"]', "row 2: a JSON object such as"),
-        ("a.jsonl", OBJECT + '{"s": "A", "s": "B"}', "row 2: not valid JSON (column 's' occurs more than once)"),
         ("a.jsonl", OBJECT + "[" * 100_000, "row 2: not valid JSON"),
-        ("a.json", OBJECT, "a list of objects"),
-        ("a.json", OBJECT * 2, "name the file .jsonl"),
-        ("a.json", '[{"antigen": "MKT"}, "ACD"]', "row 2: a JSON object such as"),
-        ("a.json", '[\n{"antigen": },\n]', "line 2 column"),
-        ("a.json", "[]", "no records"),
+        ("a.json", OBJECT * 2, "a .jsonl file one object a line"),
+        ("a.json", OBJECT, "row 1: a JSON object such as"),
         ("a.fasta", "\n", "the file has no records"),
         ("a.csv", "sequence,sequence\nA,B\n", "row 1: column 'sequence' occurs more than once"),
         ("a.csv", "sequence\tlabel\nMKTVL\t1\n", "row 1: the text is tab-separated; save it as"),
         ("a.csv", "sep=;\n" + CSV.replace(",", ";"), "row 1: the text is semicolon-separated"),
         ("a.csv", CSV + '"two\nlines",1\nMKTVA\n\nMKTVC,1,2\n', "row 6 has 1, row 8 has 3"),
         ("a.csv", CSV + '"MKTVA,7\nMKTVG,8\n', "row 4 has 1."),
-        ("a.csv", "sequence,label\rMKTVL,1\r", "row 1: a line ends in CR alone"),
+        ("a.csv", "sequence,label\rMKTVL,1\r", "end lines with LF or CRLF"),
         ("a.csv", b"sequence,label\nMKTVL,1\nMK\xd1VL,2\n", "row 3: not UTF-8 text (byte 0xd1)"),
     ],
 )
@@ -204,32 +189,6 @@ def test_shards_clones_patterns_and_saved_folders_are_read_with_their_splits(tmp
     write(tmp_path / "a1.csv", CSV)
     write(tmp_path / "a2.csv", CSV)
     assert [row["source_row"] for row in read_table(str(tmp_path / "a?.csv"), streaming=streaming)] == [2, 3, 5, 6]
-    (shards / "train-00000-of-00002.parquet").unlink()
-    assert "of 2 shards train, 0 to 1, there are 1." in fault(str(shards))
-    write(shards / "train-00001-of-00002.csv", CSV)  # the second one twice, in place of the first
-    assert "of 2 shards train, 0 to 1, there are 1, 1." in fault(str(shards))
-    (tmp_path / "a_test").mkdir()
-    write(tmp_path / "a_test" / "a1.csv", CSV)
-    write(tmp_path / "a_test" / "test.csv", CSV)
-    assert "test.csv among files that are no split would be trained on" in fault(str(tmp_path / "a_test" / "*.csv"))
-
-
-@pytest.mark.parametrize(
-    ("text", "warns"),
-    [
-        ("Binding data 2024,\n" + CSV, True),
-        ('{"Run": "SRR1", "Link": "x"}\n' + CSV, True),
-        (" , \n" + CSV, False),
-    ],
-)
-def test_a_header_in_the_second_line_is_found_by_the_columns_asked_for(tmp_path, caplog, text, warns):
-    path = write(tmp_path / "a.csv", text)
-    for options in ({}, {"streaming": True}, {"reads_all": True}):
-        assert [tuple(row.values()) for row in read_table(path, ["sequence", "label"], **options)] == [
-            ("MKTVL", "1.5", 3),
-            ("NA", "2", 4),
-        ]
-    assert ("the header is in row 2; what stands before it is passed over" in caplog.text) == warns
 
 
 # --- files that are not what they are called -------------------------------------------------------------------------
@@ -250,7 +209,7 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path, name, streaming):
 
 def test_a_record_without_end_is_never_held_whole(tmp_path):
     (tmp_path / "a.csv").write_text('sequence,label\n"' + "a\n" * 100_000)
-    assert "Look for a quote that is never closed" in fault(tmp_path / "a.csv")
+    assert "Close each quote" in fault(tmp_path / "a.csv")
 
 
 def workbook() -> bytes:

@@ -1,4 +1,4 @@
-"""Text to tokens and batches: ids by hand and as the tokenizer's own, lengths, windows, chains that may be missing."""
+"""Text to tokens and batches: ids by hand and as the tokenizer's own, lengths, chains that may be missing."""
 
 from pathlib import Path
 
@@ -11,11 +11,10 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.collators import SequenceCollator, window_starts
 from hf_ext.data.loading import load_data
 from hf_ext.data.proteins import RARE, STANDARD
 from hf_ext.data.split_report import find_missing, leak_report
-from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.data.tokenization import ResidueTokenizer, SequenceCollator
 from hf_ext.errors import ArgumentError, DataError
 
 ESM_VOCAB = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
@@ -178,38 +177,11 @@ def texts(tokenizers, batch):
     return ["".join(tokenizers["esm"].convert_ids_to_tokens(ids[mask].tolist())) for ids, mask in rows]
 
 
-def test_windows_start_where_worked_out_by_hand_and_cover_every_residue():
-    for length, size, overlap, starts in (
-        (3, 4, 1, [0]),
-        (4, 4, 1, [0]),
-        (5, 4, 1, [0, 1]),
-        (8, 4, 1, [0, 3, 4]),
-        (10, 4, 1, [0, 3, 6]),
-        (9, 4, 0, [0, 4, 5]),
-        (6, 4, 3, [0, 2]),  # an overlap is at most half a window
-        (2, 1, 0, [0, 1]),
-    ):
-        assert window_starts(length, size, overlap) == starts
-    for overlap, length in ((overlap, length) for overlap in (0, 1, 2, 5) for length in range(1, 40)):
-        starts = window_starts(length, 6, overlap)
-        assert {i for start in starts for i in range(start, min(start + 6, length))} == set(range(length))
-        assert starts[-1] == max(0, length - 6)
-        assert len(set(starts)) == len(starts)
-
-
-def test_too_long_inputs_are_an_error_by_default_and_windows_of_single_ones_are_cut_where_asked_for(tokenizers):
-    collator = esm_collator(tokenizers, "window", 4, window_overlap=1)
-    assert "owner" not in collator.encode("heavy", ["ACDE"])
-    batch = collator.encode("heavy", ["ACDEF", "ACDE", "A"])
-    assert texts(tokenizers, batch) == ["ACDE", "CDEF", "ACDE", "A"]
-    assert batch["owner"].tolist() == [0, 0, 1, 2]
-    assert batch["num_rows"].item() == 3
+def test_too_long_inputs_are_an_error_by_default(tokenizers):
     collator = esm_collator(tokenizers, "error", 4)
     assert texts(tokenizers, collator.encode("heavy", ["ACDE"])) == ["ACDE"]
-    with pytest.raises(DataError, match=r"'heavy' has 6 residues; its encoder takes 4. Use --too_long truncate or w"):
+    with pytest.raises(DataError, match=r"'heavy' has 6 residues; its encoder takes 4. Use --too_long truncate\."):
         collator.encode("heavy", ["A", "ACDEFG"])
-    with pytest.raises(DataError, match=r"has 5 residues; its encoder takes 4. Use --too_long truncate \(windows of a"):
-        esm_collator(tokenizers, "window", 4, num_parts=2).encode("heavy+light", ["ACD"], ["EF"])
 
 
 def test_truncation_keeps_the_first_residues_and_cuts_the_longer_part_of_a_pair_first(tokenizers):
@@ -232,7 +204,7 @@ def collator(tokenizers):
         "heavy+light": ResidueTokenizer(tokenizers["bert"], 2, max_length=12),
         "antigen": ResidueTokenizer(tokenizers["esm"]),
     }
-    return SequenceCollator(inputs, {"heavy+light": ["heavy", "light"], "antigen": ["antigen"]}, "truncate", 3)
+    return SequenceCollator(inputs, {"heavy+light": ["heavy", "light"], "antigen": ["antigen"]}, "truncate")
 
 
 ROWS = [
@@ -271,7 +243,7 @@ def same_batches(one, other):
 def test_a_saved_collator_reads_back_to_identical_tensors_and_others_are_told_apart(collator, tmp_path):
     collator.save_pretrained(tmp_path)
     again, longer, swapped = (SequenceCollator.from_pretrained(tmp_path) for _ in range(3))
-    assert (again.too_long, again.window_overlap, again.columns) == ("truncate", 3, collator.columns)
+    assert (again.too_long, again.columns) == ("truncate", collator.columns)
     longer.tokenizers["heavy+light"].max_residues = 10
     swapped.tokenizers["antigen"].table[ord("G")] = 5
     assert same_batches(again, collator)
@@ -379,15 +351,6 @@ def test_where_all_rows_lack_it_one_residue_stands_in_and_belongs_to_no_row(plai
     batch = collate(plain_bert, ["", ""])[1]["light"]
     assert batch["input_ids"].tolist() == [[2, 25, 3]]
     assert batch["place"].tolist() == [-1, -1]
-
-
-def test_windows_are_cut_from_the_rows_that_have_it(plain_bert):
-    tokenizer = ResidueTokenizer(plain_bert, 1)
-    tokenizer.max_residues = 4
-    collator = SequenceCollator({"light": tokenizer}, {"light": ["light"]}, "window", 2, ["light"])
-    batch = collator([{"light": "ACDEFG"}, {"light": ""}, {"light": "AC"}])["sequences"]["light"]
-    assert batch["owner"].tolist() == [0, 0, 1]
-    assert (batch["num_rows"].item(), batch["place"].tolist()) == (2, [0, -1, 1])
 
 
 def test_a_pair_is_lacked_only_where_both_parts_may_be(plain_bert):

@@ -98,9 +98,8 @@ def test_another_rule_for_long_sequences_encodes_the_long_ones_alone(train):
     assert train() == NUM_ROWS
     assert train("--too_long", "truncate", "--max_residues", "60") == NUM_LONG
     assert train("--too_long", "truncate", "--max_residues", "60") == 0
-    assert train("--too_long", "window", "--max_residues", "60") == NUM_LONG
     assert train("--too_long", "truncate", "--max_residues", "70") == NUM_LONG
-    assert train("--too_long", "window", "--max_residues", "100") == 0  # longer than all: as without
+    assert train("--too_long", "truncate", "--max_residues", "100") == 0  # longer than all: as without
     assert train("--too_long", "truncate", "--max_residues", "45") == NUM_ROWS
     assert train() == 0
 

@@ -72,14 +72,14 @@ def test_half_precision_keeps_its_bits_on_half_the_disk_and_comes_back_as_float3
 
 def test_a_whole_sequence_is_never_taken_for_what_was_cut(tmp_path):
     long, short, pair = "M" * 8, "M" * 4, "MK|MKT"  # of which both parts count, and not the sign between
-    for number, limits in enumerate([(None, "error", 0), (5, "truncate", 0), (5, "window", 2), (6, "truncate", 0)]):
-        store = EmbeddingStore(tmp_path, KEY, limits)
+    for number, longest in enumerate([None, 5, 6]):
+        store = EmbeddingStore(tmp_path, KEY, longest)
         new = store.missing([long, short, pair])
         assert new == ([long] if number else [long, pair, short])
         store.add(new, torch.full((len(new), 2), float(number)))
         assert store.gather([long, short, pair]).tolist() == [[number] * 2, [0.0] * 2, [0.0] * 2]
     (folder,) = tmp_path.iterdir()
-    assert sum(len(load_file(path)["keys"]) for path in folder.glob("rows-*")) == 6
+    assert sum(len(load_file(path)["keys"]) for path in folder.glob("rows-*")) == 5
 
 
 def test_what_is_not_finite_or_has_no_shape_is_refused_and_nothing_is_written(tmp_path, store):

@@ -210,7 +210,7 @@ def contents(folder):
     [
         ([], "Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE"),
         (["--dataset_name", "antigens.fasta", "--antigen", "MKT"], "Name the antigens: either"),
-        (["--antigen", "MKT", "--id_column", "x"], "--id_column and --filter are for files"),
+        (["--antigen", "MKT", "--id_column", "x"], "--antigen_column and --id_column are for files"),
         (["--antigen", "MKT", "--greedy", "--temperature", "0.8"], "are for what is drawn"),
         (["--antigen", "MKT", "--greedy", "--num_samples", "3"], "greedy decoding writes at most 1"),
         (["--antigen", "MK1"], "digit '1' at position 3"),

@@ -103,10 +103,8 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         "labels": {"train": audit, "test": {**audit, "alarms": []}},
         "data": {
             "source": "data/pairs.csv",
-            "filter": "pKd > 4",
             "streaming": False,
             "rows_read": 3100,
-            "rows_filtered_out": 90,
             "rows_rejected": 10,
             "rejected_by_rule": {"the label is missing": 10},
             "changes": {"heavy": {"lower case": 12}},

@@ -14,9 +14,9 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_ext.affinity.scoring import compute_metrics
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.masking import MaskedLMCollator, mark_evaluation
 from hf_ext.data.proteins import STANDARD
+from hf_ext.data.tokenization import SequenceCollator
 from hf_ext.masked_lm import results
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import build_collator, build_model, build_tokenizer

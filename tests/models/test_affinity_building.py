@@ -127,12 +127,10 @@ def splits(*antigens):
     return {"train": Dataset.from_list([{**ROWS[0], "antigen": antigen} for antigen in antigens])}
 
 
-def test_rows_above_the_limit_and_windows_of_a_pair_are_refused_before_anything_is_computed(demo_encoders):
+def test_rows_above_the_limit_are_refused_before_anything_is_computed(demo_encoders):
     pair = ["heavy+light", "antigen"]
     with pytest.raises(DataError, match=r"Input 'antigen' has 1030 residues; its encoder takes 1022. Use --too_long"):
         check_inputs(collator_of(demo_encoders, pair), splits("A" * 1025, "A" * 1030, "A"))
-    with pytest.raises(DataError, match="windows of a pair are not defined"):
-        check_inputs(collator_of(demo_encoders, pair, max_residues=10, too_long="window"), splits("A"))
 
 
 def test_unknown_residues_are_refused_in_every_split(demo_encoders, tmp_path):

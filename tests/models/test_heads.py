@@ -6,7 +6,7 @@ from torch import nn
 
 from hf_ext.models.head import RegressionHead
 from hf_ext.models.losses import regression_loss
-from hf_ext.models.pooling import merge_windows, pool
+from hf_ext.models.pooling import pool
 from hf_ext.models.postprocess import StackedRidge
 
 # Two rows of four tokens, two wide: special, residues, special or padding.
@@ -46,15 +46,6 @@ def test_pooling_is_float32_also_for_half_precision_states_and_under_autocast(me
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(pool(states, mask, method), expected)
         assert pool(states.bfloat16(), mask, method).dtype == torch.float32
-
-
-def test_merged_means_of_windows_equal_the_mean_over_all_their_residues():
-    states = torch.randn(1, 7, 3, generator=torch.Generator().manual_seed(0))
-    windows = torch.cat([pool(part, all_residues(part.shape[1]), "mean") for part in (states[:, :4], states[:, 4:])])
-    whole = pool(states, all_residues(7), "mean")
-    torch.testing.assert_close(merge_windows(windows, torch.tensor([0, 0]), torch.tensor([4, 3]), 1), whole)
-    unweighted = merge_windows(windows, torch.tensor([0, 0]), torch.tensor([1, 1]), 1)
-    assert not torch.allclose(unweighted, whole, rtol=1e-3)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def hostile_record(name: str) -> dict[str, Any]:
     test["scores"]["model"]["per_group_spearman"]["groups"] = {name: {"value": 0.1, "n": 4, "undefined": name}}
     record["labels"]["train"]["alarms"] = [name]
     data = record["data"]
-    data |= {"filter": name, "split": {"rule": f"group:{name}", "seed": 1}, "source": f"/home/ann/{name}"}
+    data |= {"split": {"rule": f"group:{name}", "seed": 1}, "source": f"/home/ann/{name}"}
     data["leaks"]["columns"] = {name: data["leaks"]["columns"]["heavy"], "light": data["leaks"]["columns"]["antigen"]}
     data["inputs"] = {name: {"longest": 127, "num_above_limit": 3}}
     record["settings"] |= {"label_column": name, "sequence_columns": [name]}
