@@ -32,7 +32,6 @@ from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
 from .data.batching import RepeatedRows
-from .data.fingerprint import kept_random_states
 from .data.masking import MaskingEpochCallback
 from .embeddings.dataset import EmbeddedDataset
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped, outliving_readers

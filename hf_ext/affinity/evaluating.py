@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from ..arguments.predicting_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments
-from ..data.collators import SequenceCollator
 from ..data.reading import peek_columns
+from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..evaluation.metrics import score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..reporting.run_log import LOGGER, start_run_log
 from ..reporting.run_record import write_json
-
 from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments
 from .comparing import compare, describe, describe_unmet, load_labelled, load_test

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments
-from ..data.formats import irregular_kind, iter_tables
+from ..data.columns import column_names
+from ..data.formats import irregular_kind
 from ..data.proteins import judge_sequence
 from ..data.reading import SOURCE_ROW, local_files
 from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER

@@ -263,6 +263,8 @@ def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
     if hasattr(split, "__len__"):
         return dict.fromkeys(read_columns(split, columns))
     return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
+
+
 class SequenceCollator:
     """Tokenizes each encoder input of a batch; truncates what is too long; stacks labels and bounds.
 
