@@ -26,7 +26,7 @@ TRANSFORMER = ("--architecture", "transformer", "--d_model", "16", "--d_ff", "32
 FROZEN_ESM = (*TRANSFORMER[2:], "--architecture", "esm", "--antigen_encoder", "esm", "--embedding_cache_dir", "states")
 DATA = ("--dataset_name", "pairs.csv", "--max_train_samples", "40", "--num_judged", "4", "--num_reproduced", "2")
 SMALL = (*DATA, "--num_epoch_samples", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", "true")
-ANY = ("--gate_token_loss", "100", "--gate_reproduced", "0", "--gate_valid", "0")  # every model passes stage 1
+ANY = ("--gates", '{"token_loss": 100, "reproduced": 0, "valid": 0}')  # every model passes stage 1
 
 
 @pytest.fixture

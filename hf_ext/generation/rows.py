@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...data.antibodies import AntibodyPair
-from ...errors import DataError
-from ...evaluation._arrays import as_column, as_pair
-from ...evaluation.metrics import MetricValue
-from ...evaluation.resampling import ResamplingUnits, check_units, resample
-from ...evaluation.scores import PairedComparison, Score, compare_paired, make_score
+from ..data.antibodies import AntibodyPair
+from ..evaluation._arrays import as_column, as_pair
+from ..evaluation.metrics import MetricValue
+from ..evaluation.resampling import ResamplingUnits, check_units, resample
+from ..evaluation.scores import PairedComparison, Score, compare_paired, make_score
 
 CHAINS = ("heavy", "light")
 CONFIDENCE = 0.95  # of all intervals
@@ -36,23 +35,16 @@ class AntibodyRows:
     antigens: tuple[str, ...]
     malformed: tuple[str | None, ...]
 
-    def __post_init__(self) -> None:
-        sizes = {name: len(column) for name, column in vars(self).items()}
-        if len(set(sizes.values())) > 1:
-            raise DataError(f"Antibodies in columns of unequal length: {sizes}. Give each row one of each.")
-
     @classmethod
-    def of(
-        cls, pairs: Iterable[AntibodyPair], antigens: Sequence[str], malformed: Sequence[str | None]
-    ) -> AntibodyRows:
-        """From pairs, row by row as `antigens` and `malformed`; raises `DataError` for other numbers of them."""
-        pairs = list(pairs)
+    def of_pairs(cls, pairs: Sequence[AntibodyPair], antigens: Sequence[str]) -> AntibodyRows:
+        """From what a generator wrote, row by row as `antigens`."""
         light = tuple(pair.light or None for pair in pairs)
-        return cls(tuple(pair.heavy for pair in pairs), light, tuple(antigens), tuple(malformed))
+        malformed = tuple("; ".join(pair.malformed) or None for pair in pairs)
+        return cls(tuple(pair.heavy for pair in pairs), light, tuple(antigens), malformed)
 
     @classmethod
     def of_columns(cls, heavy: Sequence[str], light: Sequence[str | None], antigens: Sequence[str]) -> AntibodyRows:
-        """From columns; raises `DataError` where their lengths differ."""
+        """From columns of equal length."""
         return cls(tuple(heavy), tuple(one or None for one in light), tuple(antigens), (None,) * len(heavy))
 
     def __len__(self) -> int:
