@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from ..models.generation import configuration
 from .discriminator import THRESHOLD
 from .sampling import RANGES, TEMPERATURE
-from .stages import GATES, STAGES, describe_defaults, describe_gates
+from .stages import GATES, STAGES, describe_gates
 
 SHAPE = ("d_model", "d_ff", "hidden_size", "num_heads", "num_encoder_layers", "num_decoder_layers")
 # Only act with this architecture.
@@ -76,17 +76,16 @@ class GeneratorArguments(WritingArguments):
     )
     min_affinity: float | None = flag(
         None,
-        "Train on rows with a larger --label_column only; validation and test keep all of theirs. "
-        + describe_defaults("min_affinity"),
+        "Train on rows with a larger label only; validation and test keep all of theirs. Left out: of --stage.",
     )
     max_validation_samples: int | None = flag(
-        None, "Validate on a random subset of this many rows. " + describe_defaults("max_validation_samples")
+        None, "Validate on a random subset of this many rows. Left out: of --stage."
     )
     architecture: Literal["lstm", "transformer", "light", "esm"] = flag(
         "lstm", "lstm, transformer, light (linear attention, one layer's weights), esm (--antigen_encoder)."
     )
     size: Literal["tiny", "small", "full"] | None = flag(
-        None, "Size of the model; the flags below change parts of it. " + describe_defaults("size")
+        None, "Size of the model; the flags below change parts of it. Left out: of --stage."
     )
     d_model: int | None = flag(None, "Width of embeddings and layers.")
     d_ff: int | None = flag(None, "Feed-forward width of a Transformer.")

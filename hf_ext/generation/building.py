@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -70,15 +69,14 @@ class Inputs:
         """
         columns = self.encoder.encode_rows(rows.antigens, rows.heavy, rows.light, affinities)
         antigens, pairs = ([ids.astype(np.int16) for ids in columns[name]] for name in ("input_ids", "labels"))
-        lengths = [len(antigen) + len(pair) for antigen, pair in zip(antigens, pairs)]
-        tokens = pa.list_(pa.int16())
-        table = {
-            "input_ids": pa.array(antigens, tokens),
-            "labels": pa.array(pairs, tokens),
-            "affinity": pa.array(columns["affinity"], pa.float32(), from_pandas=False),
-            "length": pa.array(lengths, pa.int64()),
-        }
-        return Dataset(pa.table(table))
+        return Dataset.from_dict(
+            {
+                "input_ids": antigens,
+                "labels": pairs,
+                "affinity": np.array(columns["affinity"], np.float32),
+                "length": [len(antigen) + len(pair) for antigen, pair in zip(antigens, pairs)],
+            }
+        )
 
 
 def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[str]) -> Dataset:

@@ -12,16 +12,13 @@ from ..data.near_copies import kmer_cosines, nearest_identities
 from ..errors import DataError
 from ..evaluation._arrays import FloatArray
 from ..evaluation.scores import Score
-from .rows import CHAINS, AntibodyRows, Sampling, mean_score, places_of
-from .validity import RESIDUES, find_cdr3
+from .rows import CHAINS, RESIDUES, AntibodyRows, Sampling, find_cdr3, mean_score, places_of
 
-NEAR_COPY = 0.95  # identity of both chains to the nearest training chain
 NOT_NEAR = 0.7  # identity below which no nearest chain is looked for; it stands for all that is lower
 MAX_BINDERS = 100  # of one antigen that outputs are held against, a seeded sample of more
 RANDOM = "random residues"
 SHUFFLED = "shuffled antibodies"
 RETRIEVAL = "nearest-antigen retrieval"
-QUERIES_PER_BLOCK = 256
 
 
 def judge_copies(
@@ -38,7 +35,6 @@ def judge_copies(
                 pair occurs.
             unique_cdr3: the same of CDR-H3, among outputs where the pattern finds one.
             memorised: share of outputs that are a training pair, both chains to the residue.
-            near_copies: share of which each chain is at least 95 % identical to some training chain; copies count too.
             nearest_heavy, nearest_cdr3: mean identity to the nearest of training.
         And `find_nearest`, row by row.
 
@@ -49,7 +45,6 @@ def judge_copies(
         "unique_pairs": _unique_shares(rows.pairs),
         "unique_cdr3": _unique_shares([find_cdr3(one) for one in rows.heavy]),
         "memorised": nearest["is_copy"],
-        "near_copies": np.fmin(nearest["nearest_heavy"], nearest["nearest_light"]) >= NEAR_COPY,
         "nearest_heavy": nearest["nearest_heavy"],
         "nearest_cdr3": nearest["nearest_cdr3"],
     }
@@ -70,16 +65,15 @@ def find_nearest(rows: AntibodyRows, training: AntibodyRows) -> dict[str, np.nda
     """Identity of each output to the nearest training chain, and whether it is a copy; (n,) each.
 
     Returns:
-        nearest_heavy, nearest_light: a chain that is less than 70 % identical to any counts as 70 %; nearest_cdr3, of
-        heavy chains: without such a limit. NaN where the output, or all of training, lacks the sequence. is_copy: bool,
-        whether both chains are those of one training pair.
+        nearest_heavy: a chain that is less than 70 % identical to any counts as 70 %; nearest_cdr3, of heavy chains:
+        without such a limit. NaN where the output, or all of training, lacks the sequence. is_copy: bool, whether both
+        chains are those of one training pair.
 
     Cost: 0.1 s a distinct new pair for 12,000 training pairs; copies cost nothing, and noise little.
     """
     known = set(training.pairs)
     return {
         "nearest_heavy": _nearest(rows.chain("heavy"), training.chain("heavy"), NOT_NEAR),
-        "nearest_light": _nearest(rows.chain("light"), training.chain("light"), NOT_NEAR),
         "nearest_cdr3": _nearest(_cdr3s(rows), _cdr3s(training), 0.0),
         "is_copy": np.array([pair in known for pair in rows.pairs], dtype=bool),
     }
@@ -118,7 +112,7 @@ def _nearest(mine: Sequence[str], theirs: Sequence[str], floor: float, empty: fl
     references = [one for one in theirs if one]
     if not references:
         return np.full(len(mine), np.nan)
-    identity = np.nan_to_num(nearest_identities(mine, references, floor)[0], nan=floor)
+    identity = np.nan_to_num(nearest_identities(mine, references, floor), nan=floor)
     return np.where([one == "" for one in mine], empty, identity)
 
 
@@ -159,9 +153,7 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
 def find_nearest_antigens(antigens: Sequence[str], known: Sequence[str]) -> list[str]:
     """(n,) the one of distinct `known` antigens that shares most 3-mers with each, by cosine; of equals the first."""
     distinct = list(dict.fromkeys(antigens))
-    blocks = (distinct[start : start + QUERIES_PER_BLOCK] for start in range(0, len(distinct), QUERIES_PER_BLOCK))
-    nearest = [place for block in blocks for place in kmer_cosines(block, known).argmax(axis=1)]
-    found = {antigen: known[place] for antigen, place in zip(distinct, nearest)}
+    found = {antigen: known[place] for antigen, place in zip(distinct, kmer_cosines(distinct, known).argmax(axis=1))}
     return [found[antigen] for antigen in antigens]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from ..evaluation.verdict import MODEL
 from ..reporting import units
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Points, Table, Text
-from ..reporting.run_files import as_dict
 from ..reporting.scores import score_numbers
 from ..reporting.units import capitalize, is_finite
 
@@ -19,7 +18,6 @@ MEASURES = {  # of a set of antibodies -> how its row is named
     "unique_pairs": "Unique pairs",
     "unique_cdr3": "Unique CDR-H3",
     "memorised": "Training antibodies to the residue",
-    "near_copies": "95 % identical to training chains",
     "nearest_heavy": "Heavy chain's identity to the nearest in training",
     "nearest_cdr3": "CDR-H3's identity to the nearest in training",
     "cdr3_recovery": "CDR-H3 recovery",
@@ -40,32 +38,27 @@ def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
 
 def describe(results: Mapping[str, Any]) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
-    settings, found = as_dict(results.get("settings")), as_dict(results.get("generation"))
-    antigen = settings.get("antigen_column") or "antigen"
-    chains = units.join_words([settings.get(name) or name[:5] for name in ("heavy_column", "light_column")])
-    sets = as_dict(found.get("sets"))
-    model = as_dict(sets.get(MODEL))
-    gates = [as_dict(gate) for gate in results.get("gates") or []]
-    stage = results.get("stage", "not recorded")
-    architecture = as_dict(results.get("model")).get("architecture", "not recorded")
+    settings, found, gates = results["settings"], results["generation"], results["gates"]
+    antigen, sets, stage = settings["antigen_column"], found["sets"], results["stage"]
+    chains = units.join_words([settings[name] for name in ("heavy_column", "light_column") if settings[name]])
     return Page(
         title=f"Generating antibodies for {antigen}",
-        summary=f"A generator of antibodies (architecture: {architecture}; of the three stages: {stage}): from the "
-        f"sequence of {antigen} it writes the variable domains of an antibody ({chains}).",
+        summary=f"A generator of antibodies (architecture: {results['model']['architecture']}; of the three stages: "
+        f"{stage}): from the sequence of {antigen} it writes the variable domains of an antibody ({chains}).",
         numbers=_numbers(sets, found),
         alarms=[f"Gate {g['name']} of stage {stage}: {g['reason']}" for g in gates if g["passed"] is False],
-        results=[*_result_blocks(sets, found), *_gate_blocks(results, gates), *_sample_blocks(found)] if model else [],
-        limits=[capitalize(f"{text}.") for text in as_dict(results.get("verdict")).get("limits") or []],
-        use=_use(model),
+        results=[*_result_blocks(sets, found), *_gate_blocks(results, gates), *_sample_blocks(found)],
+        limits=[capitalize(f"{text}.") for text in results["verdict"]["limits"]],
+        use=_use(sets[MODEL]),
         subject="writing sequences like those of the training antibodies, and about nothing else: no safety, no "
         "function in a cell, no patient",
         loading=_loading(),
-        bases=_bases(results, str(antigen)),
-        needs_bases=not settings.get("save_full"),
+        bases=_bases(settings),
+        needs_bases=not settings["save_full"],
         scores=[
-            [name, title, model[name]["value"]]
+            [name, title, sets[MODEL][name]["value"]]
             for name, title in MEASURES.items()
-            if is_finite(as_dict(model.get(name)).get("value"))
+            if name in sets[MODEL] and is_finite(sets[MODEL][name]["value"])
         ],
         tags=["biology", "protein", "protein-language-model", "antibody-generation"],
         library_name="hf_ext",
@@ -76,70 +69,55 @@ def describe(results: Mapping[str, Any]) -> Page:
 
 def _numbers(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> list[list[str]]:
     """Validity, uniqueness, copies, recovery beside the hardest baseline, and what the antigen is worth."""
-    model = sets.get(MODEL)
-    if not model:
-        return [["valid antibodies", units.NOT_MEASURED, "no outputs were judged"]]
+    model = sets[MODEL]
     numbers = [
-        ["valid antibodies", units.score(model.get("valid")), "by patterns, not by numbering"],
-        ["unique pairs", units.score(model.get("unique_pairs")), "share of outputs"],
-        ["training antibodies", units.score(model.get("memorised")), "share of outputs, to the residue"],
+        ["valid antibodies", units.score(model["valid"]), "by patterns, not by numbering"],
+        ["unique pairs", units.score(model["unique_pairs"]), "share of outputs"],
+        ["training antibodies", units.score(model["memorised"]), "share of outputs, to the residue"],
     ]
     beside = {"scores": sets, "baselines": [name for name in sets if name != MODEL]}
     numbers.append(["CDR-H3 recovery", *score_numbers(beside, ["cdr3_recovery"])[0][1:]])
-    for effect in found.get("effects") or []:
-        note = f"nats per token that shuffling it costs: {effect.get('reading')}"
-        numbers.append([f"worth of the {effect.get('condition')}", _difference(effect.get("comparison")), note])
+    for effect in found["effects"]:
+        saved = units.score({**effect["comparison"], "value": effect["comparison"]["improvement"]})
+        note = f"nats per token that shuffling it costs: {effect['reading']}"
+        numbers.append([f"worth of the {effect['condition']}", saved, note])
     return numbers
 
 
-def _difference(comparison: Any) -> str:
-    entry = as_dict(comparison)
-    return units.score({**entry, "value": entry.get("improvement")})
-
-
 def _result_blocks(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> list[Block]:
-    """Scores beside baselines, differences to these, conditions, what is wrong with outputs."""
-    model, comparisons = sets[MODEL], as_dict(found.get("comparisons"))
-    caption = f"{units.number(model.get('num_rows'))} antibodies of each kind for the same test antigens."
-    blocks: list[Block] = [Table(["", *sets], score_rows(sets), f"{caption} In brackets: intervals.")]
-    baselines = list(dict.fromkeys(name for each in comparisons.values() for name in as_dict(each)))
-    if baselines:
-        rows = [
-            [measure, *(_difference(as_dict(each).get(name)) for name in baselines)]
-            for measure, each in comparisons.items()
-        ]
-        caption = "The model less each baseline, on the same antigens; better only where the whole interval is above 0."
-        blocks.append(Table(["", *baselines], rows, caption, fold="Differences to each baseline"))
-    effects = [str(as_dict(effect).get("text")) for effect in found.get("effects") or []]
+    """Scores beside baselines, conditions, what is wrong with outputs."""
+    model = sets[MODEL]
+    caption = f"{model['num_rows']:,} antibodies of each kind for the same test antigens. In brackets: intervals."
+    table = Table(["", *sets], score_rows(sets), caption)
+    effects = [effect["text"] for effect in found["effects"]]
     notes = [f"It is {text}." if text.startswith("not known") else f"The model {text}." for text in effects]
-    notes += map(str, found.get("notes") or [])
-    if problems := model.get("problems"):
-        listed = "; ".join(f"{text} ({units.number(num)})" for text, num in problems)
+    notes += found["notes"]
+    if model["problems"]:
+        listed = "; ".join(f"{text} ({units.number(num)})" for text, num in model["problems"])
         notes.append(f"What outputs fail at, with their numbers: {listed}.")
-    reproduced = units.share(as_dict(found.get("reproduced")).get("share"))
     notes.append(
-        f"On training rows, in evaluation mode: {units.number(found.get('train_token_loss'))} nats per token; greedy "
-        f"decoding writes {reproduced} of the training antibodies that were tried to the residue."
+        f"On training rows, in evaluation mode: {units.number(found['train_token_loss'])} nats per token; greedy "
+        f"decoding writes {units.share(found['reproduced']['share'])} of the training antibodies that were tried, to "
+        "the residue."
     )
-    return [*blocks, Points(notes)]
+    return [table, Points(notes)]
 
 
 def _gate_blocks(results: Mapping[str, Any], gates: list[dict[str, Any]]) -> list[Block]:
     rows = [[g["name"], PASSED[g["passed"]], units.format_cell(g["value"]), g["reason"]] for g in gates]
-    passed = "passed" if results.get("gates_passed") else "did not pass"
-    text = Text(f"Stage {results.get('stage')} {passed} its gates.")
-    return [text, Table(["gate", "", "value", "why"], rows, fold="All gates")] if rows else []
+    passed = "passed" if results["gates_passed"] else "did not pass"
+    text = Text(f"Stage {results['stage']} {passed} its gates.")
+    return [text, Table(["gate", "", "value", "why"], rows, fold="All gates")]
 
 
 def _sample_blocks(found: Mapping[str, Any]) -> list[Block]:
-    rows = found.get("samples") or []
+    rows = found["samples"]
     headers = ["antigen", "heavy", "light", "valid", "identity to the nearest training heavy chain"]
     caption = f"The first {len(rows)} outputs, not chosen. All are in generated.csv."
-    return [Table(headers, rows, caption, code=[1, 2], fold="Samples")] if rows else []
+    return [Table(headers, rows, caption, code=[1, 2], fold="Samples")]
 
 
 def _use(model: Mapping[str, Any]) -> list[str]:
-    exact, near = (units.score(model.get(name)) for name in ("memorised", "near_copies"))
     return [
         "No therapeutic, diagnostic or other clinical use, and no decision about a patient or an animal. Nothing here "
         "says that an output binds, folds, can be made, is stable, is not toxic or is not immunogenic.",
@@ -147,8 +125,8 @@ def _use(model: Mapping[str, Any]) -> list[str]:
         "sequences; a predicted affinity is another model's guess. An output is a sequence to examine by experiment, "
         "under the rules that hold for such work where you are.",
         "It may reproduce training antibodies, and with them whatever rights are in these. Share of its outputs for "
-        f"test antigens that are a training pair to the residue: {exact}; with both chains 95 % identical to training "
-        f"chains: {near}. Compare outputs with the training data before you use them.",
+        f"test antigens that are a training pair to the residue: {units.score(model['memorised'])}. Compare "
+        "outputs with the training data before you use them.",
         "Not for antigens unlike those of its training data without a test of your own, and not for designing anything "
         "meant to harm.",
     ]
@@ -168,12 +146,8 @@ def _loading() -> list[Block]:
     return [Code("\n".join(lines), "python"), Text(text), Code(command)]
 
 
-def _bases(results: Mapping[str, Any], antigen: str) -> list[dict[str, Any]]:
+def _bases(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The pretrained encoder of antigens."""
-    model, settings = as_dict(results.get("model")), as_dict(results.get("settings"))
-    name = model.get("antigen_encoder") or settings.get("antigen_encoder")
-    if not name:
-        return []
-    training = model.get("encoder_training") or settings.get("encoder_training") or "frozen"
-    revision = settings.get("antigen_encoder_revision")
-    return [{"encoder": name, "revision": revision, "training": training, "inputs": [[antigen]]}]
+    name, revision = settings["antigen_encoder"], settings["antigen_encoder_revision"]
+    inputs, training = [[settings["antigen_column"]]], settings["encoder_training"]
+    return [{"encoder": name, "revision": revision, "training": training, "inputs": inputs}] if name else []

@@ -13,10 +13,8 @@ import numpy as np
 from ..affinity.predictor import AffinityPredictor, find_model
 from ..errors import ArgumentError
 from ..evaluation._arrays import FloatArray
-from ..evaluation.metrics import value_of
 from ..evaluation.scores import Score, score_predictions
-from .rows import CONFIDENCE, AntibodyRows, Sampling, mean_score
-from .validity import find_form_problems
+from .rows import CONFIDENCE, AntibodyRows, Sampling, find_form_problems, mean_score, of_units
 
 THRESHOLD = 7.0  # pKd: 100 nM
 _NAMES = {  # how columns are called, with - and blanks as _
@@ -122,17 +120,8 @@ def judge_affinities(
     if asked is None:
         return scores
     has_value = ~np.isnan(predicted)
-    predicted, wanted = predicted[has_value], np.asarray(asked, np.float64)[has_value]
     units = sampling.units.select(has_value)
-    is_defined = len(wanted) > 1 and not value_of("spearman", predicted, wanted).undefined
-    found = score_predictions(
-        predicted,
-        wanted,
-        threshold=None,
-        num_resamples=sampling.num_resamples if is_defined else 0,
-        confidence=CONFIDENCE,
-        seed=sampling.seed,
-        units=units,
-    )["spearman"]
-    # Units of one row each are taken for rows there, which are trusted however few they are.
-    return {**scores, "correlation": {**found, **units.facts(), "is_trusted": units.are_enough}}
+    how: dict[str, Any] = {"num_resamples": sampling.num_resamples, "seed": sampling.seed, "confidence": CONFIDENCE}
+    wanted = np.asarray(asked, np.float64)[has_value]
+    found = score_predictions(predicted[has_value], wanted, threshold=None, units=units, **how)
+    return {**scores, "correlation": of_units(found["spearman"], units)}

@@ -15,12 +15,10 @@ from ..evaluation.verdict import MODEL, find_hardest
 from ..reporting.units import capitalize, score, share
 from .copies import RANDOM, find_recovery, judge_copies, make_baselines
 from .discriminator import THRESHOLD, Discriminator, judge_affinities
-from .rows import AntibodyRows, Sampling, compare_means, mean_score, places_of
-from .validity import judge_validity
+from .rows import AntibodyRows, Sampling, compare_means, judge_validity, mean_score, places_of
 
 HELD_OUT = "held-out antibodies"
-CDR3, AFFINITY = "CDR-H3 recovery", "predicted affinity"  # in which the model is compared with each baseline
-MIN_OUTPUTS = 10
+RECOVERY = "CDR-H3 recovery"  # in which the model is compared with each baseline
 # Shares of outputs: a generator fails below the first two, from the third on. A sound one has 0.96 distinct, and more.
 INVALID_BELOW, COLLAPSED_BELOW, MEMORISED_FROM = 0.5, 0.5, 0.5
 
@@ -64,7 +62,7 @@ def judge_generated(
             verdict: see `decide`.
             sets: "model", each baseline and "held-out antibodies" -> `num_rows`, and the scores of `judge_validity`,
                 `judge_copies`, `find_recovery` and `judge_affinities`.
-            comparisons: measure -> baseline -> `PairedComparison`, with the model as the later one.
+            comparisons: baseline -> `PairedComparison` in CDR-H3 recovery, with the model as the later one.
             effects: as given.
             notes: sentences about all of it.
             doubt: about the discriminator; None: none.
@@ -101,18 +99,13 @@ def judge_generated(
     baselines = make_baselines(generated.antigens, training, sampling.seed)
     for name, rows in (*baselines.items(), (HELD_OUT, real)):
         judge_set(name, rows)
-    comparisons = {
-        title: {name: compare_means(measures[name][measure], measures[MODEL][measure], sampling) for name in baselines}
-        for title, measure in ((CDR3, "cdr3_recovery"), (AFFINITY, "affinity"))
-        if np.isfinite(measures[MODEL].get(measure, np.nan)).any()
-    }
+    of_model = measures[MODEL]["cdr3_recovery"]
+    comparisons = {name: compare_means(measures[name]["cdr3_recovery"], of_model, sampling) for name in baselines}
     doubt = None if discriminator is None else discriminator.doubt
     return {
-        "verdict": decide(sets[MODEL], comparisons.get(CDR3, {}), effects, doubt),
+        "verdict": decide(sets[MODEL], comparisons, effects, doubt),
         "sets": sets,
-        "comparisons": {
-            title: {name: one.as_dict() for name, one in each.items()} for title, each in comparisons.items()
-        },
+        "comparisons": {name: one.as_dict() for name, one in comparisons.items()},
         "effects": list(effects),
         "notes": [sampling.units.why_not_enough() or f"Intervals resample {sampling.units.describe()}."],
         "doubt": doubt,
@@ -126,13 +119,13 @@ def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
     """
     scores = judged["sets"][MODEL]
     believed = {} if judged["doubt"] else scores
-    against = judged["comparisons"].get(CDR3, {}).get(RANDOM)
+    against = judged["comparisons"][RANDOM]
     return {
         "valid": scores["valid"]["value"],
         "unique": scores["unique_pairs"]["value"],
         "share_above": believed.get("share_above", {}).get("value"),
         "correlation": believed.get("correlation", {}).get("value"),
-        "beats_random": against["low"] if against and against["num_effective_units"] >= MIN_UNITS else None,
+        "beats_random": against["low"] if against["num_effective_units"] >= MIN_UNITS else None,
     }
 
 
@@ -180,8 +173,6 @@ def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
     valid, well_formed, unique, memorised = (
         model[name]["value"] for name in ("valid", "well_formed", "unique_pairs", "memorised")
     )
-    if model["num_rows"] < MIN_OUTPUTS:
-        yield Finding("few outputs", f"only {model['num_rows']} outputs, which show nothing", True)
     if valid < INVALID_BELOW:
         letters = f" ({share(well_formed)} pass the check of the alphabet alone)" if well_formed > valid else ""
         text = f"invalid: {share(valid)} of outputs are antibodies by their conserved residues' pattern{letters}"
@@ -197,18 +188,18 @@ def _compare_with_baselines(compared: Mapping[str, PairedComparison]) -> Finding
     """With the baseline that the model beats least surely."""
     known = {baseline: one for baseline, one in compared.items() if one.improvement is not None}
     if not known:
-        return Finding("undecided", f"not compared with any baseline: no row has a {CDR3}")
+        return Finding("undecided", f"not compared with any baseline: no row has a {RECOVERY}")
     hardest = find_hardest(known)
     one = known[hardest]
     difference = score({"value": one.improvement, "low": one.low, "high": one.high})
     numbers = f"{one.after:.3f} against {one.before:.3f}, difference {difference}"
     numbers += f", {one.num_units or 0:,} values of {one.interval_by}"
     if one.is_better:
-        return Finding("better", f"better than every baseline on {CDR3} (hardest: {hardest}, {numbers})")
+        return Finding("better", f"better than every baseline on {RECOVERY} (hardest: {hardest}, {numbers})")
     if (one.improvement or 0.0) <= 0:
-        return Finding("no better", f"no better than {hardest} on {CDR3} ({numbers})", True)
+        return Finding("no better", f"no better than {hardest} on {RECOVERY} ({numbers})", True)
     few = "" if one.is_trusted else ", too few to claim anything"
-    return Finding("undecided", f"not shown to be better than {hardest} on {CDR3} ({numbers}{few})")
+    return Finding("undecided", f"not shown to be better than {hardest} on {RECOVERY} ({numbers}{few})")
 
 
 # --- does it read what it is given? ---------------------------------------------------------------------------------

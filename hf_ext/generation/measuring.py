@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 from ..data.splits import draw_rows
 from ..errors import DataError
 from ..evaluation._arrays import FloatArray
-from ..files import write_text
+from ..files import write_csv, write_text
 from ..processes.team import do_on_main
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell
@@ -38,11 +38,9 @@ from .judgement import (
     shuffle_antigens,
 )
 from .preparing import PairData
-from .rows import AntibodyRows, Sampling
-from .sample_table import write_csv
+from .rows import AntibodyRows, Sampling, find_problems
 from .sampling import sample_pairs
 from .stages import GATES_NAME, check_gates, have_passed, write_gates
-from .validity import find_problems
 
 EPOCH_SAMPLES, GENERATED = "epoch_samples.jsonl", "generated.csv"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more
@@ -163,7 +161,9 @@ def measure(
             asked=asked,
             needs_light=data.needs_light,
         )
-        write_generated(folder / GENERATED, written, asked, by_row)
+        columns = {name: getattr(written, name) for name in ("antigens", "heavy", "light", "malformed")}
+        asked_for = {} if asked is None else {"asked_affinity": asked}
+        write_csv(folder / GENERATED, {**columns, **by_row, **asked_for})
         numbers = {
             **find_gate_numbers(judged),
             "token_loss": token_loss,
@@ -174,17 +174,12 @@ def measure(
         # Data with affinities should have a discriminator: that it is missing is no excuse.
         gates = check_gates(stage, numbers, thresholds, data.has_affinities or discriminator is not None)
         write_gates(folder / GATES_NAME, {stage: gates})
-        encoder = model.config.antigen_encoder or {}
         facts = {
             "stage": stage,
             "verdict": judged.pop("verdict"),
             "gates": gates,
             "gates_passed": have_passed(gates),
-            "model": {
-                "architecture": model.config.architecture,
-                "antigen_encoder": encoder.get("name_or_path"),
-                "encoder_training": encoder.get("training"),
-            },
+            "model": {"architecture": model.config.architecture},
             "generation": {
                 **judged,
                 "train_token_loss": token_loss,
@@ -271,26 +266,6 @@ def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | 
     """
     losses = [entry["eval_token_loss"] for entry in log_history if "eval_token_loss" in entry]
     return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
-
-
-def write_generated(
-    path: Path, rows: AntibodyRows, asked: Sequence[float] | None, by_row: Mapping[str, np.ndarray]
-) -> None:
-    """One line per antibody that was judged: antigen, chains, what is wrong with it, identity to the nearest of train.
-
-    As `write_csv` for text that a spreadsheet would take for a formula.
-    """
-    columns: dict[str, Any] = {
-        **{"antigen": rows.antigens, "heavy": rows.heavy, "light": rows.light, "malformed": rows.malformed},
-        "is_valid": by_row["valid"],
-        "nearest_training_heavy": by_row["nearest_heavy"],
-        "is_training_pair": by_row["is_copy"],
-    }
-    if asked is not None:
-        columns["asked_affinity"] = asked
-    if "affinity" in by_row:
-        columns["predicted_affinity"] = by_row["affinity"]
-    write_csv(path, columns)
 
 
 def show_samples(rows: AntibodyRows, by_row: Mapping[str, np.ndarray]) -> list[list[str]]:

@@ -185,10 +185,8 @@ def load_pairs(
 
 
 def _filter(splits: DatasetDict, args: GeneratorArguments, has_affinities: bool) -> list[str]:
-    if args.min_affinity is None:
-        return ["every training row is used, whatever its affinity (--min_affinity)"] if has_affinities else []
-    if not has_affinities:
-        return [f"--min_affinity {args.min_affinity:g} is off: there is no affinity (--label_column)"]
+    if args.min_affinity is None or not has_affinities:
+        return []
     train = splits["train"]
     labels = np.array(column_values(train, LABEL), np.float64)
     kept = np.flatnonzero(labels > args.min_affinity)

@@ -276,12 +276,20 @@ def _write(
     model: Any, states: EncoderStates, mask: torch.Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
 ) -> list[SampledPair]:
     """What `generate` writes for each row, whose antigen stands at its place in `states`."""
+    choices: list[LogitsProcessor] = []
+    if decoding.temperature > 0:
+        warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]
+        if decoding.top_p is not None:
+            warpers.append(TopPLogitsWarper(decoding.top_p))
+        shape = (decoding.max_new_tokens, model.config.vocab_size)
+        noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for _, row in rows])
+        choices = [_SeededChoice(warpers, torch.from_numpy(noise).to(model.device))]
     output = model.generate(
         encoder_outputs=states,
         attention_mask=mask,
         antigen_index=torch.tensor([place for place, _ in rows], device=model.device),
         affinity=torch.tensor([row.affinity for _, row in rows], device=model.device),
-        logits_processor=LogitsProcessorList(_choices(model, rows, decoding)),
+        logits_processor=LogitsProcessorList(choices),
         do_sample=False,
         max_new_tokens=decoding.max_new_tokens,
         use_cache=True,
@@ -290,17 +298,6 @@ def _write(
     )
     of_tokens = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
     return [_read(ids, scores) for ids, scores in zip(output.sequences[:, 1:].tolist(), of_tokens.double().tolist())]
-
-
-def _choices(model: Any, rows: Sequence[tuple[int, _Row]], decoding: Decoding) -> list[LogitsProcessor]:
-    if decoding.temperature == 0:
-        return []
-    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]
-    if decoding.top_p is not None:
-        warpers.append(TopPLogitsWarper(decoding.top_p))
-    shape = (decoding.max_new_tokens, model.config.vocab_size)
-    noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for _, row in rows])
-    return [_SeededChoice(warpers, torch.from_numpy(noise).to(model.device))]
 
 
 def _read(ids: Sequence[int], scores: Sequence[float]) -> SampledPair:

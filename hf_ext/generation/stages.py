@@ -94,13 +94,6 @@ def check_auto(args: Any) -> None:
         raise ArgumentError("--stage auto with a checkpoint: a checkpoint is of one stage; give --resume auto or no.")
 
 
-def describe_defaults(name: str) -> str:
-    """The default of each stage, for --help."""
-    values = [getattr(stage, name) for stage in STAGES.values()]
-    shown = ", ".join(f"{'none' if value is None else value} in stage {n}" for n, value in zip(STAGES, values))
-    return f"Left out: {shown}."
-
-
 # --- gates ----------------------------------------------------------------------------------------------------------
 
 _RULES = {"at least": operator.ge, "at most": operator.le, "above": operator.gt}

@@ -9,6 +9,7 @@ from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
 from ..masked_lm.results import EVALUATION_METRICS, compute_metrics, sum_rows
 from ..models.generation.model import AntibodyGenerator
+from ..processes.sharding import fsdp_version
 from ..tasks.running import Run, summarize_data
 from .building import Inputs, build_inputs, build_model, fill_in_demo
 from .discriminator import Discriminator
@@ -30,6 +31,11 @@ class StageData:
 def check(run: Run) -> None:
     """See `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, EVALUATION_METRICS)
+    if fsdp_version(run.args) or run.args.deepspeed_plugin is not None:
+        raise ArgumentError(
+            "FSDP or DeepSpeed: one process writes the antibodies that are judged, so each needs the whole model. "
+            "Launch plain processes, as accelerate_configs/ddp.yaml does."
+        )
 
 
 def load(run: Run) -> StageData:
@@ -64,16 +70,6 @@ def build(run: Run, data: StageData) -> dict[str, Any]:
         "preprocess_logits_for_metrics": sum_rows,
         "callbacks": [EpochSamples(run.folder, run.model_args, pairs, inputs, run.args.seed)],
     }
-
-
-def check_whole(trainer: Any) -> None:
-    """Raises ArgumentError where weights would be spread over processes, while one process writes antibodies."""
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        trainer.end()
-        raise ArgumentError(
-            "FSDP or DeepSpeed: one process writes the antibodies that are judged, so each needs the whole model. "
-            "Launch plain processes, as accelerate_configs/ddp.yaml does."
-        )
 
 
 def score(run: Run, trainer: Any, trained: Any, data: StageData) -> dict[str, Any]:

@@ -55,13 +55,6 @@ class GenerationTask(ShippedTask):
         "hub_strategy": "end",
     }
 
-    def train(self, run: Run, trainer: Any, data: Any) -> Any:
-        """Trains the model, which each process must hold whole."""
-        from .steps import check_whole
-
-        check_whole(trainer)
-        return super().train(run, trainer, data)
-
     def parse_stages(self, argv: Sequence[str] | None = None) -> list[Run]:
         """A run for each stage that a command line asks for: one; of `--stage auto` all, each in a folder of its own.
 

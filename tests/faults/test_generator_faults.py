@@ -75,7 +75,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(folder: Path, model: tupl
     for name in ("generated.csv", "gates.json", "epoch_samples.jsonl"):
         assert (folder / "cut" / name).read_text() == (folder / "whole" / name).read_text()
     results = json.loads((folder / "cut" / "all_results.json").read_text())
-    assert results["model"]["encoder_training"] == ("frozen" if model is FROZEN_ESM else None)
+    assert results["model"]["architecture"] == ("esm" if model is FROZEN_ESM else model[1])
     assert bool(list(folder.glob("states/*/key.json"))) is (model is FROZEN_ESM)
     if model is LSTM:  # bits differ where anything does: another seed ends in others
         finish(folder, "other", *words, "--seed", "2")

@@ -21,7 +21,7 @@ from hf_ext.generation.sample import main
 from hf_ext.generation.sampling import load_generator
 from hf_ext.hub import push_folder
 
-FIXED = ["rank", "generated_heavy", "generated_light", "copies", "log_probability", "valid", "problem", "cdr_h3"]
+COLUMNS = ["id", "antigen", "source_row", "rank", "heavy", "light", "copies", "log_probability", "valid", "problem"]
 LIKELIEST = ("--temperature", "0", "--num_samples", "1")
 TOKEN = "hf_" + "canary" * 5 + "bird"
 
@@ -67,8 +67,8 @@ def read_fasta(path="antibodies.fasta"):
 
 def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(memorising):
     rows = sample(memorising, "--num_samples", 10, "--temperature", 1)
-    assert [*rows[0]] == ["id", "source", "sequence", "source_row", *FIXED]
-    assert {(row["id"], row["sequence"], row["source_row"]) for row in rows} == {
+    assert [*rows[0]] == [*COLUMNS, "cdr_h3"]
+    assert {(row["id"], row["antigen"], row["source_row"]) for row in rows} == {
         ("first", ANTIGENS[0], "1"),
         ("second", ANTIGENS[1], "3"),
     }
@@ -79,15 +79,13 @@ def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(mem
         order = [(row["valid"] == "no", -float(row["log_probability"])) for row in own]
         assert order == sorted(order)
         assert len(set(order)) > 3
-        (known,) = [row for row in own if (row["generated_heavy"], row["generated_light"]) == (heavy(CDR3), light())]
+        (known,) = [row for row in own if (row["heavy"], row["light"]) == (heavy(CDR3), light())]
         assert (known["valid"], known["problem"], known["cdr_h3"]) == ("yes", "", CDR3)
     records = read_fasta()
     titles = [title.split()[0] for title, _ in records]
     assert titles[:2] == ["first_1_heavy", "first_1_light"]
     assert len(titles) == len(set(titles))
-    assert [chain for _, chain in records] == [
-        one for row in rows for one in (row["generated_heavy"], row["generated_light"]) if one
-    ]
+    assert [chain for _, chain in records] == [one for row in rows for one in (row["heavy"], row["light"]) if one]
 
 
 def test_what_is_malformed_is_marked_and_kept(untrained, capsys):
@@ -120,16 +118,19 @@ def test_the_likeliest_antibody_is_no_collapse_and_warned_of_where_antigens_shar
     assert "several antigens" not in capsys.readouterr().out  # the same antigen twice
 
 
-def test_the_inputs_columns_are_kept_as_they_were_read(memorising, folder):
-    (folder / "in.csv").write_text(f"note,antigen,heavy\n=1+1,{ANTIGENS[0].lower()},x\n")
-    (row,) = sample(memorising, *LIKELIEST, data="in.csv")
-    assert (row["note"], row["antigen"], row["heavy"]) == ("'=1+1", ANTIGENS[0].lower(), "x")
-    assert (row["source_row"], row["generated_heavy"]) == ("2", heavy(CDR3))
-    assert read_fasta()[0][0].startswith("row2_1_heavy ")
-    (row,) = sample(memorising, *LIKELIEST, "--keep_columns", "false", data="in.csv")
-    assert [*row][:3] == ["antigen", "source_row", "rank"]
+def test_antigens_are_told_by_id_and_row(memorising, folder):
+    (folder / "in.csv").write_text(f"id,antigen\n=1+1,{ANTIGENS[0].lower()}\na b,{ANTIGENS[1]}\na b,{ANTIGENS[1]}\n")
+    rows = sample(memorising, *LIKELIEST, data="in.csv")
+    assert [(row["id"], row["source_row"]) for row in rows] == [("'=1+1", "2"), ("a b", "3"), ("a b", "4")]
+    assert {(row["antigen"], row["heavy"]) for row in rows} == {(one, heavy(CDR3)) for one in ANTIGENS}
+    assert [title.split()[0] for title, _ in read_fasta()][::2] == [
+        "=1+1_1_heavy",
+        "a_b_row3_1_heavy",
+        "a_b_row4_1_heavy",
+    ]
     (row,) = sample(memorising, "--antigen", ANTIGENS[1].lower(), *LIKELIEST, data=None)
-    assert (row["antigen"], row["generated_heavy"]) == (ANTIGENS[1].lower(), heavy(CDR3))
+    assert (row["antigen"], row["heavy"]) == (ANTIGENS[1], heavy(CDR3))
+    assert read_fasta()[0][0].startswith("row1_1_heavy ")
 
 
 def test_copies_of_training_antibodies_are_marked(memorising, folder, capsys):
@@ -137,7 +138,7 @@ def test_copies_of_training_antibodies_are_marked(memorising, folder, capsys):
     (folder / "train.csv").write_text(f"vh,vl\n{other},{light()}\n{light()},{heavy(CDR3)}\n")
     given = (*LIKELIEST, "--training_data", "train.csv", "--training_columns", "vh", "vl")
     row, _ = sample(memorising, *given)
-    names = ("nearest_training_heavy", "is_training_copy")
+    names = ("nearest_heavy", "is_copy")
     assert [row[name] for name in names] == [str(1 - 1 / len(other)), "no"]
     assert "training antibodies to the residue" not in capsys.readouterr().out
     (folder / "train.csv").write_text(f"vh,vl\n{other},\n{heavy(CDR3)},{light()}\n")
@@ -160,7 +161,7 @@ def test_a_discriminator_orders_only_where_its_own_record_says_that_it_is_good(
     said = capsys.readouterr().out
     assert ("Ranked by predicted affinity" in said) is by_prediction
     assert ("its own record says: No better than a constant" in said) is not by_prediction
-    assert {row["predicted_affinity"] == "" for row in rows if row["generated_light"] == ""} == {True}  # unreadable
+    assert {row["predicted_affinity"] == "" for row in rows if row["light"] == ""} == {True}  # unreadable
 
 
 def test_a_heavy_chain_alone_is_valid_where_training_had_some(memorising, folder):
@@ -174,7 +175,7 @@ def test_a_heavy_chain_alone_is_valid_where_training_had_some(memorising, folder
     model.config.needs_light = False
     save_generator(model, folder / "mixed")
     (row, _) = sample(folder / "mixed", *LIKELIEST)
-    assert (row["valid"], row["generated_light"], len(read_fasta())) == ("yes", "", 2)
+    assert (row["valid"], row["light"], len(read_fasta())) == ("yes", "", 2)
 
 
 # --- where models come from -------------------------------------------------------------------------------------------
@@ -216,8 +217,7 @@ def contents(folder):
         (["--antigen", "MKT", "--output", "antibodies.fasta"], "is what the FASTA beside it is called"),
         (["--antigen", "MKT", "--training_data", "lost.csv"], "lost.csv: file not found"),
         (["--antigen", "MKT", "--discriminator", "."], "no inputs.json there"),
-        (["--dataset_name", "notes.csv"], "no column antigen, antigen_sequence, sequence among note"),
-        (["--dataset_name", "ranked.csv"], "columns of the names rank, under which antibodies are written"),
+        (["--dataset_name", "notes.csv"], "no column 'antigen'|antigen"),
         (["--dataset_name", "bad.csv"], "row 3, column 'antigen'"),
         (["--dataset_name", "lost.fasta"], "lost.fasta: file not found"),
         (["--dataset_name", "bad.csv", "--label_column", "pKd"], "--label_column: not of antigens"),
@@ -228,7 +228,6 @@ def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(
     folder, without_affinities, given, words
 ):
     (folder / "notes.csv").write_text("note\nx\n")
-    (folder / "ranked.csv").write_text("rank,antigen\n1,MKT\n")
     (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
     before = contents(folder)
     with pytest.raises(HfExtError, match=words):
