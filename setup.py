@@ -49,10 +49,6 @@ setup(
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
-        # Antibodies as variable domains, IMGT: 0.3 ms a chain in Rust, without dependencies of its own.
-        "numbering": ["immunum>=2"],
-        "anarcii": ["anarcii>=2.0.8"],  # the same by a language model, which also numbers what is far from any antibody
-        "humanness": ["promb>=1.0.2"],  # OASis 9-mers of human antibodies
         "hdf5": ["h5py>=3.12"],  # PDEBench's files
         "docs": DOCS,
         "dev": [
@@ -61,7 +57,6 @@ setup(
             *("nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"),  # the notebook is executed by a test
             "tensorboard>=2.18",  # what report_to writes is read back by a test
             "bitsandbytes>=0.50",
-            "immunum>=2",
             "h5py>=3.12",  # tests write files as PDEBench and biotrainer do
             *("build>=1.2", "setuptools>=77"),  # a test builds wheel and sdist with what is installed
         ],

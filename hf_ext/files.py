@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,19 @@ def write_cell(value: Any) -> Any:
 def read_cell(text: str) -> str:
     """Returns the text that `write_cell` wrote as `text`."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+
+
+def write_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    """Writes columns of equal length, whole or not at all; "" for None and NaN, cells as of `write_cell`.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    import pandas as pd  # here, since most of what reads this module needs no tables
+
+    table = pd.DataFrame(columns).astype(object).map(write_cell)
+    with replacing(path) as draft:
+        table.to_csv(draft, index=False)
 
 
 _PACKAGE = Path(__file__).resolve().parent

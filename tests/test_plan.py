@@ -6,12 +6,11 @@ import pytest
 import torch
 from accelerate.parallelism_config import ParallelismConfig
 from miniature_esm import make_esm
-from tiny_generators import TINY
+from tiny_generators import TINY, make_on_encoder
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.encoders import read_encoder
-from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
 from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
 from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, compile, packing
@@ -88,7 +87,7 @@ def test_process_wide_settings_are_switched_back_at_the_end_and_where_no_trainer
 @pytest.mark.parametrize(("name", "families"), [("frozen", ()), ("lora", ("esm",))])
 def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encoders, name, families):
     spec = read_encoder(demo_encoders[1], None, name, LoraSettings(r=2))
-    facts = describe_model(AntibodyGenerator.from_encoder(spec, "tiny", **TINY))
+    facts = describe_model(make_on_encoder(spec, **TINY))
     assert facts.families == tuple(sorted((*families, "hf_ext_generator")))
     args = make_args(speedups=["all"])
     context = Context(describe_hardware("A100"), args, facts, DataFacts(has_lengths=True, padding_share_random=0.5))

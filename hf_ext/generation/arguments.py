@@ -10,17 +10,16 @@ from typing import Any, Literal
 from ..arguments.checks import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges
 from ..errors import ArgumentError
 from ..models.generation import configuration
-from .judging.discriminator import THRESHOLD
-from .judging.gates import NUM_ERRORS, REQUIREMENTS
+from .discriminator import THRESHOLD
 from .sampling import RANGES, TEMPERATURE
-from .stages import STAGES, describe_defaults, describe_gates
+from .stages import GATES, STAGES, describe_gates
 
 SHAPE = ("d_model", "d_ff", "hidden_size", "num_heads", "num_encoder_layers", "num_decoder_layers")
 # Only act with this architecture.
 BELONGS = {"antigen_encoder_revision": "esm", "encoder_training": "esm", "save_full": "esm", "attend": "lstm"}
 _RANGES = {
     **{name: configuration.RANGES[name] for name in (*SHAPE, "dropout", "unknown_affinity_dropout")},
-    **{name: RANGES[name] for name in ("temperature", "top_k", "top_p")},
+    **{name: RANGES[name] for name in ("temperature", "top_p")},
     **dict.fromkeys(("max_validation_samples", "num_judged", "num_reproduced"), COUNT),
     "num_epoch_samples": NOT_NEGATIVE,
     **dict.fromkeys(("min_affinity", "affinity_threshold"), FINITE),
@@ -36,14 +35,12 @@ def flag(default: Any, text: str) -> Any:
 class WritingArguments:
     """How antibodies are drawn, and what they are examined by: for all recipes that write some."""
 
-    temperature: float = flag(TEMPERATURE, "Temperature of sampling; below 1, likely tokens become likelier.")
-    top_k: int | None = flag(None, "Draw from this many of the likeliest tokens only.")
+    temperature: float = flag(
+        TEMPERATURE, "Of sampling; below 1, likely tokens become likelier. 0: the likeliest each time."
+    )
     top_p: float | None = flag(None, "Draw only from the likeliest tokens that together have this probability.")
     discriminator: str | None = flag(
         None, "Folder or Hub id of a model of `hf-ext train`, which predicts affinities of outputs."
-    )
-    numbering: Literal["auto", "immunum", "anarcii", "off"] = flag(
-        "auto", "Number outputs as variable domains; auto: by immunum (extra 'numbering') if installed."
     )
 
 
@@ -73,20 +70,22 @@ class GeneratorArguments(WritingArguments):
     light_column: str | None = flag(
         "light", "Column with the light chain's variable domain; '' for heavy chains alone."
     )
-    may_lack_light: bool = flag(False, "Rows may have an empty light chain, as nanobodies among pairs do.")
+    may_lack_light: bool = flag(
+        False,
+        "Rows may have an empty light chain; then a heavy chain alone is a valid antibody, also in hf-ext sample.",
+    )
     min_affinity: float | None = flag(
         None,
-        "Train on rows with a larger --label_column only; validation and test keep all of theirs. "
-        + describe_defaults("min_affinity"),
+        "Train on rows with a larger label only; validation and test keep all of theirs. Left out: of --stage.",
     )
     max_validation_samples: int | None = flag(
-        None, "Validate on a random subset of this many rows. " + describe_defaults("max_validation_samples")
+        None, "Validate on a random subset of this many rows. Left out: of --stage."
     )
     architecture: Literal["lstm", "transformer", "light", "esm"] = flag(
         "lstm", "lstm, transformer, light (linear attention, one layer's weights), esm (--antigen_encoder)."
     )
     size: Literal["tiny", "small", "full"] | None = flag(
-        None, "Size of the model; the flags below change parts of it. " + describe_defaults("size")
+        None, "Size of the model; the flags below change parts of it. Left out: of --stage."
     )
     d_model: int | None = flag(None, "Width of embeddings and layers.")
     d_ff: int | None = flag(None, "Feed-forward width of a Transformer.")
@@ -117,9 +116,6 @@ class GeneratorArguments(WritingArguments):
     )
     num_reproduced: int = flag(100, "Training antigens for which greedy decoding should reproduce the antibody.")
     affinity_threshold: float = flag(THRESHOLD, "Outputs that the discriminator predicts at or above it are counted.")
-    humanness: Literal["auto", "on", "off"] = flag(
-        "auto", "OASis humanness (extra 'humanness'); auto: where that is installed."
-    )
     gates: dict[str, Any] | str | None = flag(
         None,
         "Thresholds of your own, by name: a table in YAML (gates: {valid: 0.9}), JSON on the command line. "
@@ -158,25 +154,18 @@ class GeneratorArguments(WritingArguments):
             thresholds = {name: float(threshold) for name, threshold in given.items()}
         except (ValueError, TypeError, AttributeError):
             raise ArgumentError(f"gates={self.gates!r}: give names with numbers, {{valid: 0.9}} say.") from None
-        known = [one.name for stage in self.stages for one in REQUIREMENTS[stage] if one.name != NUM_ERRORS]
+        known = list(dict.fromkeys(name for stage in self.stages for name in GATES[stage]))
         for name, threshold in thresholds.items():
             if name not in known:
-                raise ArgumentError(
-                    f"gates: stage {self.stage} has no {name!r}; it has {', '.join(dict.fromkeys(known))}."
-                )
+                raise ArgumentError(f"gates: stage {self.stage} has no {name!r}; it has {', '.join(known)}.")
             if not math.isfinite(threshold):
                 raise ArgumentError(f"gates: {name}={threshold}: must be a finite number.")
         return thresholds
 
-    def gates_of(self, stage: int) -> dict[str, float]:
-        """The user's thresholds of gates that a stage has."""
-        given: Any = self.gates  # a table by now
-        return {one.name: given[one.name] for one in REQUIREMENTS[stage] if one.name in given}
-
     @property
     def decoding(self) -> dict[str, Any]:
         """How what is judged is written, for `sample_pairs`."""
-        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return {"temperature": self.temperature, "top_p": self.top_p}
 
     @property
     def shape(self) -> dict[str, int]:

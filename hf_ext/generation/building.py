@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -26,8 +25,8 @@ from ..models.generation.esm import state_encoder, state_key
 from ..models.generation.model import AntibodyGenerator
 from ..speedups.lora import lora_settings
 from .arguments import GeneratorArguments
-from .judging.rows import AntibodyRows
 from .preparing import PairData
+from .rows import AntibodyRows
 
 ENCODING_TOKENS = 8192  # per batch of antigens
 DEMO_SHAPE = {"d_model": 32, "hidden_size": 64}
@@ -70,15 +69,14 @@ class Inputs:
         """
         columns = self.encoder.encode_rows(rows.antigens, rows.heavy, rows.light, affinities)
         antigens, pairs = ([ids.astype(np.int16) for ids in columns[name]] for name in ("input_ids", "labels"))
-        lengths = [len(antigen) + len(pair) for antigen, pair in zip(antigens, pairs)]
-        tokens = pa.list_(pa.int16())
-        table = {
-            "input_ids": pa.array(antigens, tokens),
-            "labels": pa.array(pairs, tokens),
-            "affinity": pa.array(columns["affinity"], pa.float32(), from_pandas=False),
-            "length": pa.array(lengths, pa.int64()),
-        }
-        return Dataset(pa.table(table))
+        return Dataset.from_dict(
+            {
+                "input_ids": antigens,
+                "labels": pairs,
+                "affinity": np.array(columns["affinity"], np.float32),
+                "length": [len(antigen) + len(pair) for antigen, pair in zip(antigens, pairs)],
+            }
+        )
 
 
 def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[str]) -> Dataset:
@@ -86,8 +84,7 @@ def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[st
     args.antigen_column, args.heavy_column, args.light_column = "antigen", "heavy", "light"
     if args.architecture == "lstm" and not {"size", "architecture", *DEMO_SHAPE} & explicit:
         vars(args).update(DEMO_SHAPE)
-        chosen = {**DEMO_SETTINGS, "numbering": "off", "humanness": "off"}
-        vars(args).update({name: value for name, value in chosen.items() if name not in explicit})
+        vars(args).update({name: value for name, value in DEMO_SETTINGS.items() if name not in explicit})
         vars(training).update({name: value for name, value in DEMO_TRAINING.items() if name not in explicit})
     return make_demo_pairs()
 
@@ -130,7 +127,9 @@ def build_model(args: GeneratorArguments, training: Any, data: PairData) -> Anti
     Raises:
         ArgumentError: as `build_config`; or an encoder that trains cannot be loaded.
     """
-    return AntibodyGenerator.from_new_weights(build_config(args, training, data.affinities("train")))
+    config = build_config(args, training, data.affinities("train"))
+    config.needs_light = data.needs_light
+    return AntibodyGenerator.from_new_weights(config)
 
 
 def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str]) -> Inputs:

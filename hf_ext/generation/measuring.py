@@ -1,6 +1,6 @@
-"""What is measured of a generator: a few samples at each evaluation; of a trained one also what it memorised and reads.
+"""What is measured of a generator: some samples at each evaluation; of a trained one all that its pages and gates say.
 
-All that is written is judged by `judging`; here is what it is asked for.
+What is written is judged by `judgement`; here is what it is asked for, and what is left in the run's folder.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,31 @@ from transformers import TrainerCallback
 from ..data.splits import draw_rows
 from ..errors import DataError
 from ..evaluation._arrays import FloatArray
-from ..files import write_text
-from ..optional import import_problem
+from ..files import write_csv, write_text
+from ..processes.team import do_on_main
+from ..reporting.tables import format_table
+from ..reporting.units import format_cell
+from ..tasks.running import check_scored, with_absolute_path
 from .arguments import GeneratorArguments
 from .building import Inputs
-from .judging.conditions import ConditionEffect, judge_condition, shuffle_affinities, shuffle_antigens
-from .judging.discriminator import Discriminator
-from .judging.judgement import Judgement, Judges, judge_generated
-from .judging.numbering import Numberer
-from .judging.rows import AntibodyRows, Sampling
-from .judging.validity import Humanness, find_problems
+from .describing import PASSED, score_rows
+from .discriminator import Discriminator
+from .judgement import (
+    Effect,
+    find_gate_numbers,
+    judge_condition,
+    judge_generated,
+    shuffle_affinities,
+    shuffle_antigens,
+)
 from .preparing import PairData
+from .rows import AntibodyRows, Sampling, find_problems
 from .sampling import sample_pairs
+from .stages import GATES_NAME, check_gates, have_passed, write_gates
 
-EPOCH_SAMPLES = "epoch_samples.jsonl"
+EPOCH_SAMPLES, GENERATED = "epoch_samples.jsonl", "generated.csv"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more
+NUM_SHOWN = 8  # outputs in the report
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +65,7 @@ def sample_rows(
     """
     given: dict[str, Any] = {"affinity": affinities, "encoder_states": inputs.states, "show_progress": False}
     written = sample_pairs(model, inputs.antigen_tokenizer, antigens, seed=seed, **given, **decoding)
-    pairs = [one.pair for (one,) in written]
-    return AntibodyRows.of(pairs, antigens, ["; ".join(pair.malformed) or None for pair in pairs])
+    return AntibodyRows.of_pairs([one.pair for (one,) in written], antigens)
 
 
 class EpochSamples(TrainerCallback):
@@ -76,8 +85,8 @@ class EpochSamples(TrainerCallback):
     Cost: up to 320 passes of the decoder over one token of each.
     """
 
-    def __init__(self, folder: str, args: GeneratorArguments, data: PairData, inputs: Inputs, seed: int):
-        self._path = Path(folder) / EPOCH_SAMPLES
+    def __init__(self, folder: Path, args: GeneratorArguments, data: PairData, inputs: Inputs, seed: int):
+        self._path = folder / EPOCH_SAMPLES
         self._known, self._needs_light = set(data.antibodies("train").pairs), data.needs_light
         distinct = list(dict.fromkeys(data.antibodies("validation").antigens))
         self._antigens = [distinct[i % len(distinct)] for i in range(args.num_epoch_samples)]
@@ -94,7 +103,7 @@ class EpochSamples(TrainerCallback):
             return
         rows = sample_rows(model, self._inputs, self._antigens, self._seed, **self._decoding)
         numbers = {
-            "sampled_valid": find_problems(rows, None, self._needs_light).count(None),
+            "sampled_valid": find_problems(rows, self._needs_light).count(None),
             "sampled_unique": len(set(rows.pairs)),
             "sampled_memorised": sum(pair in self._known for pair in rows.pairs),
         }
@@ -114,35 +123,97 @@ class EpochSamples(TrainerCallback):
         write_text(self._path, "".join([one for one in lines if json.loads(one)["step"] < step] + [line]))
 
 
-def find_judges(args: GeneratorArguments) -> Judges:
-    """The libraries that are installed, or were asked for, and the discriminator; before anything is trained.
+# --- of a trained model ---------------------------------------------------------------------------------------------
 
-    Raises:
-        MissingDependencyError: of what was asked for.
-        ArgumentError: see `Discriminator.from_pretrained`.
+
+def measure(
+    trainer: Any,
+    stage: int,
+    args: GeneratorArguments,
+    data: PairData,
+    inputs: Inputs,
+    discriminator: Discriminator | None,
+) -> tuple[dict[str, Any], str]:
+    """Measures everything that is said of the trained model, and holds it against the stage's gates.
+
+    All processes call it; the main one writes antibodies, judges them, and leaves `generated.csv` and `gates.json`.
+
+    Returns:
+        What `all_results.json` says of it, and the same for a terminal: verdict, scores beside baselines, gates.
     """
-    wants_humanness = args.humanness == "on" or (args.humanness == "auto" and import_problem("promb") is None)
-    return Judges(
-        numberer=Numberer.of(args.numbering),
-        humanness=Humanness() if wants_humanness else None,
-        discriminator=Discriminator.from_pretrained(args.discriminator) if args.discriminator else None,
-        threshold=args.affinity_threshold,
-    )
+    seed, model, folder = trainer.args.seed, trainer.model, Path(str(trainer.args.output_dir))
+    train = _sum_losses(trainer, inputs.tokenize(*data.take("train", seed, MAX_MEASURED)))
+    token_loss = float(train[:, 0].sum() / train[:, 2].sum())
+    effects = measure_effects(trainer, data, inputs)
+
+    def judge_outputs() -> tuple[dict[str, Any], str]:
+        reproduced = measure_reproduced(model, data, inputs, args.num_reproduced, seed)
+        antigens, asked = _choose_antigens(data, args.num_judged, seed)
+        written = sample_rows(model, inputs, antigens, seed, asked, **args.decoding)
+        judged, by_row = judge_generated(
+            written,
+            data.antibodies("train"),
+            data.antibodies("test"),
+            Sampling(data.find_units(antigens), seed=seed),
+            discriminator=discriminator,
+            threshold=args.affinity_threshold,
+            effects=effects,
+            asked=asked,
+            needs_light=data.needs_light,
+        )
+        columns = {name: getattr(written, name) for name in ("antigens", "heavy", "light", "malformed")}
+        asked_for = {} if asked is None else {"asked_affinity": asked}
+        write_csv(folder / GENERATED, {**columns, **by_row, **asked_for})
+        numbers = {
+            **find_gate_numbers(judged),
+            "token_loss": token_loss,
+            "reproduced": reproduced["share"],
+            "num_validation_falls": count_validation_falls(trainer.state.log_history),
+        }
+        thresholds: Any = args.gates  # a table by now
+        # Data with affinities should have a discriminator: that it is missing is no excuse.
+        gates = check_gates(stage, numbers, thresholds, data.has_affinities or discriminator is not None)
+        write_gates(folder / GATES_NAME, {stage: gates})
+        facts = {
+            "stage": stage,
+            "verdict": judged.pop("verdict"),
+            "gates": gates,
+            "gates_passed": have_passed(gates),
+            "model": {"architecture": model.config.architecture},
+            "generation": {
+                **judged,
+                "train_token_loss": token_loss,
+                "reproduced": reproduced,
+                "samples": show_samples(written, by_row),
+            },
+            "data": with_absolute_path(data.report, "source"),
+        }
+        sets = judged["sets"]
+        rows = [[gate["name"], PASSED[gate["passed"]], format_cell(gate["value"]), gate["reason"]] for gate in gates]
+        tables = [format_table(score_rows(sets), ["", *sets]), format_table(rows, ["gate", "", "value", "why"])]
+        return facts, "\n\n".join(["\n".join([facts["verdict"]["text"], *judged["notes"]]), *tables])
+
+    return do_on_main(trainer.args, judge_outputs)
 
 
-def score_rows(trainer: Any, tokens: Dataset) -> FloatArray:
+def _sum_losses(trainer: Any, tokens: Dataset) -> FloatArray:
     """(n, 3) of rows in evaluation mode: summed loss in nats, right tokens, tokens. All processes call it."""
-    return np.asarray(trainer.predict(tokens).predictions, np.float64)
+    sums = np.asarray(trainer.predict(tokens).predictions, np.float64)
+    check_scored(sums, "measured")
+    return sums
 
 
-def measure_training_loss(trainer: Any, data: PairData, inputs: Inputs) -> float:
-    """Mean loss per token of training rows in evaluation mode, nats; of a seeded `MAX_MEASURED` where there are more.
+def _choose_antigens(data: PairData, num: int, seed: int) -> tuple[list[str], list[float] | None]:
+    """The antigen of each output that is judged, and the affinity that it is asked to have.
 
-    All processes call it.
+    Of more test antigens than `num` a seeded choice; of fewer each so often that there are `num` outputs and more.
+    Affinities are drawn from those of training; None where there are none.
     """
-    rows, affinities = data.take("train", trainer.args.seed, MAX_MEASURED)
-    sums = score_rows(trainer, inputs.tokenize(rows, affinities))
-    return float(sums[:, 0].sum() / sums[:, 2].sum())
+    distinct = list(dict.fromkeys(data.antibodies("test").antigens))
+    distinct = [distinct[i] for i in draw_rows(len(distinct), seed, num)]
+    antigens = [antigen for antigen in distinct for _ in range(math.ceil(num / len(distinct)))]
+    known = data.affinities("train")
+    return antigens, None if known is None else np.random.default_rng(seed).choice(known, len(antigens)).tolist()
 
 
 def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, seed: int) -> dict[str, Any]:
@@ -156,71 +227,56 @@ def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, see
     distinct = list(dict.fromkeys(rows.antigens))
     antigens = [distinct[i] for i in draw_rows(len(distinct), seed, num)]
     asked = None if affinities is None else [affinities[row_of[antigen]] for antigen in antigens]
-    written = sample_rows(model, inputs, antigens, seed, asked, greedy=True)
+    written = sample_rows(model, inputs, antigens, seed, asked, temperature=0)
     known = set(zip(rows.antigens, rows.pairs))
     columns = zip(antigens, written.pairs, written.malformed)
     right = sum(not problem and (antigen, pair) in known for antigen, pair, problem in columns)
-    distinct_outputs = len(set(written.pairs))
-    return {"share": right / len(antigens), "num_antigens": len(antigens), "num_distinct_outputs": distinct_outputs}
+    return {"share": right / len(antigens), "num_antigens": len(antigens)}
 
 
-def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[ConditionEffect]:
+def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Effect]:
     """What the true antigen, and the true pKd, save of the loss of test rows; see `judge_condition`.
 
     All processes call it. An effect that cannot be measured is left out, and the log says why.
     """
     seed = trainer.args.seed
     rows, affinities = data.take("test", seed, MAX_MEASURED)
-    true = score_rows(trainer, inputs.tokenize(rows, affinities))
+    true = _sum_losses(trainer, inputs.tokenize(rows, affinities))
     sampling = Sampling(data.find_units(rows.antigens), seed=seed)
-    found = []
-
-    groups = data.find_groups()
-    clusters = None if groups is None else [groups[1][antigen] for antigen in rows.antigens]
+    effects = []
     for condition in ("antigen", "pKd") if affinities is not None else ("antigen",):
         try:
             if condition == "antigen":
-                other = tuple(shuffle_antigens(rows.antigens, seed, clusters))
+                other = tuple(shuffle_antigens(rows.antigens, seed, sampling.units.unit_of_row.tolist()))
                 mixed = inputs.tokenize(replace(rows, antigens=other), affinities)
             else:
-                mixed = inputs.tokenize(rows, shuffle_affinities(affinities, seed))
-            shuffled = score_rows(trainer, mixed)
-            found.append(judge_condition(condition, true[:, 2], true[:, 0], shuffled[:, 0], sampling))
+                mixed = inputs.tokenize(rows, shuffle_affinities(affinities or [], seed))
         except DataError as error:
             logger.warning("Whether the %s is read was not measured: %s", condition, error)
-    return found
+            continue
+        shuffled = _sum_losses(trainer, mixed)
+        effects.append(judge_condition(condition, true[:, 2], true[:, 0], shuffled[:, 0], sampling))
+    return effects
 
 
-def judge(
-    model: Any,
-    data: PairData,
-    inputs: Inputs,
-    args: GeneratorArguments,
-    judges: Judges,
-    effects: Sequence[ConditionEffect],
-    seed: int,
-) -> tuple[Judgement, AntibodyRows, list[float] | None]:
-    """Writes antibodies for test antigens and judges them; also returns them, and the pKd that each was asked for.
+def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | None:
+    """How many evaluations after the first had a lower validation loss than all before; None without any.
 
-    Of more test antigens than `num_judged`, a seeded choice; of fewer, as many antibodies for each as make that many.
-    Asked for are pKd drawn from those of training.
+    Not how long ago the last was: early stopping waits that long in every run, and the best model is the one kept.
     """
-    test = data.antibodies("test")
-    distinct = list(dict.fromkeys(test.antigens))
-    distinct = [distinct[i] for i in draw_rows(len(distinct), seed, args.num_judged)]
-    antigens = [antigen for antigen in distinct for _ in range(math.ceil(args.num_judged / len(distinct)))]
-    asked = None
-    if (known := data.affinities("train")) is not None:
-        asked = np.random.default_rng(seed).choice(known, len(antigens)).tolist()
-    written = sample_rows(model, inputs, antigens, seed, asked, **args.decoding)
-    judgement = judge_generated(
-        written,
-        data.antibodies("train"),
-        test,
-        Sampling(data.find_units(antigens), seed=seed),
-        judges=judges,
-        effects=effects,
-        asked=asked,
-        needs_light=data.needs_light,
-    )
-    return judgement, written, asked
+    losses = [entry["eval_token_loss"] for entry in log_history if "eval_token_loss" in entry]
+    return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
+
+
+def show_samples(rows: AntibodyRows, by_row: Mapping[str, np.ndarray]) -> list[list[str]]:
+    """The first outputs as rows of a table: antigen by number and length, chains, whether valid, identity.
+
+    Training antibodies are left out: a report may be shared, data may not.
+    """
+    numbers = {antigen: i for i, antigen in enumerate(dict.fromkeys(rows.antigens), 1)}
+    shown = []
+    for i, antigen in enumerate(rows.antigens[:NUM_SHOWN]):
+        chains = ["a training antibody, not shown", ""] if by_row["is_copy"][i] else [rows.heavy[i], rows.light[i]]
+        valid, identity = "yes" if by_row["valid"][i] else "no", format_cell(float(by_row["nearest_heavy"][i]))
+        shown.append([f"{numbers[antigen]} ({len(antigen)} residues)", *chains, valid, identity])
+    return shown

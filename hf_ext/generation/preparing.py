@@ -13,14 +13,14 @@ from ..affinity.rows import check_splits
 from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_names
 from ..data.loading import check_labels, load_data
-from ..data.reading import local_files, peek_columns
+from ..data.reading import local_files
 from ..data.split_report import find_missing, leak_report
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
 from ..reporting.units import format_cell
 from .arguments import GeneratorArguments
-from .judging.rows import AntibodyRows
+from .rows import AntibodyRows
 
 LABEL = "label"  # as loading names the column
 # Arguments of the data -> what a generator has instead.
@@ -71,25 +71,23 @@ class PairData:
         chosen, values = draw_rows(len(self.splits[split]), seed, most).tolist(), self.affinities(split)
         return self.antibodies(split).select(chosen), None if values is None else [values[row] for row in chosen]
 
-    def find_groups(self) -> tuple[str, dict[str, Any]] | None:
-        """What holds test antigens that are alike: its name, and the value of each antigen; None: nothing does.
+    def find_units(self, antigens: Sequence[str]) -> ResamplingUnits:
+        """What the intervals of rows with these test antigens resample.
 
-        The group or the clusters of the split, else `group_column`; where each antigen belongs to one alone.
+        The group or the clusters of the split, else `group_column`, where each antigen belongs to one alone; else each
+        antigen by itself.
         """
         test, rule = self.splits["test"], str(self.report.get("split", {}).get("rule", ""))
         asked = rule.partition(":")[2] if rule.startswith("group:") else SPLIT_CLUSTER
-        for column in filter(None, (asked, self.group_column)):
-            if column == self.antigen or column not in column_names(test):
+        for column in (asked, self.group_column):
+            if column is None or column == self.antigen or column not in column_names(test):
                 continue
             pairs = set(zip(test[self.antigen][:], test[column][:]))
-            if len(pairs) == len(dict(pairs)):
-                return ("cluster" if column == SPLIT_CLUSTER else column), dict(pairs)
-        return None
-
-    def find_units(self, antigens: Sequence[str]) -> ResamplingUnits:
-        """What the intervals of rows with these test antigens resample: `find_groups`, or each antigen by itself."""
-        name, group_of = self.find_groups() or ("antigen", {antigen: antigen for antigen in antigens})
-        return ResamplingUnits.of(name, [group_of[antigen] for antigen in antigens])
+            group_of = dict(pairs)
+            if len(pairs) == len(group_of):
+                name = "cluster" if column == SPLIT_CLUSTER else column
+                return ResamplingUnits.of(name, [group_of[antigen] for antigen in antigens])
+        return ResamplingUnits.of("antigen", antigens)
 
 
 def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:
@@ -143,8 +141,6 @@ def load_pairs(
         data_args.split = f"group:{args.antigen_column}"
         notes.append(f"split by antigen (--split group:{args.antigen_column}), so that test antigens are new")
     has_affinities = "label_column" in explicit
-    if table is None and args.light_column and not args.may_lack_light:
-        _check_light(args, data_args)
     loaded = load_data(
         replace(data_args, max_train_samples=None),  # after the filter
         output_dir=output_dir,
@@ -158,34 +154,22 @@ def load_pairs(
     splits, report = loaded.splits, loaded.report
     check_splits(splits)
     assert isinstance(splits, DatasetDict)
-    report["notes"] = [*notes, *report["notes"], *_filter(splits, args, has_affinities)]
+    notes += [*report["notes"], *_filter(splits, args, has_affinities)]
     for name, limit in (("train", data_args.max_train_samples), ("validation", args.max_validation_samples)):
         num_rows = len(splits[name])
         if limit is not None and limit < num_rows:
             splits[name] = splits[name].select(draw_rows(num_rows, seed, limit))
-            report["notes"].append(
-                f"{name}: a random {limit:,} of {num_rows:,} rows (--max_{name}_samples, seed {seed})"
-            )
-    sizes = {name: len(split) for name, split in splits.items()}
+            notes.append(f"{name}: a random {limit:,} of {num_rows:,} rows (--max_{name}_samples, seed {seed})")
     if has_affinities:
         check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
-        if num := sum(map(bool, splits["train"]["bound"][:])) if "bound" in splits["train"].column_names else 0:
-            report["warnings"].append(
-                f"{num:,} of {sizes['train']:,} training labels are bounds (<, >), which the generator takes for exact "
-                "values."
-            )
     missing = find_missing(splits, data_args.missing_chains)
     data_args.missing_chains = [*missing]
-    data = PairData(
-        splits,
-        *(args.antigen_column, args.heavy_column, args.light_column or None),
-        has_affinities,
-        report,
-        data_args.group_column,
-    )
+    columns = (args.antigen_column, args.heavy_column, args.light_column or None)
+    data = PairData(splits, *columns, has_affinities, report, data_args.group_column)
     antigens = {name: split[data.antigen][:] for name, split in splits.items()}
     report |= {
-        "sizes": sizes,
+        "notes": notes,
+        "sizes": {name: len(split) for name, split in splits.items()},
         "leaks": leak_report(splits, data_args.sequence_columns),
         "missing_chains": missing,
         "num_antigens": {name: len(set(values)) for name, values in antigens.items()},
@@ -193,26 +177,15 @@ def load_pairs(
     known = set(antigens["train"])
     if num := sum(antigen in known for antigen in antigens["test"]):
         report["warnings"].append(
-            f"{num:,} of {sizes['test']:,} test rows have an antigen that is trained on: scores then say little about "
-            f"new antigens. Split by antigen: --split group:{data.antigen}, or --split cluster."
+            f"{num:,} of {len(antigens['test']):,} test rows have an antigen that is trained on: scores then say "
+            f"little about new antigens. Split by antigen: --split group:{data.antigen}, or --split cluster."
         )
     return data
 
 
-def _check_light(args: GeneratorArguments, data_args: DataArguments) -> None:
-    for path, names in peek_columns(data_args.dataset_name).items():
-        if args.heavy_column in names and args.light_column not in names:
-            raise DataError(
-                f"{path}: there is no column {args.light_column!r}. Of heavy chains alone: --light_column ''; else "
-                "--light_column says what the light chains' column is called."
-            )
-
-
 def _filter(splits: DatasetDict, args: GeneratorArguments, has_affinities: bool) -> list[str]:
-    if args.min_affinity is None:
-        return ["every training row is used, whatever its affinity (--min_affinity)"] if has_affinities else []
-    if not has_affinities:
-        return [f"--min_affinity {args.min_affinity:g} is off: there is no affinity (--label_column)"]
+    if args.min_affinity is None or not has_affinities:
+        return []
     train = splits["train"]
     labels = np.array(train[LABEL][:], np.float64)
     kept = np.flatnonzero(labels > args.min_affinity)

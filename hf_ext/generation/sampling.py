@@ -1,12 +1,14 @@
-"""Antibodies from a trained generator: the same for a seed, whatever else is written in the same batch."""
+"""A trained generator from its folder or the Hub, and antibodies from it: the same for a seed, whatever the batch."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +19,31 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     TemperatureLogitsWarper,
-    TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from ..arguments.checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
-from ..data.antibodies import BOS_ID, EOS_ID, AntibodyCollator, AntibodyPair, PairEncoder, StatesOf, decode_pair
+from ..affinity.predictor import find_device
+from ..arguments.checks import COUNT, NOT_NEGATIVE, SEED, Range, check_ranges
+from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
+from ..data.antibodies import (
+    ANTIGEN_TOKENIZER,
+    BOS_ID,
+    EOS_ID,
+    AntibodyCollator,
+    AntibodyPair,
+    PairEncoder,
+    StatesOf,
+    decode_pair,
+)
 from ..data.batching import batches_by_tokens
 from ..errors import ArgumentError, DataError
+from ..hub.fetch import fetch_folder
+from ..models.encoders import load_tokenizer
+from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.parts import EncoderStates
 from ..models.process_settings import replaced
+from ..pretrained import reading
 from ..reporting.progress import is_watched
 from ..speedups.sample import evaluating
 
@@ -36,12 +52,54 @@ MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residu
 TEMPERATURE = 0.5
 TOKENS_PER_BATCH = 32_768  # rows times the tokens of an antigen and of a pair; see `sample_pairs`
 RANGES = {
-    **dict.fromkeys(("num_samples", "top_k", "max_tokens_per_batch"), COUNT),
+    **dict.fromkeys(("num_samples", "max_tokens_per_batch"), COUNT),
     "max_new_tokens": Range("from 1 to 10,000", lambda value: 1 <= value <= 10_000 and value % 1 == 0),
-    "temperature": ABOVE_ZERO,
+    "temperature": NOT_NEGATIVE,
     "top_p": Range("above 0 and at most 1", lambda value: 0 < value <= 1),
     "seed": SEED,
 }
+
+# What a model needs; never pickled weights, whatever else lies in a repository.
+_FILES = [
+    *("config.json", "generation_config.json", "inputs.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "tokenizers/*", MODEL_MANIFEST),
+]
+
+
+def load_generator(
+    name_or_path: str | Path, *, revision: str | None = None, device: str | torch.device | None = None
+) -> tuple[AntibodyGenerator, Any]:
+    """Loads what `hf-ext generate` wrote: verified, from safetensors alone, without code of its own.
+
+    Args:
+        name_or_path: folder or Hub id. A folder of that name comes first.
+        revision: commit, tag or branch of a Hub model; a commit makes samples repeatable.
+        device: None takes the accelerator where there is one, else the CPU.
+
+    Returns:
+        The model, in evaluation mode, and the tokenizer of its antigens, as of `PairEncoder`: None for the generator's
+        own.
+
+    Raises:
+        ArgumentError: no such model, one of another kind or damaged, files that are not those of its manifest, or an
+            encoder that it refers to is not there.
+
+    Cost: one read of the files to verify them, and of a Hub model one download, which the Hub's cache keeps.
+    """
+    folder = fetch_folder(name_or_path, revision, _FILES)
+    remedy = "Give the output folder of hf-ext generate, or the Hub id it was pushed to."
+    if not (folder / "config.json").is_file():
+        raise ArgumentError(f"Model {name_or_path}: no config.json there. {remedy}")
+    with reading(f"{folder / 'config.json'}: damaged, no model_type", folder, "Copy it, or download it, again."):
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    if kind != GeneratorConfig.model_type:
+        raise ArgumentError(f"Model {name_or_path} is of type {kind!r}, not a generator of antibodies. {remedy}")
+    model = open_model(AntibodyGenerator, folder, use_safetensors=True)
+    tokenizer, own = None, folder / ANTIGEN_TOKENIZER
+    if model.config.architecture == "esm":
+        spec = model.encoder.spec
+        tokenizer = load_tokenizer(str(own)) if own.is_dir() else load_tokenizer(spec.name_or_path, spec.revision)
+    return model.to(find_device() if device is None else device).eval(), tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,7 +109,7 @@ class SampledPair:
     Attributes:
         pair: as decoded; `pair.malformed` says what is wrong with its tokens.
         log_probability: mean over its tokens, `<eos>` included, nats, of the model as it is: at temperature 1, without
-            top-k and top-p, given the antigen and the affinity that was asked for.
+            top-p, given the antigen and the affinity that was asked for.
     """
 
     pair: AntibodyPair
@@ -64,34 +122,25 @@ class Decoding:
 
     Attributes:
         num_samples: antibodies per antigen.
-        temperature: divides the scores; below 1 the likely becomes likelier.
-        top_k: only so many of the likeliest tokens; None: all.
+        temperature: divides the scores; below 1 the likely becomes likelier. 0: the likeliest token each time.
         top_p: only the likeliest tokens that together have this probability; None: all.
-        greedy: the likeliest token each time; nothing is drawn, so it is one antibody per antigen.
         seed: of what is drawn.
         max_new_tokens: a pair that has no end by then is cut off, and malformed.
         max_tokens_per_batch: see `sample_pairs`.
 
     Raises:
-        ArgumentError: a value outside of its range, or several antibodies asked for where nothing is drawn.
+        ArgumentError: a value outside of its range.
     """
 
     num_samples: int = 1
     temperature: float = 1.0
-    top_k: int | None = None
     top_p: float | None = None
-    greedy: bool = False
     seed: int = 0
     max_new_tokens: int = MAX_TOKENS
     max_tokens_per_batch: int = TOKENS_PER_BATCH
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
-        if self.greedy and self.num_samples > 1:
-            raise ArgumentError(
-                f"num_samples={self.num_samples}: greedy decoding writes at most 1 per antigen. Leave it out to draw "
-                "antibodies instead."
-            )
 
 
 def sample_pairs(
@@ -119,9 +168,9 @@ def sample_pairs(
             unknown.
         encoder_states: states of antigens by their ids, in place of the encoder, as of `AntibodyCollator`.
         show_progress: a bar that counts antibodies.
-        settings: num_samples, temperature, top_k, top_p, greedy, seed, max_new_tokens: see `Decoding`; and
-            max_tokens_per_batch: sequences that are written together, times the tokens that each may have with its
-            antigen: what limits memory. One at least is written whatever it says.
+        settings: num_samples, temperature, top_p, seed, max_new_tokens: see `Decoding`; and max_tokens_per_batch:
+            sequences that are written together, times the tokens that each may have with its antigen: what limits
+            memory. One at least is written whatever it says.
 
     Returns:
         For each antigen `num_samples` antibodies, malformed ones included.
@@ -227,12 +276,20 @@ def _write(
     model: Any, states: EncoderStates, mask: torch.Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
 ) -> list[SampledPair]:
     """What `generate` writes for each row, whose antigen stands at its place in `states`."""
+    choices: list[LogitsProcessor] = []
+    if decoding.temperature > 0:
+        warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]
+        if decoding.top_p is not None:
+            warpers.append(TopPLogitsWarper(decoding.top_p))
+        shape = (decoding.max_new_tokens, model.config.vocab_size)
+        noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for _, row in rows])
+        choices = [_SeededChoice(warpers, torch.from_numpy(noise).to(model.device))]
     output = model.generate(
         encoder_outputs=states,
         attention_mask=mask,
         antigen_index=torch.tensor([place for place, _ in rows], device=model.device),
         affinity=torch.tensor([row.affinity for _, row in rows], device=model.device),
-        logits_processor=LogitsProcessorList(_choices(model, rows, decoding)),
+        logits_processor=LogitsProcessorList(choices),
         do_sample=False,
         max_new_tokens=decoding.max_new_tokens,
         use_cache=True,
@@ -241,19 +298,6 @@ def _write(
     )
     of_tokens = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
     return [_read(ids, scores) for ids, scores in zip(output.sequences[:, 1:].tolist(), of_tokens.double().tolist())]
-
-
-def _choices(model: Any, rows: Sequence[tuple[int, _Row]], decoding: Decoding) -> list[LogitsProcessor]:
-    if decoding.greedy:
-        return []
-    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]
-    if decoding.top_k is not None:
-        warpers.append(TopKLogitsWarper(decoding.top_k))
-    if decoding.top_p is not None:
-        warpers.append(TopPLogitsWarper(decoding.top_p))
-    shape = (decoding.max_new_tokens, model.config.vocab_size)
-    noise = np.stack([gumbel_noise(decoding.seed, row.antigen, row.number, *shape) for _, row in rows])
-    return [_SeededChoice(warpers, torch.from_numpy(noise).to(model.device))]
 
 
 def _read(ids: Sequence[int], scores: Sequence[float]) -> SampledPair:

@@ -1,19 +1,23 @@
-"""Three stages of training, each with its own size, rows and length, and what each must reach."""
+"""Three stages of training: what each sets where the user did not, and the gates that each must pass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+import json
+import math
+import operator
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, RunEnded
+from ..files import write_text
 from ..models.generation.configuration import SIZES
 from ..reporting.units import format_cell
-from .judging.gates import NUM_ERRORS, REQUIREMENTS
+
+GATES_NAME = "gates.json"
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """What a stage sets where the user did not; None leaves the recipe's default, or no limit.
 
     Attributes:
@@ -57,15 +61,12 @@ def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explic
         model_args, data_args, args: `GeneratorArguments`, `DataArguments`, `FastTrainingArguments`; changed.
         explicit: names that the user set, and that stay.
     """
-    stage, changed = STAGES[number], {}
     batch = {"per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"}
     sets_batch = bool(batch & {*explicit}) or args.max_tokens_per_batch is not None
     own = {*explicit, *(batch if sets_batch else ()), *(("num_train_epochs",) if "max_steps" in explicit else ())}
-    for name, value in vars(stage).items():
-        if name != "goal" and name not in own:
-            target = next(one for one in (data_args, model_args, args) if hasattr(one, name))
-            setattr(target, name, value)
-            changed[name] = value
+    changed = {name: value for name, value in STAGES[number]._asdict().items() if name not in ("goal", *own)}
+    for name, value in changed.items():
+        setattr(next(one for one in (data_args, model_args, args) if hasattr(one, name)), name, value)
     width_name = "hidden_size" if model_args.architecture == "lstm" else "d_model"
     width = model_args.shape.get(width_name) or SIZES[model_args.architecture][model_args.size][width_name]
     rates = {
@@ -79,15 +80,10 @@ def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explic
     return changed
 
 
-def describe_stage(number: int, changed: dict[str, Any], is_alone: bool) -> str:
+def describe_stage(number: int, changed: dict[str, Any]) -> str:
     """What the log says before anything is read."""
     listed = ", ".join(f"{name} {value}" for name, value in changed.items() if value is not None)
-    lines = [f"Stage {number} ({STAGES[number].goal}): {listed or 'every value is your own'}."]
-    if number > 1 and is_alone:
-        lines.append(f"  Whether stage {number - 1} passed its gates is not looked at; --stage auto does so.")
-    if number > 1 and not is_alone:
-        lines.append(f"  New weights and another choice of rows: nothing of stage {number - 1} is carried over.")
-    return "\n".join(lines)
+    return f"Stage {number} ({STAGES[number].goal}): {listed or 'every value is your own'}."
 
 
 def check_auto(args: Any) -> None:
@@ -98,17 +94,107 @@ def check_auto(args: Any) -> None:
         raise ArgumentError("--stage auto with a checkpoint: a checkpoint is of one stage; give --resume auto or no.")
 
 
-def describe_defaults(name: str) -> str:
-    """The default of each stage, for --help."""
-    values = [getattr(stage, name) for stage in STAGES.values()]
-    shown = ", ".join(f"{'none' if value is None else value} in stage {n}" for n, value in zip(STAGES, values))
-    return f"Left out: {shown}."
+# --- gates ----------------------------------------------------------------------------------------------------------
+
+_RULES = {"at least": operator.ge, "at most": operator.le, "above": operator.gt}
+_MEANINGS = {  # of a gate's number, with its unit
+    "token_loss": "mean loss per token on the training rows in evaluation mode, nats",
+    "reproduced": "share of training pairs that greedy decoding writes exactly",
+    "valid": "share of outputs that are valid antibodies",
+    "num_validation_falls": "evaluations whose validation loss is below all before",
+    "share_above": "share of outputs with a predicted pKd above the threshold, by a discriminator to be believed",
+    "unique": "distinct outputs by outputs",
+    "correlation": "Spearman between asked-for and predicted pKd",
+    "beats_random": "low end of the interval of the model less random residues",
+}
+# Stage -> gate -> rule and threshold, those of the specification.
+GATES: dict[int, dict[str, tuple[str, float]]] = {
+    1: {"token_loss": ("at most", 0.1), "reproduced": ("at least", 0.9), "valid": ("at least", 0.5)},
+    2: {
+        "num_validation_falls": ("at least", 1),
+        "valid": ("at least", 0.5),
+        "share_above": ("at least", 0.3),
+        "unique": ("at least", 0.5),
+    },
+    3: {
+        "correlation": ("above", 0.4),
+        "valid": ("at least", 0.7),
+        "share_above": ("at least", 0.5),
+        "beats_random": ("above", 0.0),
+    },
+}
+OF_AFFINITIES = ("share_above", "correlation")
+
+
+class GatesFailed(RunEnded):
+    """A stage did not reach what the next one needs; everything was written, `gates.json` says which gate failed."""
+
+
+def check_gates(
+    stage: int,
+    numbers: Mapping[str, float | None],
+    thresholds: Mapping[str, float] | None = None,
+    has_affinities: bool = True,
+) -> list[dict[str, Any]]:
+    """Holds a stage's numbers against what it must reach.
+
+    Args:
+        stage: 1, 2 or 3.
+        numbers: gate -> its number; None, or no entry: it was not measured, and the gate fails, as it does for a number
+            that is not finite.
+        thresholds: gate -> finite threshold in place of the usual one; gates of other stages are passed over.
+        has_affinities: whether this run can have gates of affinities: else they neither pass nor fail.
+
+    Returns:
+        For each gate, JSON-able: `name`, `value`, `threshold`, `passed` (None: does not apply), and `reason`, a clause
+        with both numbers.
+    """
+    gates = []
+    for name, (rule, usual) in GATES[stage].items():
+        value, threshold = numbers.get(name), float((thresholds or {}).get(name, usual))
+        number = None if value is None or not math.isfinite(value) else float(value)
+        passed: bool | None = number is not None and _RULES[rule](number, threshold)
+        shown = "not measured" if value is None else format_cell(float(value))
+        reason = f"{shown}; {rule} {format_cell(threshold)} is needed ({_MEANINGS[name]})"
+        if name in OF_AFFINITIES and not has_affinities:
+            passed = None
+            reason = "does not apply: the data have no affinities (--label_column), and no --discriminator was given"
+        gates.append({"name": name, "value": number, "threshold": threshold, "passed": passed, "reason": reason})
+    return gates
+
+
+def have_passed(gates: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the next stage may start: no gate failed, and one at least passed."""
+    return all(gate["passed"] is not False for gate in gates) and any(gate["passed"] for gate in gates)
+
+
+def write_gates(path: str | os.PathLike[str], stages: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    """Writes `gates.json`, whole or not at all: `passed`, and of each stage that was run its gates.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    found = {str(stage): {"passed": have_passed(gates), "gates": gates} for stage, gates in stages.items()}
+    content = {"passed": all(one["passed"] for one in found.values()), "stages": found}
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def check_passed(results: Mapping[str, Any]) -> None:
+    """Raises GatesFailed where a stage did not pass; `results` as its `all_results.json` holds them."""
+    if results["gates_passed"]:
+        return
+    failed = [f"{gate['name']}: {gate['reason']}" for gate in results["gates"] if gate["passed"] is False]
+    raise GatesFailed(
+        f"Stage {results['stage']} did not pass its gates ({'; '.join(failed)}). Model and report are whole, in "
+        f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, or "
+        "give a threshold of your own (--gates)."
+    )
 
 
 def describe_gates() -> str:
     """The gates of each stage and their thresholds, for --help."""
     lines = []
-    for stage, each in REQUIREMENTS.items():
-        asked = (f"{one.name} {one.rule} {format_cell(one.threshold)}" for one in each if one.name != NUM_ERRORS)
+    for stage, each in GATES.items():
+        asked = (f"{name} {rule} {format_cell(threshold)}" for name, (rule, threshold) in each.items())
         lines.append(f"Stage {stage}: {', '.join(asked)}.")
     return " ".join(lines)

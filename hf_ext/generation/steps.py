@@ -9,13 +9,13 @@ from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
 from ..masked_lm.results import EVALUATION_METRICS, compute_metrics, sum_rows
 from ..models.generation.model import AntibodyGenerator
+from ..processes.sharding import fsdp_version
 from ..reporting.data_section import summarize_data
 from ..tasks.running import Run
 from .building import Inputs, build_inputs, build_model, fill_in_demo
-from .judging.judgement import Judges
-from .measuring import EpochSamples, find_judges
+from .discriminator import Discriminator
+from .measuring import EpochSamples, measure
 from .preparing import PairData, load_pairs, settle_columns
-from .results import measure
 from .stages import describe_stage, settle_stage
 
 
@@ -24,7 +24,7 @@ class StageData:
     """Rows of a stage, how they become tokens for the model, and who judges what it writes."""
 
     pairs: PairData
-    judges: Judges
+    discriminator: Discriminator | None
     model: AntibodyGenerator
     inputs: Inputs
 
@@ -32,23 +32,28 @@ class StageData:
 def check(run: Run) -> None:
     """See `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, EVALUATION_METRICS)
+    if fsdp_version(run.args) or run.args.deepspeed_plugin is not None:
+        raise ArgumentError(
+            "FSDP or DeepSpeed: one process writes the antibodies that are judged, so each needs the whole model. "
+            "Launch plain processes, as accelerate_configs/ddp.yaml does."
+        )
 
 
 def load(run: Run) -> StageData:
     """Gives the arguments what the stage says, and builds the model too: how antigens are read is its to say."""
     model_args, data_args, args = run.model_args, run.data_args, run.args
-    changed = settle_stage(run.stage, model_args, data_args, args, run.explicit)
-    run.log.info(describe_stage(run.stage, changed, model_args.stage != "auto"))
+    run.log.info(describe_stage(run.stage, settle_stage(run.stage, model_args, data_args, args, run.explicit)))
     table = None
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data, in which CDR-H3 follows the antigen by a planted rule.")
         table = fill_in_demo(model_args, args, run.explicit)
     settle_columns(model_args, data_args, run.explicit)
-    judges = find_judges(model_args)
+    name = model_args.discriminator
+    discriminator = Discriminator.from_pretrained(name) if name else None  # before anything is trained
     pairs = load_pairs(model_args, data_args, run.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
     model = build_model(model_args, args, pairs)
     antigens = [antigen for split in pairs.splits for antigen in pairs.antibodies(split).antigens]
-    return StageData(pairs, judges, model, build_inputs(model, args, antigens))
+    return StageData(pairs, discriminator, model, build_inputs(model, args, antigens))
 
 
 def build(run: Run, data: StageData) -> dict[str, Any]:
@@ -64,23 +69,13 @@ def build(run: Run, data: StageData) -> dict[str, Any]:
         "processing_class": inputs.tokenizer,
         "compute_metrics": compute_metrics,
         "preprocess_logits_for_metrics": sum_rows,
-        "callbacks": [EpochSamples(str(run.folder), run.model_args, pairs, inputs, run.args.seed)],
+        "callbacks": [EpochSamples(run.folder, run.model_args, pairs, inputs, run.args.seed)],
     }
-
-
-def check_whole(trainer: Any) -> None:
-    """Raises ArgumentError where weights would be spread over processes, while one process writes antibodies."""
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        trainer.end()
-        raise ArgumentError(
-            "FSDP or DeepSpeed: one process writes the antibodies that are judged, so each needs the whole model. "
-            "Launch plain processes, as accelerate_configs/ddp.yaml does."
-        )
 
 
 def score(run: Run, trainer: Any, trained: Any, data: StageData) -> dict[str, Any]:
     """Writes antibodies for test antigens, judges them, and holds the stage against its gates."""
-    facts, text = measure(trainer, run.stage, run.model_args, data.pairs, data.inputs, data.judges)
+    facts, text = measure(trainer, run.stage, run.model_args, data.pairs, data.inputs, data.discriminator)
     run.log.info("\nStage %d, on test antigens:\n%s\n", run.stage, text)
     run.is_last = run.is_last or not facts["gates_passed"]
     return facts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.arguments import DataArguments
 from ..tasks import ShippedTask
 from .arguments import GeneratorArguments
-from .stages import check_auto
+from .stages import GATES_NAME, check_auto, check_passed, write_gates
 
 if TYPE_CHECKING:
     from ..tasks.running import Run
@@ -55,13 +55,6 @@ class GenerationTask(ShippedTask):
         "hub_strategy": "end",
     }
 
-    def train(self, run: Run, trainer: Any, data: Any) -> Any:
-        """Trains the model, which each process must hold whole."""
-        from .steps import check_whole
-
-        check_whole(trainer)
-        return super().train(run, trainer, data)
-
     def parse_stages(self, argv: Sequence[str] | None = None) -> list[Run]:
         """A run for each stage that a command line asks for: one; of `--stage auto` all, each in a folder of its own.
 
@@ -91,10 +84,11 @@ class GenerationTask(ShippedTask):
         Raises:
             GatesFailed: everything was written before.
         """
-        from .results import check_passed, save_all_gates
+        from ..processes.team import do_on_main
 
         if run.model_args.stage == "auto":
-            save_all_gates(run.args, run.folder.parent, stages)
+            gates = {results["stage"]: results["gates"] for results in stages}
+            do_on_main(run.args, lambda: write_gates(run.folder.parent / GATES_NAME, gates))
         check_passed(stages[-1])
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+from rapidfuzz.distance import Levenshtein
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from hf_ext.data import near_copies
-from hf_ext.data.near_copies import find_families, has_near, nearest_identities, pair_identities
+from hf_ext.data.near_copies import find_families, has_near, nearest_identities
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 
@@ -117,8 +118,8 @@ def test_what_is_empty_or_alone_is_answered_too():
 def test_identity_of_pairs_is_one_less_edits_by_the_longer_length():
     left = ["KITTEN", "ACDE", "ACDE", "", "", "ACDEF", "ACGT" * 30, "X"]
     right = ["SITTING", "ACDE", "ACE", "", "AC", "CDEFA", "T" + "ACGT" * 30, "A"]
-    assert pair_identities(left, right).tolist() == [1 - 3 / 7, 1, 0.75, 1, 0, 1 - 2 / 5, 1 - 1 / 121, 0]
-    assert pair_identities([], []).tolist() == []
+    found = [nearest_identities([one], [other]).item() for one, other in zip(left, right)]
+    assert found == [1 - 3 / 7, 1, 0.75, 1, 0, 1 - 2 / 5, 1 - 1 / 121, 0]
 
 
 @pytest.mark.parametrize("num_edits", [3, 40])
@@ -127,22 +128,19 @@ def test_nearest_is_what_all_pairs_aligned_give(num_edits):
     bases = [random_sequence(rng, length) for length in (60, 61, 75, 90)]
     references = [mutate(rng, bases[i % 4], 1 + i % 15) for i in range(200)]
     queries = [mutate(rng, rng.choice(references), num_edits) for _ in range(70)]
-    identity, place = nearest_identities(queries, references)
-    every = [max(pair_identities([one] * 200, references)) for one in queries]
-    assert identity.tolist() == every
-    assert pair_identities(queries, [references[i] for i in place]).tolist() == every
+    similar = Levenshtein.normalized_similarity
+    every = [max(similar(one, other) for other in references) for one in queries]
+    assert nearest_identities(queries, references).tolist() == every
 
 
 def test_what_is_less_identical_than_asked_for_is_not_found():
     queries, references = ["ACDEFGHIKL", "ACDEFGHIKW", "WWWWWWWWWW"], ["ACDEFGHIKL", "ACDEFGHYYY"]
-    identity, place = nearest_identities(queries, references, at_least=0.9)
+    identity = nearest_identities(queries, references, at_least=0.9)
     assert identity[:2].tolist() == [1.0, 0.9]
     assert np.isnan(identity[2])
-    assert place.tolist() == [0, 0, -1]
-    assert nearest_identities(queries, references, at_least=0.91)[1].tolist() == [0, -1, -1]
-    identity, place = nearest_identities(["", "AC", "AAAD"], ["ACD", "WW", "AAAA", "AAAC"])  # of equals, the first
+    assert np.isnan(nearest_identities(queries, references, at_least=0.91)).tolist() == [False, True, True]
+    identity = nearest_identities(["", "AC", "AAAD"], ["ACD", "WW", "AAAA", "AAAC"])
     assert identity == pytest.approx(np.array([0, 2 / 3, 3 / 4]))
-    assert place.tolist()[1:] == [0, 2]
 
 
 @pytest.mark.nightly

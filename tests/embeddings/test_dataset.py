@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_generators import ANTIGENS, TINY, make_rows
+from tiny_generators import ANTIGENS, TINY, make_on_encoder, make_rows
 from torch.utils.data import DataLoader
 from transformers import EsmTokenizer
 
@@ -14,7 +14,6 @@ from hf_ext.embeddings.encode import fill_store
 from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.esm import state_encoder, state_key
-from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
 
 SEQUENCES = ["AC", "MKV", "G"]
@@ -60,7 +59,7 @@ def test_a_batch_holds_embeddings_labels_and_what_is_missing(dataset):
 def generator(demo_encoders):
     torch.manual_seed(0)
     spec = read_encoder(demo_encoders[1], None, "frozen", LoraSettings())
-    return AntibodyGenerator.from_encoder(spec, "tiny", **{**TINY, "dropout": 0.0}).eval()
+    return make_on_encoder(spec, **{**TINY, "dropout": 0.0}).eval()
 
 
 def test_a_generator_reads_cached_states_as_it_reads_live_ones(generator, demo_encoders, tmp_path):

@@ -26,7 +26,7 @@ TRANSFORMER = ("--architecture", "transformer", "--d_model", "16", "--d_ff", "32
 FROZEN_ESM = (*TRANSFORMER[2:], "--architecture", "esm", "--antigen_encoder", "esm", "--embedding_cache_dir", "states")
 DATA = ("--dataset_name", "pairs.csv", "--max_train_samples", "40", "--num_judged", "4", "--num_reproduced", "2")
 SMALL = (*DATA, "--num_epoch_samples", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", "true")
-ANY = ("--gate_token_loss", "100", "--gate_reproduced", "0", "--gate_valid", "0")  # every model passes stage 1
+ANY = ("--gates", '{"token_loss": 100, "reproduced": 0, "valid": 0}')  # every model passes stage 1
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(folder: Path, model: tupl
     for name in ("generated.csv", "gates.json", "epoch_samples.jsonl"):
         assert (folder / "cut" / name).read_text() == (folder / "whole" / name).read_text()
     results = json.loads((folder / "cut" / "all_results.json").read_text())
-    assert results["model"]["encoder_training"] == ("frozen" if model is FROZEN_ESM else None)
+    assert results["model"]["architecture"] == ("esm" if model is FROZEN_ESM else model[1])
     assert bool(list(folder.glob("states/*/key.json"))) is (model is FROZEN_ESM)
     if model is LSTM:  # bits differ where anything does: another seed ends in others
         finish(folder, "other", *words, "--seed", "2")

@@ -16,13 +16,13 @@ from memorising_generator import ANTIGENS, CDR3, make_memorising, save_generator
 from tiny_generators import make_generator
 
 from hf_ext.data.antibodies import EOS_ID, SEP_ID
-from hf_ext.errors import ArgumentError, HfExtError, MissingDependencyError
-from hf_ext.generation.generator import load_generator
+from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.generation.sample import main
+from hf_ext.generation.sampling import load_generator
 from hf_ext.hub import push_folder
-from hf_ext.optional import import_problem
 
-FIXED = ["rank", "generated_heavy", "generated_light", "copies", "log_probability", "valid", "problem", "checked_by"]
+COLUMNS = ["id", "antigen", "source_row", "rank", "heavy", "light", "copies", "log_probability", "valid", "problem"]
+LIKELIEST = ("--temperature", "0", "--num_samples", "1")
 TOKEN = "hf_" + "canary" * 5 + "bird"
 
 
@@ -52,8 +52,7 @@ def folder(tmp_path, monkeypatch):
 def sample(model, *given, data="antigens.fasta"):
     """The table's rows after a run."""
     source = ["--dataset_name", data] if data else []
-    numbering = [] if "--numbering" in given else ["--numbering", "off"]
-    words = ["--model", str(model), *source, "--max_new_tokens", "260", *numbering, *map(str, given)]
+    words = ["--model", str(model), *source, "--max_new_tokens", "260", *map(str, given)]
     output, _ = main(words)
     with open(output, newline="") as file:
         return list(csv.DictReader(file))
@@ -68,8 +67,8 @@ def read_fasta(path="antibodies.fasta"):
 
 def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(memorising):
     rows = sample(memorising, "--num_samples", 10, "--temperature", 1)
-    assert [*rows[0]] == ["id", "source", "sequence", "source_row", *FIXED, "cdr_h3"]
-    assert {(row["id"], row["sequence"], row["source_row"]) for row in rows} == {
+    assert [*rows[0]] == [*COLUMNS, "cdr_h3"]
+    assert {(row["id"], row["antigen"], row["source_row"]) for row in rows} == {
         ("first", ANTIGENS[0], "1"),
         ("second", ANTIGENS[1], "3"),
     }
@@ -80,15 +79,13 @@ def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(mem
         order = [(row["valid"] == "no", -float(row["log_probability"])) for row in own]
         assert order == sorted(order)
         assert len(set(order)) > 3
-        (known,) = [row for row in own if (row["generated_heavy"], row["generated_light"]) == (heavy(CDR3), light())]
-        assert (known["valid"], known["problem"], known["checked_by"], known["cdr_h3"]) == ("yes", "", "pattern", CDR3)
+        (known,) = [row for row in own if (row["heavy"], row["light"]) == (heavy(CDR3), light())]
+        assert (known["valid"], known["problem"], known["cdr_h3"]) == ("yes", "", CDR3)
     records = read_fasta()
     titles = [title.split()[0] for title, _ in records]
     assert titles[:2] == ["first_1_heavy", "first_1_light"]
     assert len(titles) == len(set(titles))
-    assert [chain for _, chain in records] == [
-        one for row in rows for one in (row["generated_heavy"], row["generated_light"]) if one
-    ]
+    assert [chain for _, chain in records] == [one for row in rows for one in (row["heavy"], row["light"]) if one]
 
 
 def test_what_is_malformed_is_marked_and_kept(untrained, capsys):
@@ -100,50 +97,53 @@ def test_what_is_malformed_is_marked_and_kept(untrained, capsys):
     assert len(cut) > 10
     assert sum("cut off" in title for title, _ in read_fasta()) >= len(cut)
     said = capsys.readouterr().out
-    assert f"40 antibodies for 2 antigens: {len(rows)} distinct, 0 valid by pattern" in said
+    assert f"40 antibodies for 2 antigens: {len(rows)} distinct, 0 with the pattern" in said
 
 
 def test_duplicates_are_one_line_with_their_number_and_a_collapse_is_named(memorising, capsys):
-    rows = sample(memorising, "--num_samples", 4, "--top_k", 1)
+    rows = sample(memorising, "--num_samples", 4, "--temperature", 0)
     assert [(row["copies"], row["cdr_h3"]) for row in rows] == [("4", CDR3), ("4", CDR3)]
     said = capsys.readouterr().out
     assert "25 % are distinct: the model, or its temperature, collapsed" in said
 
 
-def test_greedy_decoding_is_one_antibody_no_collapse_and_warned_of_where_antigens_share_it(memorising, folder, capsys):
-    rows = sample(memorising, "--greedy")
+def test_the_likeliest_antibody_is_no_collapse_and_warned_of_where_antigens_share_it(memorising, folder, capsys):
+    rows = sample(memorising, *LIKELIEST)
     assert [(row["copies"], row["cdr_h3"]) for row in rows] == [("1", CDR3), ("1", CDR3)]
     said = capsys.readouterr().out
     assert "collapsed" not in said
     assert "1 antibodies were written for several antigens: it may not read the antigen" in said
     (folder / "copies.csv").write_text(f"antigen\n{ANTIGENS[0]}\n{ANTIGENS[0]}\n")
-    sample(memorising, "--greedy", data="copies.csv")
+    sample(memorising, *LIKELIEST, data="copies.csv")
     assert "several antigens" not in capsys.readouterr().out  # the same antigen twice
 
 
-def test_the_inputs_columns_are_kept_as_they_were_read(memorising, folder):
-    (folder / "in.csv").write_text(f"note,antigen,heavy\n=1+1,{ANTIGENS[0].lower()},x\n")
-    (row,) = sample(memorising, "--greedy", data="in.csv")
-    assert (row["note"], row["antigen"], row["heavy"]) == ("'=1+1", ANTIGENS[0].lower(), "x")
-    assert (row["source_row"], row["generated_heavy"]) == ("2", heavy(CDR3))
-    assert read_fasta()[0][0].startswith("row2_1_heavy ")
-    (row,) = sample(memorising, "--greedy", "--keep_columns", "false", data="in.csv")
-    assert [*row][:3] == ["antigen", "source_row", "rank"]
-    (row,) = sample(memorising, "--antigen", ANTIGENS[1].lower(), "--greedy", data=None)
-    assert (row["antigen"], row["generated_heavy"]) == (ANTIGENS[1].lower(), heavy(CDR3))
+def test_antigens_are_told_by_id_and_row(memorising, folder):
+    (folder / "in.csv").write_text(f"id,antigen\n=1+1,{ANTIGENS[0].lower()}\na b,{ANTIGENS[1]}\na b,{ANTIGENS[1]}\n")
+    rows = sample(memorising, *LIKELIEST, data="in.csv")
+    assert [(row["id"], row["source_row"]) for row in rows] == [("'=1+1", "2"), ("a b", "3"), ("a b", "4")]
+    assert {(row["antigen"], row["heavy"]) for row in rows} == {(one, heavy(CDR3)) for one in ANTIGENS}
+    assert [title.split()[0] for title, _ in read_fasta()][::2] == [
+        "=1+1_1_heavy",
+        "a_b_row3_1_heavy",
+        "a_b_row4_1_heavy",
+    ]
+    (row,) = sample(memorising, "--antigen", ANTIGENS[1].lower(), *LIKELIEST, data=None)
+    assert (row["antigen"], row["heavy"]) == (ANTIGENS[1], heavy(CDR3))
+    assert read_fasta()[0][0].startswith("row1_1_heavy ")
 
 
-def test_training_antibodies_are_named_with_their_row(memorising, folder, capsys):
+def test_copies_of_training_antibodies_are_marked(memorising, folder, capsys):
     other = heavy("ARDYSSTW")  # an edit away
     (folder / "train.csv").write_text(f"vh,vl\n{other},{light()}\n{light()},{heavy(CDR3)}\n")
-    given = ("--greedy", "--training_data", "train.csv", "--training_columns", "vh", "vl")
+    given = (*LIKELIEST, "--training_data", "train.csv", "--training_columns", "vh", "vl")
     row, _ = sample(memorising, *given)
-    names = ("nearest_training_heavy", "nearest_training_light", "nearest_training_row", "is_training_copy")
-    assert [row[name] for name in names] == [str(1 - 1 / len(other)), "1.0", "2", "no"]
+    names = ("nearest_heavy", "is_copy")
+    assert [row[name] for name in names] == [str(1 - 1 / len(other)), "no"]
     assert "training antibodies to the residue" not in capsys.readouterr().out
     (folder / "train.csv").write_text(f"vh,vl\n{other},\n{heavy(CDR3)},{light()}\n")
     row, _ = sample(memorising, *given)
-    assert [row[name] for name in names] == ["1.0", "1.0", "3", "yes"]
+    assert [row[name] for name in names] == ["1.0", "yes"]
     assert "2 lines of the table are training antibodies to the residue" in capsys.readouterr().out
 
 
@@ -161,26 +161,21 @@ def test_a_discriminator_orders_only_where_its_own_record_says_that_it_is_good(
     said = capsys.readouterr().out
     assert ("Ranked by predicted affinity" in said) is by_prediction
     assert ("its own record says: No better than a constant" in said) is not by_prediction
-    assert "Whether the discriminator was trained on these antigens is not known" in said
-    assert {row["predicted_affinity"] == "" for row in rows if row["generated_light"] == ""} == {True}  # unreadable
+    assert {row["predicted_affinity"] == "" for row in rows if row["light"] == ""} == {True}  # unreadable
 
 
-@pytest.mark.skipif(import_problem("immunum") is not None, reason="the extra 'numbering'")
-def test_numbering_is_what_valid_means_where_it_is_installed(memorising):
-    rows = sample(memorising, "--greedy", "--numbering", "auto")
-    assert [(row["valid"], row["checked_by"]) for row in rows] == [("yes", "numbering")] * 2
-
-
-def test_a_heavy_chain_alone_is_valid_where_no_light_one_is_needed(memorising, folder):
-    model = load_generator(memorising, device="cpu").model
+def test_a_heavy_chain_alone_is_valid_where_training_had_some(memorising, folder):
+    model, _ = load_generator(memorising, device="cpu")
     with torch.no_grad():  # what was <sep> ends the antibody
         model.output.weight[EOS_ID] = model.output.weight[SEP_ID]
         model.output.bias[EOS_ID] = model.output.bias[SEP_ID] + 5
     save_generator(model, folder / "nanobodies")
-    (row, _) = sample(folder / "nanobodies", "--greedy")
+    (row, _) = sample(folder / "nanobodies", *LIKELIEST)
     assert (row["valid"], row["problem"]) == ("no", "no light chain")
-    (row, _) = sample(folder / "nanobodies", "--greedy", "--needs_light", "false")
-    assert (row["valid"], row["generated_light"], len(read_fasta())) == ("yes", "", 2)
+    model.config.needs_light = False
+    save_generator(model, folder / "mixed")
+    (row, _) = sample(folder / "mixed", *LIKELIEST)
+    assert (row["valid"], row["light"], len(read_fasta())) == ("yes", "", 2)
 
 
 # --- where models come from -------------------------------------------------------------------------------------------
@@ -210,9 +205,7 @@ def contents(folder):
     [
         ([], "Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE"),
         (["--dataset_name", "antigens.fasta", "--antigen", "MKT"], "Name the antigens: either"),
-        (["--antigen", "MKT", "--id_column", "x"], "--antigen_column and --id_column are for files"),
-        (["--antigen", "MKT", "--greedy", "--temperature", "0.8"], "are for what is drawn"),
-        (["--antigen", "MKT", "--greedy", "--num_samples", "3"], "greedy decoding writes at most 1"),
+        (["--antigen", "MKT", "--id_column", "x"], "--id_column is for files"),
         (["--antigen", "MK1"], "digit '1' at position 3"),
         (["--antigen", "MKT", "--affinity", "9"], "--affinity 9: this model was trained without affinities"),
         (["--antigen", "MKT", "--model", "no/such"], "Model 'no/such': no folder here, and the Hub did not"),
@@ -224,8 +217,7 @@ def contents(folder):
         (["--antigen", "MKT", "--output", "antibodies.fasta"], "is what the FASTA beside it is called"),
         (["--antigen", "MKT", "--training_data", "lost.csv"], "lost.csv: file not found"),
         (["--antigen", "MKT", "--discriminator", "."], "no inputs.json there"),
-        (["--dataset_name", "notes.csv"], "no column antigen, antigen_sequence, sequence among note"),
-        (["--dataset_name", "ranked.csv"], "columns of the names rank, under which antibodies are written"),
+        (["--dataset_name", "notes.csv"], "no column 'antigen'|antigen"),
         (["--dataset_name", "bad.csv"], "row 3, column 'antigen'"),
         (["--dataset_name", "lost.fasta"], "lost.fasta: file not found"),
         (["--dataset_name", "bad.csv", "--label_column", "pKd"], "--label_column: not of antigens"),
@@ -236,11 +228,10 @@ def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(
     folder, without_affinities, given, words
 ):
     (folder / "notes.csv").write_text("note\nx\n")
-    (folder / "ranked.csv").write_text("rank,antigen\n1,MKT\n")
     (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
     before = contents(folder)
     with pytest.raises(HfExtError, match=words):
-        main(["--numbering", "off", "--model", str(without_affinities), *given])
+        main(["--model", str(without_affinities), *given])
     assert contents(folder) == before
 
 
@@ -287,12 +278,3 @@ def test_another_kind_of_model_is_refused(make_affinity, folder):
     (folder / "affinity" / "config.json").write_text("{")
     with pytest.raises(ArgumentError, match="damaged, no model_type"):
         sample(folder / "affinity")
-
-
-def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(memorising, monkeypatch):
-    monkeypatch.setattr("hf_ext.optional.import_problem", lambda package: "is not installed")
-    monkeypatch.setattr("hf_ext.generation.judging.numbering.import_problem", lambda package: "is not installed")
-    for library, extra in (("immunum", "numbering"), ("anarcii", "anarcii")):
-        with pytest.raises(MissingDependencyError, match=rf"{library} is needed .*hf_ext\[{extra}\]"):
-            sample(memorising, "--numbering", library)
-    assert {row["checked_by"] for row in sample(memorising, "--greedy", "--numbering", "auto")} == {"pattern"}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hf_ext.generation.judging.rows import AntibodyRows
+from hf_ext.generation.rows import AntibodyRows
 
 HEAVY_V = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYC"
 HEAVY_J = "WGQGTLVTVSS"

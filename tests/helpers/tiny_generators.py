@@ -1,5 +1,6 @@
 """Antibody generators in miniature, and batches for them."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -38,3 +39,10 @@ def make_named(name: str, **settings: Any) -> AntibodyGenerator:
     """`make_generator` of one of `NAMES`."""
     architecture, _, attends = name.partition("-")
     return make_generator(architecture, attend=bool(attends), **settings)
+
+
+def make_on_encoder(spec: Any, **settings: Any) -> AntibodyGenerator:
+    """A new tiny decoder on a pretrained ESM; `spec` from `read_encoder`."""
+    return AntibodyGenerator.from_new_weights(
+        GeneratorConfig.of_size("esm", "tiny", antigen_encoder=asdict(spec), **settings)
+    )

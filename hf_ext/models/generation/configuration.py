@@ -57,6 +57,7 @@ class GeneratorConfig(PretrainedConfig):
         label_mean, label_std: of the affinity, in its units (pKd), by which it is standardised.
         unknown_affinity_dropout: probability in training that a row's affinity is taken as unknown, so that the model
             can also write without one (classifier-free guidance).
+        needs_light: whether every training antibody had a light chain, so that a heavy chain alone is a fault.
         antigen_encoder: `EncoderSpec` as a dict, of "esm".
         save_full: save a frozen encoder's weights too, instead of its id, revision and fingerprint.
 
@@ -81,6 +82,7 @@ class GeneratorConfig(PretrainedConfig):
     label_mean: float = 0.0
     label_std: float = 1.0
     unknown_affinity_dropout: float = 0.0
+    needs_light: bool = True
     antigen_encoder: None | dict = None  # noqa: RUF036
     save_full: bool = False
     is_encoder_decoder: bool = True

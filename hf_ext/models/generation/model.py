@@ -14,14 +14,13 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from ...data.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...errors import ArgumentError
-from ..configuration import EncoderSpec
 from ..exact_loss import IGNORED, exact_loss
 from ..lora import merge_layers
 from .configuration import GeneratorConfig
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
 from .lstm import LstmDecoder, LstmEncoder
-from .parts import AffinityEmbedding, EncoderStates, as_states
+from .parts import AffinityEmbedding, EncoderStates
 from .transformer import TransformerDecoder, TransformerEncoder
 
 # No antibody can be made of them; after few steps they would be drawn all the same.
@@ -87,19 +86,6 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         if config.architecture == "esm":
             model.encoder.load_pretrained()
         return model.train()
-
-    @classmethod
-    def from_encoder(cls, spec: EncoderSpec, size: str = "tiny", **settings: Any) -> AntibodyGenerator:
-        """A new decoder on a pretrained ESM.
-
-        Args:
-            spec: from `read_encoder`, which says how the encoder trains.
-            size: of the decoder; `settings` go over it, as in `GeneratorConfig.of_size`.
-
-        Raises:
-            ArgumentError: as `GeneratorConfig`; no ESM; or an encoder that trains cannot be loaded.
-        """
-        return cls.from_new_weights(GeneratorConfig.of_size("esm", size, antigen_encoder=asdict(spec), **settings))
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -173,10 +159,12 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         """The encoder's states of k antigens: those given, or those of `input_ids`, (k, tokens).
 
         Raises:
-            ArgumentError: neither is given, or `encoder_outputs` holds no states.
+            ArgumentError: neither is given.
         """
+        if isinstance(encoder_outputs, EncoderStates):
+            return encoder_outputs
         if encoder_outputs is not None:
-            return as_states(encoder_outputs)
+            return EncoderStates(last_hidden_state=encoder_outputs[0])
         if input_ids is None:
             raise ArgumentError("No antigen: give input_ids, or its states as encoder_outputs.")
         return self.encoder(input_ids, attention_mask, layout)
@@ -203,8 +191,8 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
             labels: (n, tokens), int64, what is to be written, without `<bos>`; -100 is left out of the loss.
             decoder_input_ids: (n, tokens), int64, with `<bos>`; None: made from `labels`. After `cache` only those
                 that it has not seen.
-            encoder_outputs: states of the k antigens, (k, tokens, width), in place of `input_ids`; as a tensor, the
-                first entry of a tuple, or a ModelOutput. Of the LSTM, what `encode` returns.
+            encoder_outputs: states of the k antigens, (k, tokens, width), in place of `input_ids`, as the first entry
+                of a tuple. Of the LSTM, what `encode` returns.
             antigen_index: (n,), int64, which antigen each row has; None: n = k, in their order.
             affinity: (n,), float, in the units of `config.label_mean`; NaN: unknown. None: unknown in all rows.
             cache: what this model returned for the tokens before.
@@ -277,25 +265,11 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 def _of_rows(
     encoded: EncoderStates, mask: torch.Tensor | None, index: torch.Tensor | None, num_rows: int
 ) -> tuple[EncoderStates, torch.Tensor | None]:
-    """States and masks of each row's antigen, from those of k antigens.
-
-    Raises:
-        ArgumentError: a mask of other tokens than the states'; an `index` of other than `num_rows` rows; or none, and
-            other than `num_rows` antigens.
-    """
+    """States and masks of each row's antigen, from those of k antigens; `ArgumentError` where no index says which."""
+    if index is not None:
+        encoded = EncoderStates(**{name: value.index_select(0, index) for name, value in encoded.items()})
+        mask = None if mask is None else mask.index_select(0, index)
     states: Any = encoded.last_hidden_state
-    if mask is not None and mask.shape != states.shape[:2]:
-        raise ArgumentError(
-            f"attention_mask has shape {tuple(mask.shape)}, the antigens' states {tuple(states.shape[:2])}: give the "
-            "mask of the tokens that were encoded."
-        )
-    if index is None:
-        if len(states) != num_rows:
-            raise ArgumentError(
-                f"{len(states)} antigens for {num_rows} rows: say in antigen_index which row has which."
-            )
-        return encoded, mask
-    if len(index) != num_rows:
-        raise ArgumentError(f"antigen_index has {len(index)} rows, there are {num_rows} to write.")
-    chosen = EncoderStates(**{name: value.index_select(0, index) for name, value in encoded.items()})
-    return chosen, None if mask is None else mask.index_select(0, index)
+    if len(states) != num_rows:
+        raise ArgumentError(f"{len(states)} antigens for {num_rows} rows: say in antigen_index which row has which.")
+    return encoded, mask

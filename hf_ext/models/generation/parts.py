@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.utils import ModelOutput
-
-from ...errors import ArgumentError
 
 LONGEST_WAVE = 10_000.0  # tokens / 2 pi; Vaswani et al., arXiv:1706.03762
 
@@ -67,23 +64,6 @@ class EncoderStates(ModelOutput):
     last_hidden_state: torch.Tensor | None = None
     memory: torch.Tensor | None = None
     mean: torch.Tensor | None = None
-
-
-def as_states(given: Any) -> EncoderStates:
-    """`EncoderStates` from what a caller gave as `encoder_outputs`: those, a tuple that begins with states, or states.
-
-    Raises:
-        ArgumentError: no tensor of three dimensions in there.
-    """
-    if isinstance(given, EncoderStates):
-        return given
-    states = given[0] if isinstance(given, tuple) and given else given
-    if not isinstance(states, torch.Tensor) or states.dim() != 3:
-        raise ArgumentError(
-            f"encoder_outputs of type {type(given).__name__}: must be what `encode` returns, or states of shape "
-            "(antigens, tokens, width), as a tensor or the first entry of a tuple."
-        )
-    return EncoderStates(last_hidden_state=states)
 
 
 class DecoderState:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from run_outcomes import losses
-from tiny_generators import TINY, make_batch, make_named, make_rows
+from tiny_generators import TINY, make_batch, make_named, make_on_encoder, make_rows
 from transformers import EsmModel, EsmTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from hf_ext.data.antibodies import AntibodyCollator
@@ -124,7 +124,7 @@ def make_on(esm, training="frozen", **settings):
     torch.manual_seed(0)
     spec = read_encoder(esm, None, training, LoraSettings(r=2))
     given = {**TINY, "dropout": 0.0, "label_mean": 8.0, **settings}
-    return AntibodyGenerator.from_encoder(spec, "tiny", **given)
+    return make_on_encoder(spec, **given)
 
 
 def train(model, batch, steps=3):

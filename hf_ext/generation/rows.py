@@ -1,0 +1,237 @@
+"""Antibodies with the antigen that each is for: are they valid, and means over them with intervals by antigen."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..data.antibodies import AntibodyPair
+from ..data.proteins import STANDARD
+from ..evaluation._arrays import as_column, as_pair
+from ..evaluation.metrics import MetricValue
+from ..evaluation.resampling import ResamplingUnits, check_units
+from ..evaluation.scores import PairedComparison, Score, compare_paired, make_score, score_mean
+
+CHAINS = ("heavy", "light")
+CONFIDENCE = 0.95  # of all intervals
+RESIDUES = frozenset(STANDARD)
+MAX_NAMED = 5  # kinds of problems that a summary lists
+MAX_OUTSIDE = 10  # residues beyond the domain's ends: a constant region, a second domain or a leader has more
+J_STARTS = {"heavy": "W", "light": "F"}  # of the J motif, which tells heavy from light
+# Two cysteines with a tryptophan between them at the distances of an immunoglobulin fold, and the J motif. What stands
+# between the second cysteine and that motif is CDR3 as IMGT bounds it (positions 105 to 117). A pattern neither knows
+# gaps nor framework residues, and misses chains with rare insertions.
+_FOLD = r"^(?P<before>.{{12,40}}?)C.{{6,22}}?W.{{46,80}}?C(?P<cdr3>[A-Z]{{1,45}}?){start}G.G(?P<after>.*)$"
+_PATTERNS = {chain: re.compile(_FOLD.format(start=start)) for chain, start in J_STARTS.items()}
+_USUAL = {"before": 22, "after": 7}  # residues before Cys23 and after the J motif of a whole domain
+
+
+@dataclass(frozen=True)
+class AntibodyRows:
+    """n antibodies as columns of equal length.
+
+    Attributes:
+        heavy: capital letters; "" where there is none.
+        light: None where the antibody is a heavy chain alone.
+        antigens: what each was written for, or is known to bind.
+        malformed: what was wrong with the tokens it was decoded from; None where nothing was.
+    """
+
+    heavy: tuple[str, ...]
+    light: tuple[str | None, ...]
+    antigens: tuple[str, ...]
+    malformed: tuple[str | None, ...]
+
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[AntibodyPair], antigens: Sequence[str]) -> AntibodyRows:
+        """From what a generator wrote, row by row as `antigens`."""
+        light = tuple(pair.light or None for pair in pairs)
+        malformed = tuple("; ".join(pair.malformed) or None for pair in pairs)
+        return cls(tuple(pair.heavy for pair in pairs), light, tuple(antigens), malformed)
+
+    @classmethod
+    def of_columns(cls, heavy: Sequence[str], light: Sequence[str | None], antigens: Sequence[str]) -> AntibodyRows:
+        """From columns of equal length."""
+        return cls(tuple(heavy), tuple(one or None for one in light), tuple(antigens), (None,) * len(heavy))
+
+    def __len__(self) -> int:
+        return len(self.heavy)
+
+    @property
+    def pairs(self) -> list[tuple[str, str | None]]:
+        """(heavy, light) of each row."""
+        return list(zip(self.heavy, self.light))
+
+    def chain(self, name: str) -> list[str]:
+        """The "heavy" or "light" chains, "" where there is none."""
+        return [one or "" for one in getattr(self, name)]
+
+    def select(self, rows: Any) -> AntibodyRows:
+        """Some rows: (n,) bool, or row numbers."""
+        asked = np.asarray(rows)
+        chosen = np.arange(len(self))[asked if asked.size else asked.astype(np.int64)]
+        return AntibodyRows(*(tuple(column[i] for i in chosen) for column in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How intervals are drawn.
+
+    Attributes:
+        units: rows that were held out together (an antigen, or its cluster), row by row as what is scored.
+        num_resamples: 2 or more.
+        seed: of the draws, 0 or more.
+    """
+
+    units: ResamplingUnits
+    num_resamples: int = 1000
+    seed: int = 0
+
+
+def places_of(values: Iterable[Any]) -> dict[Any, list[int]]:
+    """Value -> the rows that have it, in the order in which values first occur."""
+    places: dict[Any, list[int]] = {}
+    for row, value in enumerate(values):
+        places.setdefault(value, []).append(row)
+    return places
+
+
+def mean_score(values: Any, sampling: Sampling) -> Score:
+    """The mean of rows, with the interval of further units.
+
+    Rows without a value (NaN) are left out, and `n` does not count them. A share that is 0 or 1 in all rows has the
+    exact binomial interval of as many tries as there are effective units: resamples of it would all be the same.
+
+    Args:
+        values: (n,) numbers, or bool for a share.
+        sampling: its units are those of these n rows.
+
+    Raises:
+        DataError: units of another number of rows.
+
+    Cost: 60 ns per drawn row.
+    """
+    column = np.asarray(values)
+    check_units(sampling.units, len(column))
+    has_value = ~np.isnan(column)
+    column, units = column[has_value], sampling.units.select(has_value)
+    if not len(column):
+        return make_score(MetricValue(math.nan, "no row has a value"), column, 0, CONFIDENCE, units)
+    how: dict[str, Any] = {"num_resamples": sampling.num_resamples, "seed": sampling.seed, "confidence": CONFIDENCE}
+    return of_units(score_mean(column, units=units, **how), units)
+
+
+def of_units(score: Score, units: ResamplingUnits) -> Score:
+    """A score by units of one row each, which are taken for rows elsewhere and trusted however few: here for units."""
+    return {**score, **units.facts(), "is_trusted": units.are_enough}
+
+
+def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any = None) -> PairedComparison:
+    """Whether the mean of `after` is better than that of `before` on the same rows, and by how much.
+
+    Args:
+        before, after: (n,) numbers of which more is better. Rows where either has no value (NaN) are left out of both.
+        sampling: its units are those of these n rows.
+        num_tokens: (n,) tokens of each row; then `before` and `after` are summed losses, and less per token is better.
+
+    Raises:
+        DataError: other numbers of rows.
+
+    Cost: as `compare_paired`.
+    """
+    earlier, later = as_pair(before, after)
+    check_units(sampling.units, len(earlier))
+    has_both = ~(np.isnan(earlier) | np.isnan(later))
+    units = sampling.units.select(has_both)
+    compared = compare_paired(
+        (np.ones(len(earlier)) if num_tokens is None else as_column(num_tokens, "num_tokens"))[has_both],
+        earlier[has_both],
+        later[has_both],
+        "accuracy" if num_tokens is None else "token_loss",
+        confidence=CONFIDENCE,
+        num_resamples=sampling.num_resamples,
+        seed=sampling.seed,
+        units=units,
+    )
+    # It takes units of one row each for rows, which it trusts however few they are; here they are antigens.
+    return replace(compared, **units.facts())
+
+
+# --- validity: by form, and by the pattern of conserved residues ------------------------------------------------------
+
+
+def judge_validity(
+    rows: AntibodyRows, sampling: Sampling, needs_light: bool = True
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Checks each row's form, and its conserved residues by pattern.
+
+    Args:
+        sampling: its units are those of these rows.
+        needs_light: whether a heavy chain alone is no valid output.
+
+    Returns:
+        JSON-able:
+            well_formed: share of pairs of chains of the 20 residues. Shuffled residues pass.
+            valid: of these, with the conserved residues' pattern.
+            problems: the most frequent faults, with their numbers of rows.
+        And (n,) bool, which rows are valid.
+
+    Cost: 30 us a row.
+    """
+    problems = find_problems(rows, needs_light)
+    well_formed, valid = (
+        np.array([one is None for one in found], dtype=bool)
+        for found in (find_form_problems(rows, needs_light), problems)
+    )
+    return {
+        "well_formed": mean_score(well_formed, sampling),
+        "valid": mean_score(valid, sampling),
+        "problems": Counter(filter(None, problems)).most_common(MAX_NAMED),
+    }, valid
+
+
+def find_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str | None]:
+    """The first fault of each row, None where it is a valid antibody: of its form, then of its chains."""
+    form = find_form_problems(rows, needs_light)
+    return [first or second for first, second in zip(form, _by_chain(rows, _find_pattern_problem))]
+
+
+def find_form_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str | None]:
+    """What is wrong with the form of each row; None where it is a pair of chains of the 20 residues, whatever these."""
+    no_light = ["no light chain" if one is None and needs_light else None for one in rows.light]
+    chains = _by_chain(rows, _find_letter_problem)
+    return [first or second or third for first, second, third in zip(rows.malformed, chains, no_light)]
+
+
+def _by_chain(rows: AntibodyRows, find: Callable[[str, str], str | None]) -> list[str | None]:
+    """What `find` says of each row's heavy chain, else of its light one; a missing light chain has no fault."""
+    return [find("heavy", one) or (None if other is None else find("light", other)) for one, other in rows.pairs]
+
+
+def _find_letter_problem(chain: str, sequence: str) -> str | None:
+    if not sequence:
+        return f"no {chain} chain"
+    foreign = sorted(set(sequence) - RESIDUES)
+    return f"{chain} chain with {', '.join(foreign)}" if foreign else None
+
+
+def _find_pattern_problem(chain: str, sequence: str) -> str | None:
+    found = _PATTERNS[chain].match(sequence)
+    if found is None:
+        return f"{chain} chain without the pattern Cys-Trp-Cys and {J_STARTS[chain]}GxG"
+    for end, usual in _USUAL.items():
+        if len(found[end]) - usual > MAX_OUTSIDE:
+            return f"{chain} chain with more than {MAX_OUTSIDE} residues {end} its variable domain"
+    return None
+
+
+def find_cdr3(heavy: str) -> str | None:
+    """The residues between the second conserved cysteine and the J motif; None where the pattern is not found."""
+    found = _PATTERNS["heavy"].match(heavy)
+    return None if found is None else found["cdr3"]
