@@ -106,8 +106,7 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     antigen_column = _settle_columns(args, data_args)
     rows: Any = load_sequences(
         data_args,
-        output_dir=output.parent,
-        rejected_name=find_rejected(output, data_args.bad_rows).name,
+        rejected=find_rejected(output, data_args.bad_rows),
         table=None if args.antigen is None else Dataset.from_dict({antigen_column: [args.antigen]}),
     ).table
     model, tokenizer = load_generator(args.model, revision=args.revision)

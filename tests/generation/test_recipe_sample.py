@@ -205,7 +205,7 @@ def contents(folder):
     [
         ([], "Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE"),
         (["--dataset_name", "antigens.fasta", "--antigen", "MKT"], "Name the antigens: either"),
-        (["--antigen", "MKT", "--id_column", "x"], "--id_column is for files"),
+        (["--antigen", "MKT", "--id_column", "x"], "--antigen_column and --id_column are for files"),
         (["--antigen", "MK1"], "digit '1' at position 3"),
         (["--antigen", "MKT", "--affinity", "9"], "--affinity 9: this model was trained without affinities"),
         (["--antigen", "MKT", "--model", "no/such"], "Model 'no/such': no folder here, and the Hub did not"),
