@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from closing_line import cases, tally
 from faulty_runs import (
     NUM_STEPS,
     KilledRun,
@@ -103,12 +102,6 @@ def families(tmp_path_factory):
     folder = tmp_path_factory.mktemp("damage")
     templates = {"esm": make_narrow_esm(), "lora": make_lora(folder / "base")}
     return {name: Family(folder / name, template) for name, template in templates.items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counts(request):
-    with cases(request, "damaged checkpoints", "found_and_passed_over", "the_suite|stock_trainer"):
-        yield
 
 
 @pytest.fixture
@@ -261,17 +254,3 @@ def test_stock_trainer_resumes_silently_wrong_without_its_optimizer_or_schedule(
     damages = [("optimizer.pt", "deleted"), ("scheduler.pt", "deleted"), ("scheduler.pt", DAMAGES[-1])]
     assert stock_outcomes(families["lora"].make, tmp_path / "1", [("", "none")]) == {"right": 1}
     assert stock_outcomes(families["lora"].make, tmp_path / "2", damages) == {"silently wrong": 3}
-
-
-@pytest.mark.nightly
-def test_stock_trainer_over_all_its_files(request, families, tmp_path):
-    files = ("README.md", "adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "rng_state.pth")
-    files += ("scheduler.pt", "trainer_state.json", "training_args.bin")
-    same = {*CONSTANT, "training_args.bin"}
-    damages = [(name, d) for name in files for d in DAMAGES if not (d.startswith("swapped") and name in same)]
-    numbers = {"cases": len(damages), "failed": 0, "right": 0, "silently_wrong": 0}
-    with tally(request, "damaged checkpoints of stock Trainer", **numbers) as counts:
-        for outcome, number in stock_outcomes(families["lora"].make, tmp_path, damages).items():
-            counts[outcome.replace(" ", "_")] = number
-    assert counts["failed"] > 0
-    assert counts["silently_wrong"] > 0

@@ -1,12 +1,12 @@
 """kill -9 while a run saves, rotates and saves again: the same command goes on by itself and ends as if nothing was."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
-from closing_line import record, say
 from families import FAMILIES, SAVE_STEPS, WITH_WORKERS
-from kill_cases import Bench, Table, draw_kills, run_with_kills
+from kill_cases import Bench, draw_kills, run_with_kills
 from killing import STOCK, Job, Kill, attempt
 
 KILLS_PER_RUN = 3
@@ -16,16 +16,6 @@ SAVED, NEXT = 2 * SAVE_STEPS, 3 * SAVE_STEPS
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory) -> Bench:
     return Bench(tmp_path_factory.mktemp("kills"))
-
-
-@pytest.fixture(scope="module")
-def table(request):
-    """Counts of the suite: printed at the end and, where HF_EXT_RESULTS is set, written there."""
-    table = Table()
-    yield table
-    say(request, table.line())
-    record("kill_training", table.as_json(lambda family: family not in WITH_WORKERS))
-    record("kill_with_workers", table.as_json(lambda family: family in WITH_WORKERS))
 
 
 def make_job(bench: Bench, family: str, number: int) -> Job:
@@ -38,10 +28,10 @@ def make_job(bench: Bench, family: str, number: int) -> Job:
     return replace(job, resume=str(job.output_dir / f"checkpoint-{SAVE_STEPS}"))
 
 
-def kill_at_random(bench: Bench, table: Table, family: str, num_kills: int, seed: int) -> list[str]:
+def kill_at_random(bench: Bench, family: str, num_kills: int, seed: int) -> list[str]:
     """Kills runs of a family until there were `num_kills`."""
     rng = random.Random(f"{family} {seed}")
-    row, problems = table.row(family, "at random"), []
+    row, problems = Counter(), []
     whole = bench.whole(family)[1]
     if family in WITH_WORKERS:  # one of them in a later epoch
         problems += run_with_kills(bench, bench.job(family), [Kill(at_step=SAVED + 2)], row)
@@ -56,20 +46,20 @@ def kill_at_random(bench: Bench, table: Table, family: str, num_kills: int, seed
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_killed_at_random_goes_on_by_itself_and_ends_as_if_nothing_was(bench, table, family):
-    assert kill_at_random(bench, table, family, num_kills=4, seed=0) == []
+def test_a_run_killed_at_random_goes_on_by_itself_and_ends_as_if_nothing_was(bench, family):
+    assert kill_at_random(bench, family, num_kills=4, seed=0) == []
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", [*FAMILIES, *WITH_WORKERS])
-def test_a_run_killed_forty_times_at_random_ends_as_if_nothing_was(bench, table, family):
-    assert kill_at_random(bench, table, family, num_kills=40, seed=1) == []
+def test_a_run_killed_forty_times_at_random_ends_as_if_nothing_was(bench, family):
+    assert kill_at_random(bench, family, num_kills=40, seed=1) == []
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("family", "rank"), [(name, r) for name, f in FAMILIES.items() for r in range(f.num_ranks)])
-def test_a_kill_before_any_file_operation_of_a_save_and_its_rotation_loses_nothing(bench, table, family, rank):
-    row, problems = table.row(family, f"at every file operation of process {rank}"), []
+def test_a_kill_before_any_file_operation_of_a_save_and_its_rotation_loses_nothing(bench, family, rank):
+    row, problems = Counter(), []
     moment = Kill(operation=10**9, after_step=NEXT, rank=rank)
     spared = attempt(bench.copy(bench.begun(family)), moment)
     assert spared.end == "spared"
@@ -82,33 +72,19 @@ def test_a_kill_before_any_file_operation_of_a_save_and_its_rotation_loses_nothi
     assert problems == []
 
 
-def kill_stock(bench: Bench, table: Table, num_kills: int, again: bool) -> None:
+def kill_stock(bench: Bench, num_kills: int, again: bool) -> Counter:
     """Kills stock Trainer at random moments of a save; where `again`, of a step that an earlier run saved there."""
     rng = random.Random(f"stock {again}")
-    row = table.row(STOCK, "in a save again" if again else "in a first save")
-    before = row["kills"]
+    row: Counter = Counter()
     for _ in range(num_kills):
         job = bench.copy(bench.earlier(STOCK), seed=3, resume="no") if again else bench.job(STOCK)
         step = rng.choice((SAVE_STEPS, SAVED))
         spared = bench.operations_after(STOCK, step)
         run_with_kills(bench, job, [Kill(operation=rng.randint(1, spared), after_step=step)], row)
-    assert row["kills"] == before + num_kills
+    assert row["kills"] == num_kills
+    return row
 
 
-def test_the_same_kills_find_that_stock_trainer_cannot_resume_or_ends_with_other_weights(bench, table):
-    for again in (False, True):
-        kill_stock(bench, table, 3, again)
-    rows = [row for (family, _), row in table.rows.items() if family == STOCK]
-    assert sum(row["identical"] for row in rows) < sum(row["kills"] for row in rows)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("again", [False, True])
-def test_of_forty_kills_in_a_save_stock_trainer_does_not_recover(bench, table, again):
-    kill_stock(bench, table, 40, again)
-
-
-@pytest.mark.nightly
-def test_stock_trainer_killed_between_two_saves_ends_as_if_nothing_was(bench):
-    row = Table().row(STOCK, "between two saves")
-    assert run_with_kills(bench, bench.job(STOCK), [Kill(at_step=SAVED + 2)], row) == []
+def test_the_same_kills_find_that_stock_trainer_cannot_resume_or_ends_with_other_weights(bench):
+    counts = sum((kill_stock(bench, 3, again) for again in (False, True)), Counter())
+    assert counts["identical"] < counts["kills"]

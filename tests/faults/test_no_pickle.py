@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from closing_line import tally
 from faulty_runs import Maker, contents, make_lora, messages, names
 from miniature_esm import make_narrow_esm
 from transformers import Trainer, TrainerCallback
@@ -103,22 +102,13 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("hostile"))
 
 
-@pytest.fixture(scope="module")
-def counts(request):
-    with tally(request, "hostile files", probes=0, executed=0, escaped=0) as found:
-        yield found
-
-
 @pytest.fixture(autouse=True)
-def probed(request, counts, runs):
-    """Counts probes, and what they achieved."""
+def probed(runs):
+    """Whatever a test does, nothing runs and nothing outside changes."""
     before = contents(runs.outside)
     yield
-    if "twin" in request.node.name or "scan" in request.node.name:
-        return
-    counts["probes"] += 1
-    counts["executed"] += runs.canary.exists()
-    counts["escaped"] += contents(runs.outside) != before
+    assert not runs.canary.exists()
+    assert contents(runs.outside) == before
 
 
 # --- pickles ----------------------------------------------------------------------------------------------------------

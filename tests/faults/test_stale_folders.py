@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from closing_line import cases
 from faulty_runs import KilledRun, contents, make_rows, messages, names
 from miniature_esm import make_narrow_esm
 from other_runs import plant_lock
@@ -34,12 +33,6 @@ class Runs(KilledRun):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("stale"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counts(request):
-    with cases(request, "stale folders"):
-        yield
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Cases of runs that are killed and restarted, what is looked at when they end, and the table of counts."""
+"""Cases of runs that are killed and restarted, and what is looked at when they end."""
 
 from __future__ import annotations
 
@@ -7,40 +7,13 @@ import random
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-import transformers
 from families import NUM_STEPS, SAVE_STEPS, write_encoders
 from killing import STOCK, Attempt, Job, Kill, attempt
 
 from hf_ext.checkpoints.manifest import MANIFEST, Manifest
-
-COUNTS = ("kills", "resumed", "identical")
-
-
-class Table:
-    """Counts, a row per family and kind of kill."""
-
-    def __init__(self):
-        self.rows: dict[tuple[str, str], Counter] = {}
-
-    def row(self, family: str, kills: str) -> Counter:
-        return self.rows.setdefault((family, kills), Counter(dict.fromkeys([*COUNTS, "lost_steps_max"], 0)))
-
-    def as_json(self, takes: Callable[[str], bool]) -> dict:
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        head = {"num_steps": NUM_STEPS, "save_steps": SAVE_STEPS, "versions": versions}
-        rows = [{"family": f, "kind": kind, **row} for (f, kind), row in self.rows.items() if takes(f)]
-        return {**head, "rows": rows}
-
-    def line(self) -> str:
-        ours = sum((row for (family, _), row in self.rows.items() if family != STOCK), Counter())
-        stock = sum((row for (family, _), row in self.rows.items() if family == STOCK), Counter())
-        said = [", ".join(f"{row[name]} {name}" for name in COUNTS) for row in (ours, stock)]
-        return f"kill -9 while training: {said[0]}; {STOCK}: {said[1]}"
 
 
 @dataclass
@@ -107,7 +80,6 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
             break
         if result.began_at is not None:
             lost = furthest - result.began_at
-            row["lost_steps_max"] = max(row["lost_steps_max"], lost)
             if result.began_at < committed or lost > SAVE_STEPS + 1:  # a checkpoint has its name after the next step
                 problems.append(f"began at {result.began_at}, after step {furthest} and checkpoint-{committed}")
             job = replace(job, resume="auto")
@@ -117,7 +89,6 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
             break
         num_kills += 1
     row["kills"] += num_kills
-    row["resumed"] += num_kills - (result.end != "ended")
     row["identical"] += num_kills if not problems else 0
     shutil.rmtree(job.folder)
     return [f"{job.family}, {kills}: {problem}" for problem in problems]

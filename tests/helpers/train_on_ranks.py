@@ -25,13 +25,3 @@ def make_model() -> EsmForTokenClassification:
 def settings(folder: Path, **given) -> dict:
     fixed = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_grad_norm": 0.0, "seed": 3}
     return {"output_dir": str(folder), "remove_unused_columns": False, "save_strategy": "no", **fixed, **given}
-
-
-def rows_of_steps(ranks: list[list[list[int]]], passes: int, num_batches: int) -> list[list[int]]:
-    """Rows of each optimizer step, from the batches of each process: `passes` a step, `num_batches` an epoch."""
-    steps = []
-    for start in range(0, min(map(len, ranks)), num_batches):
-        for first in range(start, start + num_batches, passes):
-            end = min(first + passes, start + num_batches)
-            steps.append(sorted({row for own in ranks for batch in own[first:end] for row in batch}))
-    return steps
