@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from disk_samples import allocated, sampled
+from run_outcomes import KillAt, Killed
 from safetensors import SafetensorError
 from small_disks import (
     KINDS,
@@ -27,8 +28,7 @@ from small_disks import (
     own_log,
     small_disk,
 )
-from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import EsmForSequenceClassification, TrainerCallback
 
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import ArgumentError, DiskFailure, exit_on_errors
@@ -273,19 +273,6 @@ def test_any_other_write_that_the_disk_refuses_has_the_same_exit_status(number):
 # --- the harness ----------------------------------------------------------------------------------------------------
 
 
-def test_the_same_disk_ends_stock_trainer_with_a_riddle_and_a_folder_that_cannot_be_resumed(tmp_path, whole, may_mount):
-    if not may_mount:
-        pytest.skip("mounting a tmpfs is not allowed here")
-    with small_disk(tmp_path / "disk", int(1.5 * whole[1])) as disk:
-        with pytest.raises((RuntimeError, OSError, SafetensorError)) as crash:
-            run(disk.folder, Trainer)
-        assert str(disk.folder) not in str(crash.value)
-        assert get_last_checkpoint(str(disk.folder)).endswith("checkpoint-4")
-        disk.remount("size=64m")
-        with pytest.raises((RuntimeError, OSError, SafetensorError, EOFError)):
-            make_trainer(disk.folder, trainer=Trainer).train(resume_from_checkpoint=True)
-
-
 class Untidy(FastTrainer):
     """Leaves what it began to write."""
 
@@ -332,21 +319,6 @@ def smallest_gb(refused):
     with pytest.raises(ArgumentError, match="cannot hold this run's checkpoints") as refusal:
         refused.train()
     return float(re.search(r"Smallest budget that works: --save_total_size_gb ([\d.]+\d)", str(refusal.value))[1])
-
-
-class Killed(Exception):
-    """What interrupts a run."""
-
-
-class KillAt(TrainerCallback):
-    """Raises in the step after `step`."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise Killed
 
 
 class Saves(TrainerCallback):
@@ -449,7 +421,7 @@ def test_the_budget_that_a_refusal_names_also_holds_for_the_same_command_again(t
     start_run_log(tmp_path)  # it grows between two starts
     gb = smallest_gb(build(tmp_path, (1, True, "full"), base, save_total_size_gb=1e-6))
     for kill_at in (2, 4, None):
-        kill = [] if kill_at is None else [KillAt(kill_at)]
+        kill = [] if kill_at is None else [KillAt(kill_at + 1)]
         trainer = build(tmp_path, (1, True, "full"), base, save_total_size_gb=gb, resume="auto", callbacks=kill)
         with pytest.raises(Killed) if kill else nullcontext():
             trainer.train()

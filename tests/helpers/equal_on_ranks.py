@@ -9,6 +9,7 @@ modelling on three processes. FSDP2 also has `four`, where killed runs go on, an
 import gc
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from equal_cases import CASES, NUM_STEPS, make_trainer, save_numbers
 from ranks import leave
+from torch import distributed
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
@@ -36,6 +38,16 @@ SAVING = {"save_strategy": "steps", "save_steps": SAVED}
 # The loss falls, so that the first checkpoint is the best where the highest is.
 BEST = {**SAVING, "eval_strategy": "steps", "eval_steps": SAVED, "load_best_model_at_end": True}
 BEST |= {"metric_for_best_model": "loss", "greater_is_better": True}
+
+
+def copy_checkpoint(source: Path, folder: Path) -> str:
+    """The checkpoint of a run in the folder of another, copied by the first process while the others wait."""
+    name = f"checkpoint-{SAVED}"
+    if os.environ.get("RANK", "0") == "0":
+        shutil.copytree(source / name, folder / name)
+    if distributed.is_initialized():
+        distributed.barrier()
+    return str(folder / name)
 
 
 class Kill(TrainerCallback):
@@ -135,7 +147,7 @@ def main(folder: Path, task: str, is_sharded: bool) -> None:
         for case in cases:
             resumed = {"resume": "auto", **SAVING}
             trainer = train(case, folder / f"killed-{case}", encoders, f"resumed-{case}", **resumed)
-            checkpoint = str(folder / f"alone-{case}" / f"checkpoint-{SAVED}")
+            checkpoint = copy_checkpoint(folder / f"alone-{case}", folder / f"grown-{case}")
             if not is_sharded:
                 train(case, folder / f"grown-{case}", encoders, f"grown-{case}", resume=checkpoint)
                 continue
@@ -143,7 +155,7 @@ def main(folder: Path, task: str, is_sharded: bool) -> None:
                 build(case, folder / f"grown-{case}", encoders).train(resume_from_checkpoint=checkpoint)
     elif task == "four":
         for case in cases:
-            checkpoint = str(folder / f"killed-{case}" / f"checkpoint-{SAVED}")
+            checkpoint = copy_checkpoint(folder / f"killed-{case}", folder / f"four-{case}")
             trainer = train(case, folder / f"four-{case}", encoders, f"four-{case}", resume=checkpoint)
     elif task == "half":
         trainer = train_half(folder, encoders)

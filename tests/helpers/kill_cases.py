@@ -6,12 +6,11 @@ import json
 import random
 import re
 import shutil
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from families import NUM_STEPS, SAVE_STEPS, write_encoders
-from killing import STOCK, Attempt, Job, Kill, attempt
+from families import SAVE_STEPS, write_encoders
+from killing import Attempt, Job, Kill, attempt
 
 from hf_ext.checkpoints.manifest import MANIFEST, Manifest
 
@@ -53,10 +52,6 @@ class Bench:
         """The run itself, killed in step 11: checkpoints of the steps 4 and 8."""
         return self._once(f"begun {family}", family, Kill(at_step=3 * SAVE_STEPS - 1), "killed")[0]
 
-    def operations_after(self, family: str, step: int) -> int:
-        """File operations between the end of a step and the beginning of the next."""
-        return self._once(f"{family} {step}", family, Kill(10**9, after_step=step), "spared")[1].num_operations[0]
-
     def _once(self, name: str, family: str, kill: Kill | None, end: str, **given) -> tuple[Job, Attempt]:
         if name not in self.known:
             job = self.job(family, **given)
@@ -65,8 +60,8 @@ class Bench:
         return self.known[name]
 
 
-def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> list[str]:
-    """Executes a command until it ends, killed as often as `kills` says; returns what is wrong then, and counts.
+def run_with_kills(bench: Bench, job: Job, kills: list[Kill]) -> tuple[int, list[str]]:
+    """Executes a command until it ends, killed as often as `kills` says; how often it was, and what is wrong then.
 
     A job that does not say "auto" saves steps again that are in its folder; once it has begun to train, it says "auto".
     """
@@ -88,10 +83,8 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
             problems += differences(job, bench.whole(job.family)[0])
             break
         num_kills += 1
-    row["kills"] += num_kills
-    row["identical"] += num_kills if not problems else 0
     shutil.rmtree(job.folder)
-    return [f"{job.family}, {kills}: {problem}" for problem in problems]
+    return num_kills, [f"{job.family}, {kills}: {problem}" for problem in problems]
 
 
 def draw_kills(rng: random.Random, whole: Attempt, num: int) -> list[Kill]:
@@ -110,9 +103,6 @@ def differences(job: Job, whole: Job) -> list[str]:
     """What in the output folder is not as in that of the uninterrupted run, or should not be there."""
     ours, theirs = tensors_of(job), tensors_of(whole)
     found = [f"other {name}" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-    if job.family == STOCK:  # whatever else differs: the last weights, and the best, which the model was set to
-        last = f"checkpoint-{NUM_STEPS}/model.safetensors"
-        return [problem for problem in found if problem in (f"other {last}", "other model.safetensors")]
     if logged(job) != logged(whole):
         found.append("other losses were logged")
     found += [f"{path.name} is left" for path in job.output_dir.iterdir() if path.name.startswith((".", "damaged"))]
