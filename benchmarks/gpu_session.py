@@ -90,8 +90,8 @@ def compare_command(part: str, size: str, hardware: Hardware, folder: Path) -> l
     if half and hardware.kind == "cuda":
         options += f" --{half} true"
     words = ["--recipe", "mlm", "--baseline", baseline, *(["--baseline_args", options] if options else [])]
-    words += ["--rounds", "1" if is_toy else "3", "--output_dir", str(folder / "runs")]
-    rows, passes = (2, 2) if is_toy else (16, 4) if roomy else (4, 16)
+    words += ["--rounds", "1" if is_toy else "2", "--output_dir", str(folder / "runs")]
+    rows, passes = (2, 2) if is_toy else (16, 4) if roomy else (4, 2)
     shared = f"--dataset_name {table} --sequence_columns sequence --split random --split_sizes 0.98 0.01 0.01"
     shared += f" --per_device_train_batch_size {rows} --gradient_accumulation_steps {passes} --max_steps 12"
     shared += f" --eval_strategy no --save_strategy no --model_name_or_path {save_model(family, is_toy, folder)}"
@@ -104,8 +104,8 @@ def make_command(part: str, size: str, hardware: Hardware, folder: Path) -> list
     is_toy, device = size == "toy", "cuda" if hardware.kind == "cuda" else "cpu"
     result = ["--output", str(folder / "result.json")]
     if part == "tests":
-        words = "-m pytest -m gpu -n 0 -q tests" + (" --collect-only" if device == "cpu" else "")
-        return words.split()
+        marked = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
+        return ["-m", "pytest", "-m", "gpu", "-n", "0", "-q", *(["--collect-only"] if device == "cpu" else []), *marked]
     if part == "encoding":
         return [str(BENCHMARKS / "gpu_encoding.py"), "--size", size, *result]
     if part == "memory":
@@ -124,7 +124,8 @@ def run_part(part: str, size: str, hardware: Hardware, limit_s: float) -> dict[s
         folder = Path(name)
         command = [sys.executable, *make_command(part, size, hardware, folder)]
         visible = {} if part == "processes" else {"CUDA_VISIBLE_DEVICES": "0"}  # Trainer would split batches over all
-        environment = {**os.environ, **(visible if hardware.kind == "cuda" else {}), "PYTHONPATH": str(ROOT)}
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, **(visible if hardware.kind == "cuda" else {}), "PYTHONPATH": paths}
         log, began = folder / "log.txt", time.monotonic()
         with log.open("w") as stream:
             given: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT, "start_new_session": True}
@@ -194,7 +195,7 @@ def open_session(path: Path, session: dict[str, Any]) -> dict[str, Any]:
         is_same = (kept["machine"], kept["size"]) == (session["machine"], session["size"])
         parts = {name: part for name, part in kept["parts"].items() if part["status"] == "finished"}
         is_current = kept["commit"] == session["commit"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(f"{path}: holds no session ({type(error).__name__}). Give another --output.") from error
     if not is_same:
         raise ArgumentError(f"{path}: a session of another machine or --size. Give another --output, or move it away.")

@@ -29,12 +29,10 @@ from small_memory import Room
 from stock_twins import run_both
 from tiny_masked_lm import make_args as make_masked_args
 from tiny_masked_lm import make_rows as make_masked_rows
-from token_rows import RecordingCollator, pad_rows
+from token_rows import pad_rows
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from train_on_ranks import make_model, settings
-from train_on_ranks import make_rows as make_token_rows
 from transformers import Trainer, TrainingArguments
 from watched_runs import make_script, model_of
 from watched_runs import make_trainer as make_watched_trainer
@@ -238,8 +236,7 @@ def pushes(folder: Path) -> dict[str, str]:
     for name in ("good", "broken"):
         given = {"push_to_hub": True, "hub_model_id": f"me/{name}", "hub_strategy": "every_save", "max_steps": 2}
         given |= {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 2}
-        args = FastTrainingArguments(**settings(folder / name, **given))
-        trainer = FastTrainer(make_model(), args, RecordingCollator(), make_token_rows(8))
+        trainer = make_trainer(folder / name, None, eval_strategy="no", **given)
         trainer.train()
         try:
             report[name] = trainer.push_to_hub().oid
@@ -307,8 +304,7 @@ def leaves_nothing(folder: Path) -> dict[str, Any]:
     """The last: what the launch became without `use_cpu`, and what is left of it after `end`."""
 
     def make(name: str) -> FastTrainer:
-        given = {**settings(folder / name, max_steps=2), "use_cpu": False, "per_device_train_batch_size": 2}
-        return FastTrainer(make_model(), FastTrainingArguments(**given), RecordingCollator(), make_token_rows(8))
+        return make_trainer(folder / name, None, eval_strategy="no", max_steps=2, use_cpu=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_FSDP", "true")

@@ -1,13 +1,6 @@
-"""Small language models, and their state dicts compared bit by bit."""
+"""State dicts compared bit by bit."""
 
 import torch
-from miniature_esm import make_esm
-from transformers import EsmForMaskedLM
-
-
-def esm(cls=EsmForMaskedLM, seed=0, **settings):
-    """ESM-2 in miniature from its configuration: 2 layers, 16 wide."""
-    return make_esm(cls, seed, **{"num_hidden_layers": 2, **settings})
 
 
 def bits(model):
