@@ -5,7 +5,7 @@ head is training too), the demo, loading 131,072 rows of three chains with the l
 rows. Fresh processes that take turns, children included. bitsandbytes is hidden: it is optional, and PEFT imports it
 where it is installed.
 
-python benchmarks/command_times.py --against ../before --output benchmarks/results/command_times_cpu.json
+python benchmarks/command_times.py --output benchmarks/results/command_times_cpu.json
 """
 
 from __future__ import annotations
@@ -17,49 +17,33 @@ import os
 import random
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from common import quartiles, run_timed
+from common import interleave, quartiles, run_timed
 
-ROOT = Path(__file__).resolve().parent.parent
 HIDE = "import sys\nsys.modules['bitsandbytes'] = None\n"
 FIRST_STEP = """
 import os, sys, tempfile
-sys.path.insert(0, "recipes")
-import max_speed
-step = max_speed.FastTrainer.training_step
+from hf_ext import FastTrainer, cli
+step = FastTrainer.training_step
 def step_and_leave(self, *given, **named):
     step(self, *given, **named)
     print("first step", flush=True)
     os._exit(0)
-max_speed.FastTrainer.training_step = step_and_leave
+FastTrainer.training_step = step_and_leave
 if __name__ == "__main__":
-    max_speed.main(["--output_dir", tempfile.mkdtemp(), "--head", "mlp"])
-"""
-DEMO = """
-import sys
-sys.path.insert(0, "recipes")
-import max_speed
-if __name__ == "__main__":
-    max_speed.main(["--output_dir", "{folder}/{side}", "--resume", "no"])
+    cli.main(["train", "--output_dir", tempfile.mkdtemp(), "--head", "mlp"])
 """
 LOAD = """
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 if __name__ == "__main__":
     names = ["heavy", "light", "antigen"]
-    args = DataArguments(dataset_name="{folder}/rows.csv", sequence_columns=names, label_column="pKd")
+    args = DataArguments(dataset_name="rows.csv", sequence_columns=names, label_column="pKd")
     assert len(load_data(args, output_dir=None, seed=0).splits["train"]) > 100_000
 """
-PREDICT = """
-import sys
-sys.path.insert(0, "recipes")
-import predict
-if __name__ == "__main__":
-    words = ["--dataset_name", "{folder}/few.csv", "--output", "{folder}/{side}.csv"]
-    predict.main(["--model", "{folder}/{side}", *words])
-"""
+COMMAND = 'from hf_ext import cli\nif __name__ == "__main__":\n    cli.main("{words}".split())\n'
 PROGRAMS = {
     "import torch": "import torch",
     "import transformers.Trainer": "from transformers import Trainer, TrainingArguments",
@@ -67,8 +51,8 @@ PROGRAMS = {
     "first step": FIRST_STEP,
     "first step, accelerate launch": FIRST_STEP,
     "load 131,072 rows, with leaks": LOAD,
-    "the demo": DEMO,
-    "predict 20,000 rows": PREDICT,
+    "the demo": COMMAND.format(words="train --output_dir demo --resume no"),
+    "predict 20,000 rows": COMMAND.format(words="predict --model demo --dataset_name few.csv --output few_out.csv"),
 }
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
@@ -94,56 +78,40 @@ def write_rows(path: Path, num_rows: int) -> None:
             writer.writerow([*chains, f"{draw.gauss(7, 1):.3f}"])
 
 
-def spend(name: str, side: str, root: Path, folder: Path) -> tuple[float, float]:
-    """Runs a program on the sources of a checkout; seconds of the processor, and by the clock.
+def spend(name: str, folder: Path) -> tuple[float, float]:
+    """Runs a program; seconds of the processor, and by the clock.
 
     Raises:
         RuntimeError: it failed, or made no step where it should.
     """
     script = folder / "program.py"
-    script.write_text(HIDE + PROGRAMS[name].replace("{folder}", str(folder)).replace("{side}", side))
+    script.write_text(HIDE + PROGRAMS[name])
     launcher = ["-m", "accelerate.commands.launch", "--quiet", "--cpu"] if "launch" in name else []
-    environment = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if not name.startswith(("the demo", "predict", "load")):
         environment["OMP_NUM_THREADS"] = "1"
-    run, cpu, clock = run_timed([sys.executable, *launcher, str(script)], cwd=root, env=environment)
+    run, cpu, clock = run_timed([sys.executable, *launcher, str(script)], cwd=folder, env=environment)
     if run.returncode or ("step" in name and "first step" not in run.stdout):
         raise RuntimeError(f"{name}: exit status {run.returncode}\n{run.stderr[-2000:]}")
+    print(f"{name}: {cpu:.2f} s of the processor, {clock:.2f} s", flush=True)
     return cpu, clock
-
-
-def measure(roots: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """Per program and checkout the seconds of each round, one before them not counted, in which caches fill."""
-    seconds: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_rows(folder / "rows.csv", 131_072)
-        write_rows(folder / "few.csv", 20_000)
-        for _ in range(rounds + 1):
-            for what in PROGRAMS:
-                for side, root in roots.items():
-                    spent = spend(what, side, root, folder)
-                    seconds.setdefault((what, side), []).append(spent)
-                    print(f"{what}, {side}: {spent[0]:.2f} s of the processor, {spent[1]:.2f} s", flush=True)
-    rows = []
-    for (what, side), found in seconds.items():
-        row: dict[str, Any] = {"what": what, "side": side, "rounds": rounds}
-        for unit, values in zip(("cpu_seconds", "clock_seconds"), zip(*found[1:])):
-            row[unit] = quartiles(values)
-        rows.append(row)
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, help="another checkout of this project")
-    parser.add_argument("--rounds", type=int, default=5, help="at least 3")
+    parser.add_argument("--rounds", type=int, default=5, help="beside one in which caches fill")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    if args.rounds < 3:
-        parser.error(f"--rounds {args.rounds}: at least 3, so that there is a spread.")
-    roots = {"now": ROOT, **({"before": args.against.resolve()} if args.against else {})}
-    rows = measure(roots, args.rounds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder / "rows.csv", 131_072)
+        write_rows(folder / "few.csv", 20_000)
+        found = interleave({what: partial(spend, what, folder) for what in PROGRAMS}, args.rounds)
+    rows = []
+    for what, seconds in found.items():
+        cpu, clock = zip(*seconds)
+        rows.append({"what": what, "rounds": args.rounds, "cpu_seconds": quartiles(cpu)})
+        rows[-1]["clock_seconds"] = quartiles(clock)
     args.output.write_text(json.dumps({"python": sys.version.split()[0], "rows": rows}, indent=1) + "\n")
 
 

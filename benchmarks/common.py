@@ -1,4 +1,4 @@
-"""What measurements share: an ESM-2 with random weights, spreads, and what a process took."""
+"""What measurements share: an ESM-2 with random weights, turns, spreads, and what a process took."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import resource
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from transformers import EsmConfig, EsmForMaskedLM
 
 SIZES = {"tiny": (32, 2, 4), "8M": (320, 6, 20), "150M": (640, 30, 20), "650M": (1280, 33, 20)}  # width, layers, heads
 MASK, PAD = 32, 1
+Found = TypeVar("Found")
 
 
 def make_esm2(size: str, **changes: Any) -> EsmForMaskedLM:
@@ -28,15 +29,20 @@ def make_esm2(size: str, **changes: Any) -> EsmForMaskedLM:
     return model
 
 
+def interleave(sides: Mapping[str, Callable[[], Found]], rounds: int) -> dict[str, list[Found]]:
+    """Runs all sides in turn, every second round backwards; what each found per round, without a first to warm up."""
+    found: dict[str, list[Found]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in [*sides][:: -1 if number % 2 else 1]:
+            found[name].append(sides[name]())
+    return {name: each[1:] for name, each in found.items()}
+
+
 def quartiles(values: Sequence[float], digits: int = 2) -> list[float]:
-    """The three of them, rounded."""
+    """The three of them, rounded; of a single value, itself."""
+    if len(values) < 2:
+        return [round(values[0], digits)] * 3
     return [round(value, digits) for value in statistics.quantiles(values, n=4, method="inclusive")]
-
-
-def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
-    """Median, least and most, rounded."""
-    found = {"median": statistics.median(values), "least": min(values), "most": max(values)}
-    return {name: round(value, digits) for name, value in found.items()}
 
 
 def run_timed(command: Sequence[str], **given: Any) -> tuple[subprocess.CompletedProcess[str], float, float]:

@@ -1,102 +1,226 @@
 r"""The first 20 minutes on a card that nobody has measured: one command, numbers after each of its parts.
 
     python benchmarks/gpu_session.py              # writes benchmarks/results/gpu_session.json
-    python benchmarks/gpu_session.py --parts speed memory --minutes 10
+    python benchmarks/gpu_session.py --parts encoding memory --minutes 5
     python benchmarks/gpu_session.py --size toy --output /tmp/toy.json    # tiny shapes, also on a CPU: does it run?
 
-Parts, in order of worth, each in a process of its own with a time limit (docs/gpu.md says what each measures): tests,
-speed, memory, processes. One that fails, crashes, hangs or is out of memory is written down
-with the end of its log, and the next begins. Started again, parts that finished on the same sources and device are
-kept. The exit code is 1 where a part did not finish, 130 after Ctrl-C.
+Each part is a command in a process of its own with a time limit; `PARTS` says which. One that fails, crashes, hangs or
+is out of memory is written down with the end of its log, and the next begins. Started again, parts that finished on the
+same commit are kept. The exit code is 1 where a part did not finish.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import math
+import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-import psutil
-from gpu.machine import describe_machine, find_device, identify_code
-from gpu.session import ROOT, Part, Session, run_session
-from gpu.work import Work
+import torch
 
-from hf_ext.cli import quick_imports
 from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.files import write_text
+from hf_ext.hardware import Hardware, detect_hardware
+from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.masked_lm.building import build_model, build_tokenizer
+from hf_ext.optional import installed_version
 
-PARTS = {"tests": 2.0, "speed": 12.0, "memory": 3.0, "processes": 3.0}  # minutes of 20
-MEASURED = ("speed", "memory")  # by the modules of `gpu`; the others are commands of their own
-TOY_LAUNCHES = ("--model_size", "tiny", "--steps", "2", "--rows", "4", "--length", "12")
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+# Part -> minutes of 20; what earlier parts leave is shared out among the later ones. In order of worth.
+PARTS = {
+    "tests": 2.0,
+    "encoding": 2.0,
+    "full_esm2": 4.0,
+    "lora_esm2": 3.0,
+    "full_esmc": 3.0,
+    "lora_esmc": 2.0,
+    "memory": 2.0,
+    "processes": 2.0,
+}
+MODELS = {"esm2": "esm2_650M", "esmc": "esmc_300M"}
+TOY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
+GROUPED = "--train_sampling_strategy group_by_length"
+GRACE_S = 10.0  # between asking a part to end, which launchers hand on to their ranks, and ending it
+LOG_LINES = 30
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """Of a session, and of a part's own process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("full", "toy"), default="full", help="toy: tiny shapes, no numbers.")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="All by default, in this order.")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_session.json")
+    parser.add_argument("--output", type=Path, default=BENCHMARKS / "results" / "gpu_session.json")
     parser.add_argument("--minutes", type=float, default=20.0, help="Of the whole session.")
-    parser.add_argument("--part", choices=MEASURED, help=argparse.SUPPRESS)
-    parser.add_argument("--part_seconds", type=float, help=argparse.SUPPRESS)
-    args = parser.parse_args(words)
-    if not 0 < args.minutes < math.inf:
-        parser.error(f"--minutes {args.minutes:g}: must be above 0, and an end")
-    if args.output.is_dir():
-        parser.error(f"--output {args.output}: is a folder; name a file, which need not be there")
-    return args
+    return parser.parse_args(words)
 
 
-def measure(args: argparse.Namespace) -> None:
-    """One part, in this process; `--output` is its result."""
-    # The first GPU alone: Trainer would split batches over all of them.
-    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    spent_s = time.time() - psutil.Process().create_time()  # importing, which counts
-    work = Work(args.size, find_device(), args.output, time.monotonic() + args.part_seconds - spent_s)
-    with quick_imports():
-        part = importlib.import_module(f"gpu.{args.part}")
-    part.measure(work)
+def draw_chains(number: int, is_toy: bool) -> list[str]:
+    """Random residues; lengths are log-normal about 270 between 30 and 1,022, as proteins' are, and 6 to 24 of toys."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = (torch.randn(number, generator=generator) * 0.7 + 5.6).exp().clamp(30, 1022)
+    if is_toy:
+        lengths = torch.randint(6, 25, (number,), generator=generator)
+    return ["".join("ACDEFGHIKLMNPQRSTVWY"[i] for i in torch.randint(0, 20, (int(n),)).tolist()) for n in lengths]
 
 
-def list_parts(args: argparse.Namespace, has_gpu: bool) -> list[Part]:
-    """Those that were asked for, in order of worth. Without a GPU tests are collected only, and DDP is launched."""
-    script = str(Path(__file__).resolve())
-    shared = ("--size", args.size, "--output", "{result}", "--part_seconds", "{seconds}")
-    marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    smoke = (str(ROOT / "benchmarks" / "distributed_smoke.py"), "--output_json", "{result}")
-    commands = {
-        "tests": ("-m", "pytest", "-m", "gpu", "-n", "0", "-p", "no:cacheprovider", *map(str, marked)),
-        **{name: (script, "--part", name, *shared) for name in MEASURED},
-        "processes": (*smoke, *(TOY_LAUNCHES if args.size == "toy" else ())),
-    }
-    if not has_gpu:
-        commands["tests"] += ("--collect-only",)
-        commands["processes"] += ("--device", "cpu", "--files", "ddp")
-    return [
-        Part(name, (sys.executable, *commands[name]), minutes) for name, minutes in PARTS.items() if name in args.parts
-    ]
+def save_model(family: str, is_toy: bool, folder: Path) -> Path:
+    """A model with random weights, always the same, as if it came from the Hub: LoRA adapts no new one."""
+    args = MaskedLMArguments(model_size=MODELS[family], **(TOY if is_toy else {}))
+    torch.manual_seed(0)
+    for part in (build_model(args), build_tokenizer(args)):
+        part.save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def compare_command(part: str, size: str, hardware: Hardware, folder: Path) -> list[str]:
+    """`hf-ext compare` of `max_speed` with Trainer at its best on the same rows, masked language modelling."""
+    training, family = part.split("_")
+    is_toy, roomy = size == "toy", hardware.memory_gib is not None and hardware.memory_gib >= 40
+    table = folder / "chains.csv"
+    table.write_text("\n".join(["sequence", *draw_chains(256 if is_toy else 2048, is_toy)]) + "\n")
+    half = "bf16" if hardware.native_bf16 else "fp16" if hardware.native_fp16 else None
+    # Stock Trainer has no LoRA: there it is ours without a speed-up, as Trainer is with PEFT.
+    baseline, options = ("mlm_stock_best.yaml", "") if training == "full" else ("baseline", GROUPED)
+    if half and hardware.kind == "cuda":
+        options += f" --{half} true"
+    words = ["--recipe", "mlm", "--baseline", baseline, *(["--baseline_args", options] if options else [])]
+    words += ["--rounds", "1" if is_toy else "2", "--output_dir", str(folder / "runs")]
+    rows, passes = (2, 2) if is_toy else (16, 4) if roomy else (4, 2)
+    shared = f"--dataset_name {table} --sequence_columns sequence --split random --split_sizes 0.98 0.01 0.01"
+    shared += f" --per_device_train_batch_size {rows} --gradient_accumulation_steps {passes} --max_steps 12"
+    shared += f" --eval_strategy no --save_strategy no --model_name_or_path {save_model(family, is_toy, folder)}"
+    shared += " --use_peft true" if training == "lora" else ""
+    return ["-m", "hf_ext", "compare", *words, "--", *shared.split()]
+
+
+def make_command(part: str, size: str, hardware: Hardware, folder: Path) -> list[str]:
+    """The words after `python` of a part. Without a GPU tests are collected only, and DDP alone is launched."""
+    is_toy, device = size == "toy", "cuda" if hardware.kind == "cuda" else "cpu"
+    result = ["--output", str(folder / "result.json")]
+    if part == "tests":
+        marked = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
+        return ["-m", "pytest", "-m", "gpu", "-n", "0", "-q", *(["--collect-only"] if device == "cpu" else []), *marked]
+    if part == "encoding":
+        return [str(BENCHMARKS / "gpu_encoding.py"), "--size", size, *result]
+    if part == "memory":
+        cases = ["full", "LoRA"] if is_toy else ["full", "full, bf16", "full, all together", "LoRA, bf16", "frozen"]
+        shape = ["--size", "tiny"] if is_toy else ["--size", "650M"]
+        return [str(BENCHMARKS / "memory_ledger.py"), "--device", device, *shape, "--cases", *cases, *result]
+    if part == "processes":
+        small = ["--model_size", "tiny", "--steps", "2", "--rows", "4", "--length", "12"] if is_toy else []
+        return [str(BENCHMARKS / "distributed_smoke.py"), "--device", device, *small, *result]
+    return compare_command(part, size, hardware, folder)
+
+
+def run_part(part: str, size: str, hardware: Hardware, limit_s: float) -> dict[str, Any]:
+    """The entry of a part: status, seconds, what it wrote, and the end of its log where it did not finish."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, *make_command(part, size, hardware, folder)]
+        visible = {} if part == "processes" else {"CUDA_VISIBLE_DEVICES": "0"}  # Trainer would split batches over all
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, **(visible if hardware.kind == "cuda" else {}), "PYTHONPATH": paths}
+        log, began = folder / "log.txt", time.monotonic()
+        with log.open("w") as stream:
+            given: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT, "start_new_session": True}
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, **given)
+            try:
+                code = process.wait(limit_s)
+                status = "finished" if code == 0 else f"failed with exit code {code}"
+            except subprocess.TimeoutExpired:
+                status = "timed out"
+            finally:
+                end_group(process)
+        entry: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - began, 1)}
+        entry["result"] = read_result(folder)
+        if status != "finished" or entry["result"] is None:
+            lines = log.read_text(errors="replace").replace(str(ROOT), "PROJECT").replace(name, "TMP").splitlines()
+            entry["log_end"] = lines[-LOG_LINES:]
+        return entry
+
+
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """Ends a process and what it started, where it has not ended."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def read_result(folder: Path) -> Any:
+    """What a part wrote; of a comparison, what the table shows."""
+    if (folder / "result.json").is_file():
+        return json.loads((folder / "result.json").read_text())
+    if not (path := folder / "runs" / "comparison.json").is_file():
+        return None
+    found = json.loads(path.read_text())
+    kept = ("rate", "peak_memory_gib", "final_loss")
+    sides = {name: {key: side[key] for key in kept} for name, side in found["sides"].items()}
+    ratios = {name: pair["ratio"] for name, pair in found["against"].items()}
+    return {"unit": found["unit"], "rounds": found["rounds"], "sides": sides, "times_as_fast": ratios}
+
+
+def describe_session(size: str, hardware: Hardware) -> dict[str, Any]:
+    """What was measured, and on what; a file of another is never overwritten."""
+    commit = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        code = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # a downloaded folder
+        code = "unknown"
+    names = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed", "flash-attn")
+    versions = {name: installed_version(name) for name in names}
+    machine = {"device": hardware.name, "kind": hardware.kind, "memory_gib": hardware.memory_gib}
+    return {"size": size, "machine": machine, "commit": code, "versions": versions, "parts": {}}
+
+
+def open_session(path: Path, session: dict[str, Any]) -> dict[str, Any]:
+    """The session with the parts that finished on the same commit, if the file has some.
+
+    Raises:
+        ArgumentError: it holds something else, or a session of another machine or size.
+    """
+    if not path.exists():
+        return session
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        is_same = (kept["machine"], kept["size"]) == (session["machine"], session["size"])
+        parts = {name: part for name, part in kept["parts"].items() if part["status"] == "finished"}
+        is_current = kept["commit"] == session["commit"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(f"{path}: holds no session ({type(error).__name__}). Give another --output.") from error
+    if not is_same:
+        raise ArgumentError(f"{path}: a session of another machine or --size. Give another --output, or move it away.")
+    return {**session, "parts": parts if is_current else {}}
 
 
 def main(words: list[str] | None = None) -> int:
-    """A session, or one of its parts; see the module."""
+    """Runs the parts that are not done and writes the file after each; 1 where one did not finish."""
     args = parse_arguments(words)
-    if args.part:
-        measure(args)
-        return 0
-    device = find_device()
-    if device.type != "cuda" and args.size == "full":
+    hardware = detect_hardware()
+    if hardware.kind != "cuda" and args.size == "full":
         raise ArgumentError("No GPU: torch sees no CUDA device. --size toy says whether the session runs, on a CPU.")
-    session = Session(args.output, describe_machine(device), identify_code(), args.size)
-    print(f"{session.machine['device']} ({session.machine['name']}), {session.code['commit']} -> {args.output}")
-    try:
-        done = run_session(session, list_parts(args, device.type == "cuda"), args.minutes)
-    except KeyboardInterrupt:
-        print(f"Interrupted; what was measured is in {args.output}. The same command goes on.")
-        return 130
-    return 0 if done else 1
+    session = open_session(args.output, describe_session(args.size, hardware))
+    left = [part for part in PARTS if part in args.parts and part not in session["parts"]]
+    print(f"{hardware.name}, {session['commit']} -> {args.output}: {', '.join(left) or 'all parts finished before'}")
+    ends = time.monotonic() + 60 * args.minutes
+    for number, part in enumerate(left):
+        share = PARTS[part] / sum(PARTS[each] for each in left[number:])
+        limit_s = max(1.0, share * (ends - time.monotonic()))
+        print(f"{part}: at most {limit_s:.0f} s", flush=True)
+        entry = session["parts"][part] = run_part(part, args.size, hardware, limit_s)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        write_text(args.output, json.dumps(session, indent=1) + "\n")
+        print(f"{part}: {entry['status']} after {entry['seconds']:.0f} s", flush=True)
+    return 0 if all(session["parts"][part]["status"] == "finished" for part in args.parts) else 1
 
 
 if __name__ == "__main__":

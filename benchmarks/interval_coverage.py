@@ -102,15 +102,6 @@ def cover(kind: str, num_clusters: int, by_cluster: bool, num_draws: int, num_re
     return {name: {"held": held[name] / num_draws, "mean_width": widths[name] / num_draws} for name in SCORES}
 
 
-def effective_clusters(kind: str, num_clusters: int, num_draws: int, seed: int) -> float:
-    """How many clusters of like size would weigh as evenly, on average over the draws."""
-    draws = [
-        draw_sizes(kind, num_clusters, np.random.default_rng([seed, num_clusters, number]))
-        for number in range(num_draws)
-    ]
-    return float(np.mean([sizes.sum() ** 2 / (sizes**2).sum() for sizes in draws]))
-
-
 def mean_held(rows: list[dict[str, Any]], way: str) -> dict[str, float]:
     """Share of intervals that hold the true score, over all distributions and numbers of clusters."""
     return {name: float(np.mean([row[way][name]["held"] for row in rows])) for name in SCORES}
@@ -138,7 +129,6 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             row = {
                 "sizes": kind,
                 "num_clusters": num_clusters,
-                "mean_effective_clusters": effective_clusters(kind, num_clusters, args.num_draws, args.seed),
                 "by_cluster": cover(kind, num_clusters, True, args.num_draws, *settings),
                 "by_row": cover(kind, num_clusters, False, args.num_twin_draws, *settings),
             }

@@ -10,14 +10,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from gpu.table import parts_table, read_sessions, speed_table
-from progression import describe_runs, phases_table, summarize
+from gpu_tables import parts_table, read_sessions, speed_table
 
 from hf_ext.reporting.tables import format_markdown_table as table
 from hf_ext.reporting.units import NOT_MEASURED
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SHARE = "5 %"  # of the rows, in both benchmarks of evaluation
 Rows = list[list[str]]
 
 
@@ -155,9 +153,23 @@ def compare(name: str = "compare_mlm_8M_cpu", on_gpus: bool = True) -> str:
 
 
 def progression(name: str) -> str:
-    """Phases one on top of the other: the table and sentences of `progression.py`."""
+    """Phases of a list of speed-ups, each on top of those before it, beside what the list claims."""
     result = read(name)
-    return "\n".join([phases_table(result), "", describe_runs(result), "", *(f"- {x}" for x in summarize(result))])
+    rows = []
+    for phase in result["phases"]:
+        claimed = "-".join(f"{end:g}" for end in dict.fromkeys(phase["claimed"] or [])) or "-"
+        if "not_measured" in phase:
+            rows.append([phase["name"], claimed, f"not measured: {phase['not_measured']}", "-", "-"])
+            continue
+        of_loop = " of the whole run" if phase["judged_by"] == "loop" else ""
+        loss = f"{phase['loss_delta']:+.1e}" if phase["same_rows_per_step"] else "other rows per step"
+        rows.append([phase["name"], claimed, times(phase["speedup"]) + of_loop, times(phase["cumulative"]), loss])
+    whole = result["whole"]
+    claimed = "-".join(f"{end:g}" for end in dict.fromkeys(whole["claimed"]))
+    rows.append([f"**{whole['phases']} phases together**", claimed, times(whole["speedup"]), "", ""])
+    return table(
+        rows, ["phase", "claimed, times", "here, over the phase before", "over the baseline", "its final loss"]
+    )
 
 
 def scaling() -> str:
@@ -262,10 +274,7 @@ def faults() -> str:
         rows.append(["{family}, {kind}".format(**row), f"{row['kills']} kills", became])
     for what, suite, often, became in FAULTS:
         rows.append([what, often.format(**suites[suite]), became.format(**suites[suite])])
-    became = (
-        f"training stands still {stall['ratio']:.2f}x as long as with stock Trainer; "
-        f"the next step takes {stall['next_step_slower_ms']['fast']:.0f} ms longer"
-    )
+    became = f"training stands still {stall['ratio']:.2f}x as long as with stock Trainer"
     rows.append([f"a save of {stall['megabytes']['fast']:.0f} MB", f"{stall['num_saves']} saves a side", became])
     return table(rows, ["what", "how often", "what became of it"])
 
@@ -278,26 +287,14 @@ def _kills(rows: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def evaluation() -> str:
-    """Subsets against all rows, and what stops a run."""
-    subset, stops = read("subset_vs_full"), read("false_stops")
-    held, ratio, rule = subset["coverage"], subset["time"]["ratio"], stops["paired_rule"]
-    curves = f"{stops['settings']['num_curves']} simulated curves that still rise, {SHARE} of the rows"
+    """What stops a run too early, and once it has ended."""
+    stops = read("false_stops")
+    rule, curves = stops["paired_rule"], f"{stops['settings']['num_curves']} simulated curves that still rise"
     ends = "; ".join(
         f"{kind} {counts['num_stopped']} of {counts['num_stopped'] + counts['num_not_stopped']}"
         for kind, counts in rule["after_training_ended"].items()
     )
     rows = [
-        [
-            f"{SHARE} of the rows: the 95 % interval holds the Spearman of all rows",
-            f"{held['num_evaluations']} evaluations, {held['num_seeds']} seeds",
-            f"{held['num_held']} ({held['share_held']:.1%}); at the end of training in "
-            f"{held['num_seeds_held_at_the_end']} of {held['num_seeds']} seeds",
-        ],
-        [
-            "time of such an evaluation",
-            f"{subset['time']['num_pairs']} interleaved pairs",
-            "{median:.1%} of that of all rows [{least:.1%}, {most:.1%}]".format(**ratio),
-        ],
         ["stops too early: patience on the best score", curves, f"{stops['patience']['share_false_stops']:.1%}"],
         ["stops too early: `--early_stopping_patience`", curves, f"{rule['share_false_stops']:.1%}"],
         ["stops once training has ended", "scores that settle, overfit, or stay while predictions move", ends],
@@ -323,27 +320,6 @@ def activation_checkpointing() -> str:
     return table(rows, headers)
 
 
-def attention_backward() -> str:
-    """Time of attention's ways through its backward pass, over that of the first."""
-    rows = []
-    for row in read("attention_backward_cpu")["rows"]:
-        seen = [quartiles(row[f"{side}_over_slices"]) for side in ("split", "kept")]
-        rows.append([row["what"], row["sequences"], f"{row['slices_ms'][1]:,.0f} ms", *seen, str(row["rounds"])])
-    headers = ["ESM-2 8M's shape, bf16", "tokens", "a slice per length", "cut once", "and weights kept", "rounds"]
-    return table(rows, headers)
-
-
-def cpu_step(name: str = "cpu_step_avx512") -> str:
-    """CPU time of steps and of encoding over that of their matrix products, and over what was taken before."""
-    rows, ratios = [], ("over_its_products", "times_as_fast_as_before")
-    for row in read(name)["rows"]:
-        for side, found in ((side, found) for side, found in row.items() if isinstance(found, dict)):
-            seen = [f"{found['seconds'][1]:.1f} s", *(quartiles(found[ratio]) for ratio in ratios)]
-            rows.append([row["what"], row["sequences"], side, *seen, str(row["rounds"])])
-    headers = ["ESM-2 8M's shape", "tokens", "side", "CPU time", "over its products", "times as fast as before"]
-    return table(rows, [*headers, "rounds"])
-
-
 def element_wise() -> str:
     """What a layer moves beside products and attention, counted."""
     found = read("element_wise")["rows"]
@@ -357,12 +333,9 @@ def element_wise() -> str:
 
 def command_times() -> str:
     """What commands take, by the clock and of the processor."""
-    by_what: dict[str, dict[str, str]] = {}
-    for row in read("command_times_cpu")["rows"]:
-        told = [quartiles(row[unit], 1) for unit in ("clock_seconds", "cpu_seconds")]
-        by_what.setdefault(row["what"], {})[row["side"]] = " / ".join(told)
-    rows = [[what, sides.get("before", "-"), sides["now"]] for what, sides in by_what.items()]
-    return table(rows, ["seconds by the clock / of the processor", "before", "now"])
+    found = read("command_times_cpu")["rows"]
+    rows = [[row["what"], *(quartiles(row[unit], 1) for unit in ("clock_seconds", "cpu_seconds"))] for row in found]
+    return table(rows, ["", "seconds by the clock", "seconds of the processor"])
 
 
 def embedding_store() -> str:
@@ -419,15 +392,13 @@ def optimizer_states() -> str:
 
 
 def memory_ledger() -> str:
-    """Peak memory and step time of ESM-2's shapes: predicted, and measured in two ways."""
+    """Peak memory of training steps of ESM-2's shapes, predicted and measured."""
     rows = []
     for row in read("memory_ledger_cpu")["rows"]:
-        peaks = [f"{row[name]['bytes'] / 2**30:.2f}" for name in ("predicted", "allocations", "resident")]
-        off = [f"{row[f'predicted_by_{name}'] - 1:+.1%}" for name in ("allocations", "resident")]
-        tokens = "{rows} x {length}".format(**row["settings"])
-        rows.append([row["case"], tokens, *peaks, *off, f"{row['resident']['seconds']:.0f} s"])
-    headers = ["150M unless said", "tokens", "predicted, GiB", "allocated", "resident", "off", "off"]
-    return table(rows, [*headers, "a step, beside other work"])
+        peaks = [f"{row[name]['bytes'] / 2**30:.2f}" for name in ("predicted", "allocations")]
+        off = f"{row['predicted_by_allocations'] - 1:+.1%}"
+        rows.append([row["case"], "{rows} x {length}".format(**row["settings"]), *peaks, off])
+    return table(rows, ["150M unless said", "tokens", "predicted, GiB", "allocated", "off"])
 
 
 # --- generation -----------------------------------------------------------------------------------------------------
@@ -562,12 +533,11 @@ def pde_terms() -> str:
 
 MEASURED: dict[str, Callable[[], str]] = {
     **{made.__name__: made for made in (embed_once, default_runs, scores, compare, scaling, same_numbers, faults)},
-    **{made.__name__: made for made in (evaluation, activation_checkpointing, attention_backward, cpu_step)},
-    **{made.__name__: made for made in (element_wise, command_times, embedding_store, host_optimizer, eight_bit)},
+    **{made.__name__: made for made in (evaluation, activation_checkpointing, element_wise)},
+    **{made.__name__: made for made in (command_times, embedding_store, host_optimizer, eight_bit)},
     **{made.__name__: made for made in (optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16", on_gpus=False),
-    "cpu_step_fast_bf16": partial(cpu_step, "cpu_step_fast_bf16"),
     "generator_affinities": partial(generator_runs, with_affinities=True),
     "progression_affinity": partial(progression, "progression_affinity_cpu"),
     "progression_pde": partial(progression, "progression_pde_cpu"),

@@ -70,37 +70,20 @@ def test_every_lazy_name_resolves_and_an_unknown_one_says_what_there_is():
         hf_ext.FastTrainr  # noqa: B018
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """Puts a one-file package on the path; every test uses its own name, since answers are kept per process."""
+def test_a_package_that_is_asked_for_comes_or_its_extra_the_purpose_and_the_reason_are_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-
-    def write(name: str, source: str) -> str:
-        (tmp_path / f"{name}.py").write_text(source, encoding="ascii")
-        return name
-
-    yield write
-    import_problem.cache_clear()
-
-
-def test_a_package_imports_or_is_not_installed():
     assert import_problem("json") is None
+    assert require("json", "lora", "--lora").dumps([]) == "[]"
     assert import_problem("hf_ext_no_such_package.inner") == "is not installed"
-
-
-def test_an_installed_package_that_does_not_import_is_not_available_and_keeps_the_reason(package):
+    with pytest.raises(MissingDependencyError, match=r"needed for --lora .*pip install \"hf_ext\[lora\]\""):
+        require("hf_ext_no_such_package", "lora", "--lora")
     for name, source, problem in (
         ("broken_name", "import json\njson.no_such", "AttributeError: module 'json' has no attribute 'no_such'"),
         ("broken_cuda", "assert False, 'Torch not compiled with CUDA'", "AssertionError: Torch not compiled"),
         ("broken_parent", "import json.no_such_part", "ModuleNotFoundError: No module named 'json.no_such_part'"),
     ):
-        assert str(import_problem(package(name, source))).startswith(problem)
-
-
-def test_require_returns_the_module_or_names_the_extra_the_purpose_and_the_reason(package):
-    assert require("json", "lora", "--lora").dumps([]) == "[]"
-    with pytest.raises(MissingDependencyError, match=r"needed for --lora .*pip install \"hf_ext\[lora\]\""):
-        require("hf_ext_no_such_package", "lora", "--lora")
-    name = package("broken_required", "raise ImportError('built for torch 2.4')")
-    with pytest.raises(ImportError, match=r"is installed, but does not import here \(ImportError: built for torch"):
-        require(name, "faesm", "--attention faesm")
+        (tmp_path / f"{name}.py").write_text(source, encoding="ascii")
+        assert str(import_problem(name)).startswith(problem)
+        with pytest.raises(ImportError, match=rf"is installed, but does not import here \({problem}"):
+            require(name, "faesm", "--attention faesm")
+    import_problem.cache_clear()

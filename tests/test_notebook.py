@@ -67,10 +67,9 @@ def test_the_notebook_is_small_valid_and_stores_no_output():
     assert [address for address in addresses if address != "https://\\"] == []
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """The demo notebook, run in an empty folder."""
-    folder, notebook = tmp_path_factory.mktemp("notebook"), nbformat.read(NOTEBOOK, as_version=4)
+@pytest.mark.nightly
+def test_it_runs_whole_asks_the_doctor_shows_speed_verdict_and_report_and_shares_nothing_unasked(tmp_path, monkeypatch):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     for text, old, new in (
         ("REPO =", 'REPO = ".."', f"REPO = {str(ROOT)!r}"),
         ('ARGUMENTS = ["--num_train_epochs"', '"3"', '"3", "--head", "mlp"'),  # a search for a head is more training
@@ -79,36 +78,20 @@ def executed(tmp_path_factory):
         cell = find_cell(notebook, text)
         cell.source = cell.source.replace(old, new)
         assert new in cell.source
-    with pytest.MonkeyPatch.context() as patch:
-        return execute(notebook, folder, patch), folder
-
-
-@pytest.mark.nightly
-def test_it_runs_whole_shows_its_speed_and_shares_nothing_unasked(executed):
-    notebook, _ = executed
-    first = printed(find_cell(notebook, 'max_speed.py", *ARGUMENTS)'))
-    assert re.search(r"^Step \d+ of \d+: .* batches/s, .* left", first, re.MULTILINE)
-    assert printed(find_cell(notebook, "get_token")).startswith("Not shared: ")
-
-
-@pytest.mark.nightly
-def test_the_doctor_finds_that_the_demo_would_run(executed):
-    notebook, _ = executed
+    execute(notebook, tmp_path, monkeypatch)
     page = printed(find_cell(notebook, '"doctor"'))
     assert "This command would run on " in page
     assert "plan, preset max_speed: " in page
-
-
-@pytest.mark.nightly
-def test_the_last_cells_show_verdict_scores_and_report(executed):
-    notebook, folder = executed
+    first = printed(find_cell(notebook, 'max_speed.py", *ARGUMENTS)'))
+    assert re.search(r"^Step \d+ of \d+: .* batches/s, .* left", first, re.MULTILINE)
+    assert printed(find_cell(notebook, "get_token")).startswith("Not shared: ")
     shown = find_cell(notebook, "predictions.csv")
     assert "spearman" in printed(shown).lower()
     pages = [output["data"]["text/html"] for output in shown.outputs if "text/html" in output.get("data", {})]
     assert "<th>prediction</th>" in pages[0]
     assert "<iframe srcdoc=" in pages[1]
     assert not [output for output in shown.outputs if output.get("name") == "stderr"]
-    assert (folder / "outputs" / "colab" / "report.html").is_file()
+    assert (tmp_path / "outputs" / "colab" / "report.html").is_file()
 
 
 @pytest.mark.nightly

@@ -115,7 +115,7 @@ def test_ddp_and_fsdp2_train_what_one_process_trains(optimizer, tmp_path):
     found = {}
     for name, launch in (*launches.items(), ("half", launches["one"])):
         words = [*EQUAL, *optimizer, *(half if name == "half" else ())]
-        facts = run_recipe(launch, tmp_path / name, "pde_operator.py", *words, limit_s=250)
+        facts = run_recipe(launch, tmp_path / name, "examples/pde_operator.py", *words, limit_s=250)
         assert [(process["steps"], process["kind"]) for process in facts] == [(4, launch.kind)] * launch.processes
         found[name] = Finished(0, "", "", tmp_path / name / "output")
     bound = 1e-4 if optimizer else 2e-4  # Muon orthogonalises in bf16, which enlarges rounding

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from run_outcomes import losses
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration, TrainerCallback
+from run_outcomes import KillAt, Killed, losses
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
 from hf_ext.trainer import FastSeq2SeqTrainer
 
@@ -38,12 +38,6 @@ def share_right(prediction):
     return {"right": float((written == labels)[labels != IGNORED].mean())}
 
 
-class Kill(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 5:
-            raise KeyboardInterrupt
-
-
 def make(cls, folder, *callbacks, dropout=0.1, **given):
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "seed": 1, "learning_rate": 1e-2}
     settings |= {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "save_steps": 4}
@@ -68,8 +62,8 @@ def test_it_learns_and_generates_what_transformers_own_does(tmp_path):
 def test_a_killed_run_continues_to_the_same_weights(tmp_path):
     whole = make(FastSeq2SeqTrainer, tmp_path / "whole")
     whole.train()
-    killed = make(FastSeq2SeqTrainer, tmp_path / "killed", Kill())
-    with pytest.raises(KeyboardInterrupt):
+    killed = make(FastSeq2SeqTrainer, tmp_path / "killed", KillAt(5))
+    with pytest.raises(Killed):
         killed.train()
     killed.close()
     resumed = make(FastSeq2SeqTrainer, tmp_path / "killed")

@@ -1,7 +1,7 @@
 """Runs of any model that a Trainer can train: a held-out score beside a trivial baseline.
 
-What the scripts of `recipes/examples` share. Nothing here knows what the model is: a classifier of text or images gets
-`judge_classes`, a causal language model `judge_next_tokens`.
+What the scripts of `recipes/examples` share. Nothing here knows what the model is: a classifier of text or images is
+judged by `ClassifierTask`, a causal language model by `judge_next_tokens`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch.nn import functional
 from transformers import EvalPrediction
 
@@ -26,6 +27,18 @@ from hf_ext.tasks.running import check_scored
 
 CLASS_METRICS = ("loss", "accuracy")  # what an evaluation with `compute_accuracy` computes
 TOKEN_METRICS = ("loss", "perplexity", "accuracy")  # with `compute_next_tokens`
+DEFAULTS: dict[str, Any] = {
+    "preset": "max_speed",
+    "warmup_steps": 0.1,
+    "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 128,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "save_total_limit": 2,
+    "resume": "auto",
+    "logging_steps": 20,
+    "report_to": "none",
+}
 
 
 @dataclass
@@ -81,7 +94,7 @@ class AnyModelTask(Task):
             require_base(None)
 
     def judge(self, run: Run, trainer: Any, data: Any) -> dict[str, Any]:
-        """Scores held-out rows, by `judge_classes` or `judge_next_tokens`."""
+        """Scores held-out rows."""
         raise NotImplementedError
 
     def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
@@ -89,6 +102,37 @@ class AnyModelTask(Task):
         found, sizes = self.judge(run, trainer, data), run.model_args
         run.log.info("\n%s\n\n%s\n", found["verdict"]["text"], format_scores(found["test"]["scores"]))
         return {"data": {"sizes": {"train": sizes.num_rows, "test": sizes.num_test_rows}}, **found}
+
+
+class ClassifierTask(AnyModelTask):
+    """Of a classifier, whose `load` gives all rows with `labels`, those of training first."""
+
+    metrics = CLASS_METRICS
+
+    def split(self, run: Run, rows: Dataset) -> dict[str, Any]:
+        """What Trainer takes of the rows, and how evaluations score them."""
+        num_rows = run.model_args.num_rows
+        return {
+            "train_dataset": rows.select(range(num_rows)),
+            "eval_dataset": rows.select(range(num_rows, len(rows))),
+            "preprocess_logits_for_metrics": sum_classes,  # 12 bytes a row
+            "compute_metrics": compute_accuracy,
+        }
+
+    def judge(self, run: Run, trainer: Any, data: Dataset) -> dict[str, Any]:
+        """Accuracy on held-out rows, beside that of always naming the class that is most frequent in training.
+
+        Raises:
+            NotFiniteError: a loss is NaN or infinite.
+        """
+        output = trainer.predict(trainer.eval_dataset)
+        check_scored(output.predictions, "held-out")
+        right = np.asarray(output.predictions)[:, 1]
+        frequent = output.label_ids == np.bincount(data["labels"][: run.model_args.num_rows]).argmax()
+        judged = {MODEL: right, "the most frequent class": frequent}
+        verdict = judge(np.ones(len(right)), judged, metric="accuracy", seed=run.args.seed).as_dict()
+        scores = {"model": {"accuracy": right.mean()}, "most frequent class": {"accuracy": frequent.mean()}}
+        return {"verdict": verdict, "test": _as_test(len(right), scores)}
 
 
 def sum_classes(logits: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -110,29 +154,6 @@ def compute_next_tokens(prediction: EvalPrediction) -> dict[str, float]:
     """For Trainer, from `sum_next_tokens`: perplexity and accuracy over all tokens but the first of each row."""
     scores = compute_metrics(prediction)
     return {name: scores[name] for name in ("perplexity", "accuracy")}
-
-
-def judge_classes(output: Any, train_labels: Sequence[int], seed: int) -> dict[str, Any]:
-    """Accuracy on held-out rows, beside that of always naming the class that is most frequent in training.
-
-    Args:
-        output: what `trainer.predict` returned with `sum_classes`: (n, 3), and labels (n,).
-        train_labels: of the training rows.
-        seed: of the bootstrap.
-
-    Returns:
-        {"verdict": ..., "test": scores by predictor}, as reports read them.
-
-    Raises:
-        NotFiniteError: a loss is NaN or infinite.
-    """
-    check_scored(output.predictions, "held-out")
-    right = np.asarray(output.predictions)[:, 1]
-    frequent = output.label_ids == np.bincount(np.asarray(train_labels)).argmax()
-    judged = {MODEL: right, "the most frequent class": frequent}
-    verdict = judge(np.ones(len(right)), judged, metric="accuracy", seed=seed).as_dict()
-    scores = {"model": {"accuracy": right.mean()}, "most frequent class": {"accuracy": frequent.mean()}}
-    return {"verdict": verdict, "test": _as_test(len(right), scores)}
 
 
 def sum_next_tokens(logits: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -171,10 +192,13 @@ class BigramTable:
 
 
 def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, Any]:
-    """Loss per token on held-out rows, beside that of a table of which token follows which; as `judge_classes`.
+    """Loss per token on held-out rows, beside that of a table of which token follows which.
 
     Args:
         output: what `trainer.predict` returned with `sum_next_tokens`: sums (n, 3) and labels (n, tokens).
+
+    Returns:
+        {"verdict": ..., "test": scores by predictor}, as reports read them.
     """
     check_scored(output.predictions, "held-out")
     both = {"model": np.asarray(output.predictions, np.float64), "bigram table": table.score(output.label_ids)}

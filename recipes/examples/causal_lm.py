@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from any_model import (
+    DEFAULTS,
     TOKEN_METRICS,
     AnyModelTask,
     BigramTable,
@@ -61,22 +62,13 @@ class CausalLM(AnyModelTask):
     recipe = "examples/causal_lm"
     metrics = TOKEN_METRICS
     defaults = {
-        "preset": "max_speed",
+        **DEFAULTS,
         # Rows of one length in a batch teach the place to look at for that length alone.
         "without": ["length_grouping"],
         "output_dir": "outputs/causal_lm",
         "learning_rate": 3e-3,
-        "warmup_steps": 0.1,
         "num_train_epochs": 5,
-        "per_device_train_batch_size": 32,
-        "per_device_eval_batch_size": 128,
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-        "save_total_limit": 2,
         "metric_for_best_model": "perplexity",
-        "resume": "auto",
-        "logging_steps": 20,
-        "report_to": "none",
     }
 
     def load(self, run: Run) -> tuple[Dataset, Dataset]:

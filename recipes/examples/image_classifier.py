@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from any_model import CLASS_METRICS, AnyModelTask, compute_accuracy, data_seed, judge_classes, sum_classes
+from any_model import DEFAULTS, ClassifierTask, data_seed
 from datasets import Dataset
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -52,27 +52,17 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.stack([row["pixel_values"] for row in rows]), "labels": labels}
 
 
-class ImageClassifier(AnyModelTask):
+class ImageClassifier(ClassifierTask):
     """Train ViT from scratch to tell which shape stands somewhere in a noisy image, on generated rows."""
 
     recipe = "examples/image_classifier"
-    metrics = CLASS_METRICS
     defaults = {
-        "preset": "max_speed",
+        **DEFAULTS,
         "output_dir": "outputs/image_classifier",
         "learning_rate": 2e-3,
-        "warmup_steps": 0.1,
         "num_train_epochs": 4,
-        "per_device_train_batch_size": 32,
-        "per_device_eval_batch_size": 128,
         "remove_unused_columns": False,  # the transform reads `image`, which the model does not
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-        "save_total_limit": 2,
         "metric_for_best_model": "accuracy",
-        "resume": "auto",
-        "logging_steps": 20,
-        "report_to": "none",
     }
 
     def load(self, run: Run) -> Dataset:
@@ -81,21 +71,9 @@ class ImageClassifier(AnyModelTask):
 
     def build(self, run: Run, data: Dataset) -> dict[str, Any]:
         """What Trainer takes."""
-        rows, num_rows = data.with_transform(to_pixels), run.model_args.num_rows
         image: dict[str, Any] = {"image_size": SIZE, "patch_size": 4, "num_channels": 1, "num_labels": len(SHAPES)}
-        return {
-            "model": ViTForImageClassification(ViTConfig(**image, **SHAPE)),
-            "data_collator": collate,
-            "train_dataset": rows.select(range(num_rows)),
-            "eval_dataset": rows.select(range(num_rows, len(rows))),
-            "preprocess_logits_for_metrics": sum_classes,  # 12 bytes a row
-            "compute_metrics": compute_accuracy,
-        }
-
-    def judge(self, run: Run, trainer: Any, data: Dataset) -> dict[str, Any]:
-        """Accuracy beside that of the most frequent class."""
-        num_rows = run.model_args.num_rows
-        return judge_classes(trainer.predict(trainer.eval_dataset), data["labels"][:num_rows], run.args.seed)
+        model = ViTForImageClassification(ViTConfig(**image, **SHAPE))
+        return {"model": model, "data_collator": collate, **self.split(run, data.with_transform(to_pixels))}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from any_model import CLASS_METRICS, AnyModelTask, compute_accuracy, data_seed, judge_classes, sum_classes
+from any_model import DEFAULTS, ClassifierTask, data_seed
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -54,26 +54,16 @@ def make_rows(num_rows: int, seed: int) -> Dataset:
     return Dataset.from_dict({"text": texts, "labels": labels})
 
 
-class TextClassifier(AnyModelTask):
+class TextClassifier(ClassifierTask):
     """Train BERT from scratch to tell which of two words occurs more often in a sentence, on generated rows."""
 
     recipe = "examples/text_classifier"
-    metrics = CLASS_METRICS
     defaults = {
-        "preset": "max_speed",
+        **DEFAULTS,
         "output_dir": "outputs/text_classifier",
         "learning_rate": 1e-3,
-        "warmup_steps": 0.1,
         "num_train_epochs": 3,
-        "per_device_train_batch_size": 32,
-        "per_device_eval_batch_size": 128,
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-        "save_total_limit": 2,
         "metric_for_best_model": "accuracy",
-        "resume": "auto",
-        "logging_steps": 20,
-        "report_to": "none",
     }
 
     def load(self, run: Run) -> Dataset:
@@ -84,22 +74,14 @@ class TextClassifier(AnyModelTask):
 
     def build(self, run: Run, data: Dataset) -> dict[str, Any]:
         """What Trainer takes."""
-        tokenizer, num_rows = make_tokenizer(), run.model_args.num_rows
+        tokenizer = make_tokenizer()
         config = BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **SHAPE)
         return {
             "model": BertForSequenceClassification(config),
             "data_collator": DataCollatorWithPadding(tokenizer),
-            "train_dataset": data.select(range(num_rows)),
-            "eval_dataset": data.select(range(num_rows, len(data))),
             "processing_class": tokenizer,
-            "preprocess_logits_for_metrics": sum_classes,  # 12 bytes a row
-            "compute_metrics": compute_accuracy,
+            **self.split(run, data),
         }
-
-    def judge(self, run: Run, trainer: Any, data: Dataset) -> dict[str, Any]:
-        """Accuracy beside that of the most frequent class."""
-        num_rows = run.model_args.num_rows
-        return judge_classes(trainer.predict(trainer.eval_dataset), data["labels"][:num_rows], run.args.seed)
 
 
 if __name__ == "__main__":

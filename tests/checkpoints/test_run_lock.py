@@ -10,7 +10,6 @@ import traceback
 from pathlib import Path
 
 import pytest
-from closing_line import tally
 from faulty_runs import Maker, bits, contents, names
 from miniature_esm import make_narrow_esm
 from other_runs import kill, other_run, plant_lock
@@ -260,26 +259,17 @@ def alone(tmp_path_factory) -> dict[int, dict[str, bytes | str]]:
     return left
 
 
-@pytest.fixture(scope="module")
-def counts(request):
-    with tally(request, "two runs in one folder", pairs=0, one_refused=0, other_unharmed=0) as found:
-        yield found
-
-
 @pytest.mark.parametrize(
     ("delay_s", "at"), [PAIRS[4], *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in PAIRS)]
 )
-def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, counts, tmp_path, delay_s, at):
+def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, tmp_path, delay_s, at):
     ended, left = run_pair(tmp_path, delay_s, at)
-    counts["pairs"] += 1
     assert sorted(ended.values()) == [0, REFUSED]
-    counts["one_refused"] += 1
     whole = alone[min(ended, key=ended.get)]
     assert left.keys() == whole.keys()
     weights = [name for name in left if name.endswith(".safetensors") and not name.startswith("rank")]
     assert len(weights) >= 4
     assert {name: left[name] for name in weights} == {name: whole[name] for name in weights}
-    counts["other_unharmed"] += 1
 
 
 # --- trainers without a recipe ----------------------------------------------------------------------------------------

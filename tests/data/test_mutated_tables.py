@@ -8,12 +8,12 @@ import io
 import logging
 import random
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import pytest
-from closing_line import tally
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
@@ -210,13 +210,8 @@ def messages(caplog):
 
 
 @pytest.mark.nightly
-def test_a_thousand_mutated_tables_hold_no_silent_difference(tmp_path, messages, request):
-    names = {"refused": 0, "accepted": 0, "accepted_without_some_rows": 0, "silent_differences": 0}
-    with tally(request, "mutated tables", files=0, **names) as counts:
-        for seed in range(1000, 2000):
-            counts["files"] += 1
-            counts[judge(tmp_path, messages, seed).replace(" ", "_")] += 1
-    assert counts["files"] == 1000
+def test_a_thousand_mutated_tables_hold_no_silent_difference(tmp_path, messages):
+    counts = Counter(judge(tmp_path, messages, seed) for seed in range(1000, 2000))
     assert counts["refused"] > 300
     assert counts["accepted"] > 100
 

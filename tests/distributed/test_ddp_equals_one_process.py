@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from closeness import largest
-from ddp_on_ranks import ALL_CASES, SAVED, SAVING, train
 from equal_cases import NUM_STEPS, differences, load_numbers, write_encoders
+from equal_on_ranks import ALL_CASES, SAVED, SAVING, train
 from locations import HELPERS
 from ranks import run_on_ranks
 
 pytestmark = pytest.mark.nightly
 
-SCRIPT = HELPERS / "ddp_on_ranks.py"
+SCRIPT = HELPERS / "equal_on_ranks.py"
 CLOSE = 1e-4
 
 
@@ -43,9 +43,8 @@ def resumed(folder) -> Path:
 
 
 @pytest.mark.parametrize("case", ALL_CASES)
-def test_two_processes_have_the_losses_and_weights_of_one(trained, case, record_property):
+def test_two_processes_have_the_losses_and_weights_of_one(trained, case):
     found = differences(load_numbers(trained, f"two-{case}"), load_numbers(trained, f"alone-{case}"))
-    record_property("same_numbers", ("DDP, 2 processes", case, *found))
     assert largest(found) < CLOSE
 
 

@@ -20,7 +20,6 @@ from on_ranks import (
 )
 from ranks import run_on_ranks
 from small_evaluations import make_rows
-from stock_runs import LAYER_NORMS
 
 pytestmark = pytest.mark.nightly
 
@@ -119,13 +118,6 @@ def test_padding_that_one_process_sees_ends_all(ranks):
     assert all(re.match(words, rank["sees_a_loss_that_reads_padding"]) for rank in ranks)
 
 
-def test_checkpoints_pass_between_stock_trainer_and_ours_with_the_layer_norms(ranks):
-    for rank in ranks:
-        found = dict(rank["exchanges_checkpoints_with_stock_trainer"])
-        assert found.pop("stock by stock") == LAYER_NORMS
-        assert set(found.values()) == {0}
-
-
 def test_both_processes_hear_how_a_push_went(ranks, launched):
     hub = launched[1]
     first, second = (rank["pushes"] for rank in ranks)
@@ -167,10 +159,6 @@ def test_after_a_kill_what_was_missing_is_encoded_once_into_the_same_files(ranks
 
 
 # --- launched and left ----------------------------------------------------------------------------------------------
-
-
-def test_a_callback_of_one_process_reads_whole_checkpoints_and_the_others_wait_with_it(ranks):
-    assert [rank["saves_for_a_callback_of_one_process"] for rank in ranks] == [[], [True] * 3]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="only without an accelerator do processes lose each other")

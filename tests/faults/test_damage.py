@@ -1,11 +1,9 @@
 """Every file of a checkpoint, damaged in every way: found before a tensor reaches the model, and the run goes on."""
 
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from closing_line import cases, tally
 from faulty_runs import (
     NUM_STEPS,
     KilledRun,
@@ -19,7 +17,7 @@ from faulty_runs import (
     zero_block,
 )
 from miniature_esm import make_narrow_esm
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from hf_ext.checkpoints.manifest import read_stored
 from hf_ext.checkpoints.store import CheckpointStore
@@ -103,12 +101,6 @@ def families(tmp_path_factory):
     folder = tmp_path_factory.mktemp("damage")
     templates = {"esm": make_narrow_esm(), "lora": make_lora(folder / "base")}
     return {name: Family(folder / name, template) for name, template in templates.items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counts(request):
-    with cases(request, "damaged checkpoints", "found_and_passed_over", "the_suite|stock_trainer"):
-        yield
 
 
 @pytest.fixture
@@ -232,46 +224,3 @@ def test_the_suite_sees_a_store_that_verifies_nothing(families, log):
     do_damage(folder / NEWEST, "model.safetensors", "bit flipped at the end")
     found = families["esm"].problems(folder, "model.safetensors", log, Trusting)
     assert {"a damaged checkpoint that was named is taken", "began at step 4", "weights of step 6"} <= set(found)
-
-
-def stock_outcomes(make, folder, damages) -> Counter:
-    """What stock Trainer makes of the same damage: it fails, resumes right, or resumes to other weights.
-
-    With LoRA: a full ESM, whose LayerNorms it loses, resumes wrong without any damage.
-    """
-    stock = {"trainer": Trainer, "save_strategy": "steps"}
-    make(folder / "whole", **stock).train()
-    whole = make.watch.weights[NUM_STEPS]
-    make.killed(folder / "killed", at=5, **stock)
-    outcomes: Counter = Counter()
-    for number, (name, damage) in enumerate(damages):
-        copy = Path(shutil.copytree(folder / "killed", folder / str(number)))
-        if damage != "none":
-            do_damage(copy / NEWEST, name, damage)
-        try:
-            make(copy, trainer=Trainer, save_strategy="no").train(resume_from_checkpoint=True)
-        except Exception:
-            outcomes["failed"] += 1
-        else:
-            outcomes["right" if make.watch.weights[NUM_STEPS] == whole else "silently wrong"] += 1
-    return outcomes
-
-
-def test_stock_trainer_resumes_silently_wrong_without_its_optimizer_or_schedule(families, tmp_path):
-    damages = [("optimizer.pt", "deleted"), ("scheduler.pt", "deleted"), ("scheduler.pt", DAMAGES[-1])]
-    assert stock_outcomes(families["lora"].make, tmp_path / "1", [("", "none")]) == {"right": 1}
-    assert stock_outcomes(families["lora"].make, tmp_path / "2", damages) == {"silently wrong": 3}
-
-
-@pytest.mark.nightly
-def test_stock_trainer_over_all_its_files(request, families, tmp_path):
-    files = ("README.md", "adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "rng_state.pth")
-    files += ("scheduler.pt", "trainer_state.json", "training_args.bin")
-    same = {*CONSTANT, "training_args.bin"}
-    damages = [(name, d) for name in files for d in DAMAGES if not (d.startswith("swapped") and name in same)]
-    numbers = {"cases": len(damages), "failed": 0, "right": 0, "silently_wrong": 0}
-    with tally(request, "damaged checkpoints of stock Trainer", **numbers) as counts:
-        for outcome, number in stock_outcomes(families["lora"].make, tmp_path, damages).items():
-            counts[outcome.replace(" ", "_")] = number
-    assert counts["failed"] > 0
-    assert counts["silently_wrong"] > 0

@@ -5,14 +5,12 @@ import itertools
 import os
 import re
 import signal
-from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
-import closing_line
 import pytest
-from closing_line import record
 from disk_samples import allocated, sampled
+from run_outcomes import KillAt, Killed
 from safetensors import SafetensorError
 from small_disks import (
     KINDS,
@@ -30,8 +28,7 @@ from small_disks import (
     own_log,
     small_disk,
 )
-from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import EsmForSequenceClassification, TrainerCallback
 
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import ArgumentError, DiskFailure, exit_on_errors
@@ -62,30 +59,10 @@ FAIL_AT = 4  # the second save
 TORCH = r"torch could not write a file whole \(a full disk, or ulimit -f\)"  # of optimizer.pt: there is no errno
 
 
-@pytest.fixture(scope="module")
-def tally(request):
-    """Counts, printed at the end."""
-    names = ("tmpfs sizes", "file size limits", "injected errors", "others", "crashes", "resumed", "identical")
-    counts = dict.fromkeys(names, 0)
-    yield counts
-    record("disk_full", counts)
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print("\ndisk full: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-
-
 @pytest.fixture(autouse=True)
 def new_log():
     with own_log():
         yield
-
-
-@contextmanager
-def counted(tally, kind):
-    """Counts a case, as a crash unless it gets to the end."""
-    tally[kind] += 1
-    tally["crashes"] += 1
-    yield
-    tally["crashes"] -= 1
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +109,12 @@ def check_message(text, folder, reason=r"\w.+"):
     assert int(found[1].replace(",", "")) > 1_000_000
 
 
-def check_resumes(folder, whole, tally):
-    tally["resumed"] += 1
+def check_resumes(folder, whole):
     weights, code, _ = run(folder, resume="auto")
     assert code == 0
     assert hidden(folder) == []
     assert weights == {step: whole[0][step] for step in weights}
     assert weights or steps(folder)[-1] == NUM_STEPS
-    tally["identical"] += 1
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------------
@@ -148,15 +123,12 @@ def check_resumes(folder, whole, tally):
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("room", ROOM)
 def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
-    room, tmp_path, whole, may_mount, tally, caplog
+    room, tmp_path, whole, may_mount, caplog
 ):
     _, checkpoint_bytes, other_bytes = whole
     if not may_mount:
         pytest.skip("mounting a tmpfs is not allowed here")
-    with (
-        counted(tally, "tmpfs sizes"),
-        small_disk(tmp_path / "disk", int(other_bytes + room * checkpoint_bytes)) as disk,
-    ):
+    with small_disk(tmp_path / "disk", int(other_bytes + room * checkpoint_bytes)) as disk:
         folder = disk.folder / "run"
         weights, code, end = run(folder)
         assert steps(folder) == ROOM[room]
@@ -170,14 +142,14 @@ def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
             assert f"Training goes on; {before}." in caplog.text
         assert weights == {step: whole[0][step] for step in range(1, 7 if not ROOM[room] else 9)}
         disk.remount("size=64m")
-        check_resumes(folder, whole, tally)
+        check_resumes(folder, whole)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatch, trainer=FastTrainer):
-    with counted(tally, "injected errors"), monkeypatch.context() as patch:
+def check_injected(place, number, once, folder, whole, caplog, monkeypatch, trainer=FastTrainer):
+    with monkeypatch.context() as patch:
         faults = Faults(place, number, patch)
         arm = ArmAt(faults, FAIL_AT, once)
         limit = 1 if place == "deletion" else None
@@ -198,7 +170,7 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
             reason = TORCH if place == "optimizer" else re.escape(reason)
             check_message(caplog.text if once else str(end), folder, reason)
         assert weights == whole[0]
-        check_resumes(folder, whole, tally)
+        check_resumes(folder, whole)
 
 
 @pytest.mark.sampled(12)
@@ -206,13 +178,13 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
     ("place", "number", "once"), [*SAMPLE, *(pytest.param(*case, marks=pytest.mark.nightly) for case in INJECTED)]
 )
 def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
-    place, number, once, tmp_path, whole, tally, caplog, monkeypatch
+    place, number, once, tmp_path, whole, caplog, monkeypatch
 ):
-    check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
+    check_injected(place, number, once, tmp_path, whole, caplog, monkeypatch)
 
 
-def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path, whole, tally, monkeypatch):
-    with counted(tally, "others"), monkeypatch.context() as patch:
+def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path, whole, monkeypatch):
+    with monkeypatch.context() as patch:
         arm = ArmAt(Faults("weights", errno.ENOSPC, patch), 1, only_once=False, but_not=(2, 3, 6, 7))
         weights, code, _ = run(tmp_path, callbacks=[arm], save_steps=1)
     assert (code, weights) == (0, whole[0])
@@ -229,15 +201,15 @@ class Stop(TrainerCallback):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", ["weights", "rename"])
-def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path, whole, tally, monkeypatch):
-    with counted(tally, "others"), monkeypatch.context() as patch:
+def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path, whole, monkeypatch):
+    with monkeypatch.context() as patch:
         arm = ArmAt(Faults(place, errno.ENOSPC, patch), 4, only_once=False)
         weights, code, end = run(tmp_path, callbacks=[arm, Stop()])
         assert (code, type(end)) == (74, DiskFailure)
         assert max(weights) == 4
         check_message(str(end), tmp_path)
     assert (steps(tmp_path), hidden(tmp_path)) == ([2], [])
-    check_resumes(tmp_path, whole, tally)
+    check_resumes(tmp_path, whole)
 
 
 # --- the end of a run -----------------------------------------------------------------------------------------------
@@ -255,30 +227,28 @@ def full_at_the_end(tmp_path, may_mount):
         yield trainer, disk
 
 
-def test_a_trained_model_that_finds_no_room_ends_as_a_disk_failure_that_says_what_to_do(full_at_the_end, tally):
+def test_a_trained_model_that_finds_no_room_ends_as_a_disk_failure_that_says_what_to_do(full_at_the_end):
     trainer, disk = full_at_the_end
     folder = disk.folder / "run"
-    with counted(tally, "others"):
-        with pytest.raises(DiskFailure, match=r"No space left on device\..* bytes are free") as caught:
-            trainer.save_model()
-        assert str(folder) in str(caught.value)
-        assert "--resume auto" in str(caught.value)
-        assert hidden(folder) == []
-        (disk.folder / "filler").unlink()
-        again = make_trainer(folder, save_total_limit=1, resume="auto")
-        again.train()
-        again.save_model()
-        again.save_state()
+    with pytest.raises(DiskFailure, match=r"No space left on device\..* bytes are free") as caught:
+        trainer.save_model()
+    assert str(folder) in str(caught.value)
+    assert "--resume auto" in str(caught.value)
+    assert hidden(folder) == []
+    (disk.folder / "filler").unlink()
+    again = make_trainer(folder, save_total_limit=1, resume="auto")
+    again.train()
+    again.save_model()
+    again.save_state()
     saved = EsmForSequenceClassification.from_pretrained(folder)
     assert digest(saved) == digest(trainer.model)
 
 
-def test_reports_that_find_no_room_cost_no_training_and_no_traceback(full_at_the_end, whole, tally, capsys):
+def test_reports_that_find_no_room_cost_no_training_and_no_traceback(full_at_the_end, whole, capsys):
     _, disk = full_at_the_end
-    with counted(tally, "others"):
-        start_run_log(disk.folder / "other")
-        weights, code, _ = run(disk.folder / "other", save_strategy="no", preset="baseline")
-        assert (code, weights) == (0, whole[0])
+    start_run_log(disk.folder / "other")
+    weights, code, _ = run(disk.folder / "other", save_strategy="no", preset="baseline")
+    assert (code, weights) == (0, whole[0])
     printed = capsys.readouterr()
     assert "plan.json was not written: " in printed.out
     assert "throughput.json was not written: No space left on device." in printed.out
@@ -303,19 +273,6 @@ def test_any_other_write_that_the_disk_refuses_has_the_same_exit_status(number):
 # --- the harness ----------------------------------------------------------------------------------------------------
 
 
-def test_the_same_disk_ends_stock_trainer_with_a_riddle_and_a_folder_that_cannot_be_resumed(tmp_path, whole, may_mount):
-    if not may_mount:
-        pytest.skip("mounting a tmpfs is not allowed here")
-    with small_disk(tmp_path / "disk", int(1.5 * whole[1])) as disk:
-        with pytest.raises((RuntimeError, OSError, SafetensorError)) as crash:
-            run(disk.folder, Trainer)
-        assert str(disk.folder) not in str(crash.value)
-        assert get_last_checkpoint(str(disk.folder)).endswith("checkpoint-4")
-        disk.remount("size=64m")
-        with pytest.raises((RuntimeError, OSError, SafetensorError, EOFError)):
-            make_trainer(disk.folder, trainer=Trainer).train(resume_from_checkpoint=True)
-
-
 class Untidy(FastTrainer):
     """Leaves what it began to write."""
 
@@ -324,11 +281,9 @@ class Untidy(FastTrainer):
         self.checkpoints.abandon = lambda step: None
 
 
-def test_the_harness_sees_what_a_broken_trainer_does_wrong(tmp_path, whole, tally, caplog, monkeypatch):
-    counts = dict.fromkeys(tally, 0)
+def test_the_harness_sees_what_a_broken_trainer_does_wrong(tmp_path, whole, caplog, monkeypatch):
     with pytest.raises(AssertionError):
-        check_injected("weights", errno.ENOSPC, False, tmp_path, whole, counts, caplog, monkeypatch, Untidy)
-    assert (counts["injected errors"], counts["crashes"]) == (1, 1)
+        check_injected("weights", errno.ENOSPC, False, tmp_path, whole, caplog, monkeypatch, Untidy)
 
 
 # --- `save_total_size_gb` ---------------------------------------------------------------------------------------------
@@ -341,12 +296,6 @@ BUDGETS = [(1, True, "full"), (2, False, "full"), (3, True, "lora"), (1, False, 
 BUDGETS += [(3, False, "frozen")]
 BEST_SETTINGS = {"metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 1}
 BEST_SETTINGS |= {"load_best_model_at_end": True}
-
-
-@pytest.fixture(scope="module")
-def counts(request):
-    with closing_line.tally(request, "disk budget", **{"saves": 0, "above the budget": 0, "samples": 0}) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -372,21 +321,6 @@ def smallest_gb(refused):
     return float(re.search(r"Smallest budget that works: --save_total_size_gb ([\d.]+\d)", str(refusal.value))[1])
 
 
-class Killed(Exception):
-    """What interrupts a run."""
-
-
-class KillAt(TrainerCallback):
-    """Raises in the step after `step`."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise Killed
-
-
 class Saves(TrainerCallback):
     """Counts checkpoints that stand after their save."""
 
@@ -397,7 +331,7 @@ class Saves(TrainerCallback):
         self.count += (Path(args.output_dir) / f"checkpoint-{state.global_step}").is_dir()
 
 
-def train_within(folder, combination, base, num_saves, counts, trainer=FastTrainer):
+def train_within(folder, combination, base, num_saves, trainer=FastTrainer):
     """Trains and exports within the smallest budget that is allowed; (budget, most bytes seen, trainer)."""
     start_run_log(folder)
     gb = smallest_gb(build(folder, combination, base, save_total_size_gb=1e-6))
@@ -409,9 +343,6 @@ def train_within(folder, combination, base, num_saves, counts, trainer=FastTrain
         made.save_state()
     assert saves.count == num_saves
     assert "was not written" not in (folder / "run.log").read_text()
-    counts["saves"] += num_saves
-    counts["above the budget"] += samples.peak_bytes > round(gb * GB)
-    counts["samples"] += samples.num_samples
     return round(gb * GB), samples.peak_bytes, made
 
 
@@ -424,8 +355,8 @@ def train_within(folder, combination, base, num_saves, counts, trainer=FastTrain
     ],
     ids=str,
 )
-def test_a_run_never_holds_more_than_its_budget(combination, num_saves, tmp_path, base, counts):
-    budget, peak, trainer = train_within(tmp_path, combination, base, num_saves, counts)
+def test_a_run_never_holds_more_than_its_budget(combination, num_saves, tmp_path, base):
+    budget, peak, trainer = train_within(tmp_path, combination, base, num_saves)
     assert allocated(str(tmp_path)) <= peak <= budget
     assert hidden(tmp_path) == []
     assert trainer.checkpoints.checkpoints()[-1].step == num_saves
@@ -440,10 +371,8 @@ class NoRoom(FastTrainer):
 
 
 def test_the_samples_see_a_trainer_that_rotates_after_saving(tmp_path, base):
-    counts = Counter()
-    budget, peak, _ = train_within(tmp_path, (3, False, "full"), base, 6, counts, NoRoom)
+    budget, peak, _ = train_within(tmp_path, (3, False, "full"), base, 6, NoRoom)
     assert peak > budget
-    assert counts["above the budget"] == 1
 
 
 class LongLog(TrainerCallback):
@@ -492,7 +421,7 @@ def test_the_budget_that_a_refusal_names_also_holds_for_the_same_command_again(t
     start_run_log(tmp_path)  # it grows between two starts
     gb = smallest_gb(build(tmp_path, (1, True, "full"), base, save_total_size_gb=1e-6))
     for kill_at in (2, 4, None):
-        kill = [] if kill_at is None else [KillAt(kill_at)]
+        kill = [] if kill_at is None else [KillAt(kill_at + 1)]
         trainer = build(tmp_path, (1, True, "full"), base, save_total_size_gb=gb, resume="auto", callbacks=kill)
         with pytest.raises(Killed) if kill else nullcontext():
             trainer.train()

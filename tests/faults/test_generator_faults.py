@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launches import RECIPES, Launch, run_recipe
+from launches import ONE_CPU, RECIPES, TWO_CPUS, run_recipe
 from safetensors.numpy import load_file
 
 from hf_ext.data.demo import make_demo_encoders, make_demo_pairs
@@ -89,8 +89,8 @@ def test_two_processes_learn_and_judge_as_one_does(folder: Path) -> None:
     pairs = ("--dataset_name", str(folder / "pairs.csv"), "--adam_epsilon", "1e-6", "--dropout", "0")
     words = (*SMALL[2:], *LSTM, *ANY, *pairs, "--num_train_epochs", "2", "--without", "precision")
     found = {}
-    for launch, rows in ((Launch("cpu", "NO", 1), "8"), (Launch("2cpu_ddp", "MULTI_CPU", 2), "4")):
-        place = folder / launch.name
+    for launch, rows in ((ONE_CPU, "8"), (TWO_CPUS, "4")):
+        place = folder / f"{launch.processes}-processes"
         run_recipe(launch, place, "generate_antibody.py", *words, "--per_device_train_batch_size", rows)
         results = json.loads((place / "output" / "all_results.json").read_text())
         found[launch.processes] = results, load_file(place / "output" / "model.safetensors")

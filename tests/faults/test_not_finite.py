@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 from accelerate import Accelerator
-from closing_line import cases
 from faulty_runs import NUM_STEPS, Maker, bits, make_rows, names
 from miniature_esm import make_narrow_esm
 from safetensors.torch import load_file
@@ -23,12 +22,6 @@ WEIGHT = "classifier.dense.weight"
 @pytest.fixture(scope="module")
 def make():
     return Maker(make_narrow_esm())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counts(request):
-    with cases(request, "numbers that are not finite"):
-        yield
 
 
 class Poison(TrainerCallback):

@@ -1,11 +1,9 @@
 """What else may lie in an output folder: the right checkpoint is taken, and what is not the run's stays as it is."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from closing_line import cases
 from faulty_runs import KilledRun, contents, make_rows, messages, names
 from miniature_esm import make_narrow_esm
 from other_runs import plant_lock
@@ -34,12 +32,6 @@ class Runs(KilledRun):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("stale"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counts(request):
-    with cases(request, "stale folders"):
-        yield
 
 
 @pytest.fixture
@@ -178,18 +170,3 @@ def test_a_rerun_without_resuming_renames_what_is_there_and_the_next_continues_t
     assert runs.problems(folder, began_at=2, save_total_limit=1) == []
     assert names(folder) == ["checkpoint-6", "previous-checkpoint-2", "previous-checkpoint-4"]
     assert before.items() <= contents(folder).items()
-
-
-# --- broken twin ------------------------------------------------------------------------------------------------------
-
-
-def test_stock_trainer_takes_the_highest_number_and_deletes_what_is_not_its_own(runs, tmp_path):
-    folder = Path(shutil.copytree(runs.stock.parent, tmp_path / "run"))
-    (folder / "checkpoint-999").mkdir()
-    with pytest.raises(ValueError, match="Can't find a valid checkpoint at"):
-        runs.make(folder, trainer=Trainer).train(resume_from_checkpoint=True)
-    (folder / "checkpoint-999").rename(folder / "checkpoint-1")  # of someone else
-    os.utime(folder / "checkpoint-1", (0, 0))
-    named = str(folder / "checkpoint-4")
-    runs.make(folder, trainer=Trainer, save_total_limit=2).train(resume_from_checkpoint=named)
-    assert names(folder) == ["checkpoint-4", "checkpoint-6"]

@@ -4,10 +4,10 @@ import copy
 
 import torch
 from miniature_esm import make_narrow_esm
-from resuming_runs import Killed
+from run_outcomes import KillAt, Killed
 from token_rows import make_number_rows
 from train_until_stopped import Case, Collator
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -17,17 +17,6 @@ SETTINGS |= {"per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_
 SETTINGS |= {"dataloader_num_workers": 1, "save_steps": 2}
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
 MODEL = make_narrow_esm()  # with dropout
-
-
-class Kill(TrainerCallback):
-    """Ends a run after an optimizer step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise Killed
 
 
 def train(
@@ -45,7 +34,7 @@ def train(
     arguments = FastTrainingArguments if issubclass(trainer, FastTrainer) else TrainingArguments
     args = arguments(output_dir=str(folder), **{**SETTINGS, **given})
     rows = rows(make_number_rows(8, 1)), make_number_rows(4, 2) if held_out or "eval_strategy" in given else None
-    callbacks = [*callbacks, *([] if kill_at is None else [Kill(kill_at)])]
+    callbacks = [*callbacks, *([] if kill_at is None else [KillAt(kill_at)])]
     made = trainer(copy.deepcopy(MODEL), args, collator(Case()), *rows, callbacks=callbacks)
     try:
         made.train(resume_from_checkpoint=resume)

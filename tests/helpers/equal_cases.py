@@ -119,7 +119,8 @@ def make_trainer(case: str, folder: Path, num_processes: int, encoders: Path, br
     settings |= {"report_to": "none", "disable_tqdm": True, "embedding_cache_dir": str(folder / "cache")}
     settings |= {"use_cpu": num_processes == 1, **EXTRA[case], **given}
     trainer_class = LouderRank if broken else FastTrainer
-    return trainer_class(model, FastTrainingArguments(str(folder), **settings), collator, rows)
+    held_out = rows.select(range(ROWS_PER_STEP)) if "eval_strategy" in settings else None
+    return trainer_class(model, FastTrainingArguments(str(folder), **settings), collator, rows, held_out)
 
 
 def train(case: str, folder: Path, num_processes: int, encoders: Path, broken: bool = False, **given):

@@ -1,4 +1,4 @@
-"""Five kinds of tiny runs, and with data workers: ESM regression, T5, LoRA, cached, two processes; stock Trainer's."""
+"""Five kinds of tiny runs, and with data workers: ESM regression, T5, LoRA, cached, two processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from miniature_esm import make_narrow_esm
 from protein_families import write_family
 from tiny_t5 import write_t5_encoder
 from token_rows import stack_rows
-from transformers import Trainer, TrainingArguments
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
@@ -111,16 +110,6 @@ def make_trainer(name: str, encoders: Path, output_dir: Path, **given: Any) -> F
     )
     model = build_model(towers, COLUMNS)
     return FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=COLUMNS)), make_table())
-
-
-def make_stock_trainer(output_dir: Path, **given: Any) -> Trainer:
-    """Stock Trainer on the ESM regression of the first family."""
-    settings = {**SETTINGS, **FAMILIES["ESM regression"].settings, **given}
-    model = make_narrow_esm()
-    model._weight_conversions = []  # else it loses ESM's LayerNorms on every resume, killed or not
-    return Trainer(
-        model, TrainingArguments(output_dir=str(output_dir), **settings), stack_rows, make_rows(), make_rows(6)
-    )
 
 
 def make_table() -> Dataset:

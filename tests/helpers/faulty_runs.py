@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset
 from miniature_esm import make_narrow_esm
 from peft import LoraConfig, get_peft_model
+from run_outcomes import Killed
 from token_rows import make_number_rows, stack_rows
 from transformers import EsmForSequenceClassification, TrainerCallback, TrainingArguments
 
@@ -27,10 +28,6 @@ NUM_STEPS = 6  # of 2 rows: one epoch
 SETTINGS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False, "seed": 3}
 SETTINGS |= {"per_device_train_batch_size": 2, "num_train_epochs": 1, "learning_rate": 1e-2}
 SETTINGS |= {"logging_steps": 1, "save_steps": 2, "max_grad_norm": 1.0}
-
-
-class Killed(Exception):
-    """What interrupts a run."""
 
 
 class Watch(TrainerCallback):

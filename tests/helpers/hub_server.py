@@ -40,7 +40,6 @@ class Fault:
         delay_s: waited before serving.
         cut: the connection is reset in the middle of what the client sends (PUT, POST) or receives (GET).
         damaged: one bit is turned over in what is stored (PUT) or sent (GET).
-        truncated: the last byte of what is stored (PUT) is lost.
         call: called before serving.
     """
 
@@ -52,7 +51,6 @@ class Fault:
     delay_s: float = 0.0
     cut: bool = False
     damaged: bool = False
-    truncated: bool = False
     call: Callable[[], None] | None = None
 
     def matches(self, method: str, path: str) -> bool:
@@ -210,8 +208,6 @@ class _Handler(BaseHTTPRequestHandler):
                 # As on the Hub, the address of an object is signed and carries no token.
                 if serve is not _put_object and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
                     raise _Refusal(401, "Invalid credentials in Authorization header")
-                if self.fault is not None and self.fault.truncated:
-                    body = body[:-1]
                 with self.hub.lock:
                     answer = serve(self.hub, *found.groups(), body=body, damaged=self._is_damaged())
                 return self._send_file(*answer) if isinstance(answer, tuple) else self._send_json(answer)

@@ -1,4 +1,4 @@
-"""Cases of runs that are killed and restarted, what is looked at when they end, and the table of counts."""
+"""Cases of runs that are killed and restarted, and what is looked at when they end."""
 
 from __future__ import annotations
 
@@ -6,41 +6,13 @@ import json
 import random
 import re
 import shutil
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-import transformers
-from families import NUM_STEPS, SAVE_STEPS, write_encoders
-from killing import STOCK, Attempt, Job, Kill, attempt
+from families import SAVE_STEPS, write_encoders
+from killing import Attempt, Job, Kill, attempt
 
 from hf_ext.checkpoints.manifest import MANIFEST, Manifest
-
-COUNTS = ("kills", "resumed", "identical")
-
-
-class Table:
-    """Counts, a row per family and kind of kill."""
-
-    def __init__(self):
-        self.rows: dict[tuple[str, str], Counter] = {}
-
-    def row(self, family: str, kills: str) -> Counter:
-        return self.rows.setdefault((family, kills), Counter(dict.fromkeys([*COUNTS, "lost_steps_max"], 0)))
-
-    def as_json(self, takes: Callable[[str], bool]) -> dict:
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        head = {"num_steps": NUM_STEPS, "save_steps": SAVE_STEPS, "versions": versions}
-        rows = [{"family": f, "kind": kind, **row} for (f, kind), row in self.rows.items() if takes(f)]
-        return {**head, "rows": rows}
-
-    def line(self) -> str:
-        ours = sum((row for (family, _), row in self.rows.items() if family != STOCK), Counter())
-        stock = sum((row for (family, _), row in self.rows.items() if family == STOCK), Counter())
-        said = [", ".join(f"{row[name]} {name}" for name in COUNTS) for row in (ours, stock)]
-        return f"kill -9 while training: {said[0]}; {STOCK}: {said[1]}"
 
 
 @dataclass
@@ -80,10 +52,6 @@ class Bench:
         """The run itself, killed in step 11: checkpoints of the steps 4 and 8."""
         return self._once(f"begun {family}", family, Kill(at_step=3 * SAVE_STEPS - 1), "killed")[0]
 
-    def operations_after(self, family: str, step: int) -> int:
-        """File operations between the end of a step and the beginning of the next."""
-        return self._once(f"{family} {step}", family, Kill(10**9, after_step=step), "spared")[1].num_operations[0]
-
     def _once(self, name: str, family: str, kill: Kill | None, end: str, **given) -> tuple[Job, Attempt]:
         if name not in self.known:
             job = self.job(family, **given)
@@ -92,8 +60,8 @@ class Bench:
         return self.known[name]
 
 
-def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> list[str]:
-    """Executes a command until it ends, killed as often as `kills` says; returns what is wrong then, and counts.
+def run_with_kills(bench: Bench, job: Job, kills: list[Kill]) -> tuple[int, list[str]]:
+    """Executes a command until it ends, killed as often as `kills` says; how often it was, and what is wrong then.
 
     A job that does not say "auto" saves steps again that are in its folder; once it has begun to train, it says "auto".
     """
@@ -107,7 +75,6 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
             break
         if result.began_at is not None:
             lost = furthest - result.began_at
-            row["lost_steps_max"] = max(row["lost_steps_max"], lost)
             if result.began_at < committed or lost > SAVE_STEPS + 1:  # a checkpoint has its name after the next step
                 problems.append(f"began at {result.began_at}, after step {furthest} and checkpoint-{committed}")
             job = replace(job, resume="auto")
@@ -116,11 +83,8 @@ def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> l
             problems += differences(job, bench.whole(job.family)[0])
             break
         num_kills += 1
-    row["kills"] += num_kills
-    row["resumed"] += num_kills - (result.end != "ended")
-    row["identical"] += num_kills if not problems else 0
     shutil.rmtree(job.folder)
-    return [f"{job.family}, {kills}: {problem}" for problem in problems]
+    return num_kills, [f"{job.family}, {kills}: {problem}" for problem in problems]
 
 
 def draw_kills(rng: random.Random, whole: Attempt, num: int) -> list[Kill]:
@@ -139,9 +103,6 @@ def differences(job: Job, whole: Job) -> list[str]:
     """What in the output folder is not as in that of the uninterrupted run, or should not be there."""
     ours, theirs = tensors_of(job), tensors_of(whole)
     found = [f"other {name}" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-    if job.family == STOCK:  # whatever else differs: the last weights, and the best, which the model was set to
-        last = f"checkpoint-{NUM_STEPS}/model.safetensors"
-        return [problem for problem in found if problem in (f"other {last}", "other model.safetensors")]
     if logged(job) != logged(whole):
         found.append("other losses were logged")
     found += [f"{path.name} is left" for path in job.output_dir.iterdir() if path.name.startswith((".", "damaged"))]

@@ -15,12 +15,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from families import FAMILIES, WITH_WORKERS, make_stock_trainer, make_trainer
+from families import FAMILIES, WITH_WORKERS, make_trainer
 from ranks import become_rank, fork_ranks
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
-STOCK = "stock Trainer"
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 LIMIT_S = 120
 
@@ -58,7 +56,7 @@ class Job:
 
     @property
     def num_ranks(self) -> int:
-        return 1 if self.family == STOCK else {**FAMILIES, **WITH_WORKERS}[self.family].num_ranks
+        return {**FAMILIES, **WITH_WORKERS}[self.family].num_ranks
 
 
 @dataclass(frozen=True)
@@ -126,14 +124,9 @@ def train(job: Job, kill: Kill | None, rank: int, port: int) -> None:
     log = os.open(_log(job, rank), os.O_CREAT | os.O_WRONLY)
     observer = Observer(job, kill if kill and kill.rank == rank else None, log)
     observer.watch_files()
-    if job.family == STOCK:
-        trainer: Any = make_stock_trainer(job.output_dir, seed=job.seed)
-        resume = get_last_checkpoint(job.output_dir) if job.resume == "auto" and job.output_dir.is_dir() else None
-    else:
-        trainer = make_trainer(job.family, job.encoders, job.output_dir, seed=job.seed, resume=job.resume)
-        resume = None
+    trainer = make_trainer(job.family, job.encoders, job.output_dir, seed=job.seed, resume=job.resume)
     trainer.add_callback(observer)
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train()
     trainer.save_model()
     for loader in trainer.accelerator._dataloaders:  # torch waits 5 s for each worker that is left to it
         getattr(loader, "base_dataloader", loader)._iterator = None

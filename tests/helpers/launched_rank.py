@@ -5,7 +5,6 @@ A number before a word: seconds to wait first. Once signals are handled, FOLDER/
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -39,9 +38,6 @@ def main(folder: Path, words: str) -> None:
         raise ENDS[word](word)
     if word == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if word == "mother":  # of a run of its own that ends otherwise
-        subprocess.run([sys.executable, __file__, str(folder), "nan,nan"], check=False)
-        raise TrainingStopped(word)
     if word in ("waits", "waits_long"):
         wait_for_signal(numbers, 1.0 if word == "waits_long" else 0.1)
 

@@ -20,20 +20,16 @@ from typing import Any
 import pytest
 import torch
 from equal_cases import make_parts
-from faulty_runs import bits
 from miniature_esm import make_wide_esm
 from small_evaluations import count, evaluations, make_rows, make_trainer
-from stock_runs import BEST, NUM_STEPS, SAVED, Runs, differing
 from stock_twins import run_both
 from tiny_masked_lm import make_args as make_masked_args
 from tiny_masked_lm import make_rows as make_masked_rows
-from token_rows import RecordingCollator, pad_rows
+from token_rows import pad_rows
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from train_on_ranks import make_model, settings
-from train_on_ranks import make_rows as make_token_rows
-from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from watched_runs import make_script, model_of
 from watched_runs import make_trainer as make_watched_trainer
 
@@ -179,30 +175,6 @@ def sees_a_loss_that_reads_padding(folder: Path) -> str:
 
 
 @check
-def exchanges_checkpoints_with_stock_trainer(folder: Path) -> dict[str, int]:
-    """How many entries of the weights were not bit for bit those that were to arrive."""
-    kind, runs = "ESM regression", Runs(folder / f"base-{RANK}")
-    _, stock = runs.train(kind, Trainer, folder / "stock")
-    checkpoint = folder / "stock" / f"checkpoint-{SAVED}"
-    resumed, seen = runs.train(kind, FastTrainer, folder / "resumed", checkpoint)
-    _, lost = runs.train(kind, Trainer, folder / "lost", checkpoint)
-    resumed.save_model(str(folder / "export"))
-    resumed.accelerator.wait_for_everyone()
-    export = EsmForSequenceClassification.from_pretrained(folder / "export")
-    _, fast = runs.train(kind, FastTrainer, folder / "fast")
-    _, read = runs.train(kind, Trainer, folder / "read", folder / "fast" / f"checkpoint-{SAVED}", max_steps=SAVED + 1)
-    best, watch = runs.train(kind, FastTrainer, folder / "best", **BEST)
-    return {
-        "resumed": len(differing(seen.weights[SAVED], stock.weights[SAVED])),
-        "at the end": len(differing(seen.weights[NUM_STEPS], stock.weights[NUM_STEPS])),
-        "read by stock": len(differing(read.weights[SAVED], fast.weights[SAVED])),
-        "export": len(differing(bits(export), bits(resumed.model))),
-        "best": len(differing(bits(best.model), watch.weights[SAVED])),
-        "stock by stock": len(differing(lost.weights[SAVED], stock.weights[SAVED])),
-    }
-
-
-@check
 def pushes(folder: Path) -> dict[str, str]:
     """What each process heard of a push to "me/good", and of one to "me/broken", whose Hub refuses commits."""
     push.WAITS_S = ()
@@ -210,8 +182,7 @@ def pushes(folder: Path) -> dict[str, str]:
     for name in ("good", "broken"):
         given = {"push_to_hub": True, "hub_model_id": f"me/{name}", "hub_strategy": "every_save", "max_steps": 2}
         given |= {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 2}
-        args = FastTrainingArguments(**settings(folder / name, **given))
-        trainer = FastTrainer(make_model(), args, RecordingCollator(), make_token_rows(8))
+        trainer = make_trainer(folder / name, None, eval_strategy="no", **given)
         trainer.train()
         try:
             report[name] = trainer.push_to_hub().oid
@@ -269,27 +240,6 @@ def dies_filling_the_cache(folder: Path) -> None:
 # --- launched and left ----------------------------------------------------------------------------------------------
 
 
-class Saves(TrainerCallback):
-    """Notes what is in place when a save is over."""
-
-    def __init__(self) -> None:
-        self.found: list[bool] = []
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.found.append((Path(args.output_dir) / f"checkpoint-{state.global_step}" / "manifest.json").is_file())
-
-
-@check
-def saves_for_a_callback_of_one_process(folder: Path) -> list[bool]:
-    """The second process alone has a callback that reads checkpoints."""
-    saves = Saves()
-    given = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 2}
-    args = FastTrainingArguments(**settings(folder, **given))
-    callbacks = [saves] if RANK == 1 else []
-    FastTrainer(make_model(), args, RecordingCollator(), make_token_rows(12), callbacks=callbacks).train()
-    return saves.found
-
-
 def count_gloo_threads() -> int:
     """Threads of this process that work for gloo, by the name that torch gives them."""
     return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
@@ -300,8 +250,7 @@ def leaves_nothing(folder: Path) -> dict[str, Any]:
     """The last: what the launch became without `use_cpu`, and what is left of it after `end`."""
 
     def make(name: str) -> FastTrainer:
-        given = {**settings(folder / name, max_steps=2), "use_cpu": False, "per_device_train_batch_size": 2}
-        return FastTrainer(make_model(), FastTrainingArguments(**given), RecordingCollator(), make_token_rows(8))
+        return make_trainer(folder / name, None, eval_strategy="no", max_steps=2, use_cpu=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_FSDP", "true")

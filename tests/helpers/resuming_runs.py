@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+from run_outcomes import Killed
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_ext.affinity.scoring import compute_metrics
@@ -37,10 +38,6 @@ COMPARED = (
     "step",
 )  # the others are rates, evaluation results, and `train_loss`, the mean over one session
 IDS = "row_ids"
-
-
-class Killed(Exception):
-    """What interrupts a run."""
 
 
 class Kill(TrainerCallback):

@@ -1,8 +1,24 @@
-"""What a run has trained: its losses, its weights, and whether another run has the same ones to the bit."""
+"""What a run has trained: its losses, its weights, and whether another run has the same ones; and what ends one."""
 
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
+
+
+class Killed(Exception):
+    """What interrupts a run."""
+
+
+class KillAt(TrainerCallback):
+    """Raises at the end of optimizer step `step`."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise Killed
 
 
 def losses(trainer: Any) -> list[float]:

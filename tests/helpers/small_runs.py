@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from miniature_esm import make_esm
 from token_rows import make_number_rows, stack_rows
 from transformers import EsmForSequenceClassification, Trainer, TrainingArguments
-from weight_models import esm
 
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -28,7 +28,7 @@ SETTINGS |= {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model":
 
 
 def small_esm(seed: int = 0) -> EsmForSequenceClassification:
-    return esm(EsmForSequenceClassification, seed, num_labels=1)
+    return make_esm(EsmForSequenceClassification, seed, num_hidden_layers=2, num_labels=1)
 
 
 def make_rows(num: int = 12) -> Dataset:

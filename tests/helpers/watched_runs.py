@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +41,6 @@ class Kill(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step:
             raise KeyboardInterrupt
-
-
-class Terminate(TrainerCallback):
-    """Sends this process SIGTERM at its `n`-th batch of an evaluation."""
-
-    def __init__(self, n: int):
-        self.left = n
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def model_of(error: float, number: int = 0) -> np.ndarray:

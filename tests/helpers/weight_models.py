@@ -1,19 +1,6 @@
-"""Small language models, and their state dicts compared bit by bit."""
+"""State dicts compared bit by bit."""
 
 import torch
-from miniature_esm import make_esm
-from transformers import BertConfig, BertForMaskedLM, EsmForMaskedLM
-
-
-def esm(cls=EsmForMaskedLM, seed=0, **settings):
-    """ESM-2 in miniature from its configuration: 2 layers, 16 wide."""
-    return make_esm(cls, seed, **{"num_hidden_layers": 2, **settings})
-
-
-def bert(seed=0, **settings):
-    torch.manual_seed(seed)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    return BertForMaskedLM(BertConfig(vocab_size=33, max_position_embeddings=32, **shape, **settings))
 
 
 def bits(model):

@@ -1,6 +1,5 @@
 """Through the real torchrun and `accelerate launch`: ranks save on SIGTERM, and leave their status in a file."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ LAUNCHERS = {
     ],
 }
 RANK = str(HELPERS / "launched_rank.py")
-TRAINING = str(HELPERS / "launched_training.py")
 
 
 def run(folder: Path, command: list[str], when: list[Path] = (), limit_s: float = 240) -> tuple[int, list[int]]:
@@ -52,17 +50,3 @@ def test_a_stop_is_1_of_the_launcher_and_75_in_the_file(tmp_path, name):
     log = (tmp_path / "log").read_text()
     assert (status, said) == (1, [STOPPED, STOPPED]), log[-4000:]
     assert log.count("TrainingStopped: 1 signals") == 2
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", LAUNCHERS)
-@pytest.mark.parametrize("fails", [None, "nan", "killed"])
-def test_the_first_status_of_a_training_of_two_processes_is_its_own(tmp_path, name, fails):
-    given = ["--output_dir", str(tmp_path), "--step_s", "0.3", *(["--fails", fails] if fails else [])]
-    when = [] if fails else [tmp_path / "step-4"]
-    _, said = run(tmp_path, [*LAUNCHERS[name], TRAINING, *given], when)
-    assert said[:1] in {None: [[STOPPED]], "nan": [[65]], "killed": [[], [1]]}[fails], (tmp_path / "log").read_text()
-    if fails is None:
-        step = json.loads((tmp_path / "seen-0-0.json").read_text())["step"]
-        assert 4 <= step < 10
-        assert (tmp_path / "run" / f"checkpoint-{step}").is_dir()

@@ -1,6 +1,6 @@
 """launch/slurm.sbatch, run by programs in the place of SLURM's: what it asks for, its signal, who is queued again.
 
-`accelerate` is a program too that starts ranks without torch; with the real one: test_requeued_run.py.
+`accelerate` is a program too that starts ranks without torch; with the real one: test_launchers.py.
 """
 
 import os

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from closing_line import tally
 from locations import ROOT
 from train_until_stopped import Case, start
 
@@ -58,14 +57,6 @@ INTERRUPTED = {
     "in the second of two sets": (Case(TWO_SETS, ("on_prediction_step", 14), eval_sets=2, early_stopping=9), 6, True),
     "in the evaluation before training": (Case({**EVALS, "eval_on_start": True}, ("on_prediction_step", 2)), 0, True),
 }
-COUNTS = {"cases": 0, "identical": 0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counted(request):
-    with tally(request, "stops by signal and time", **COUNTS) as counts:
-        yield
-        counts.update(COUNTS)
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +102,10 @@ def without_evaluation(report, step) -> dict:
 
 def continued(folder, case, reference, ranks=1, lost=None) -> None:
     """Resumes a stopped case; fails unless it ends as the uninterrupted one did, but for the evaluation at `lost`."""
-    COUNTS["cases"] += 1
     resumed = without_evaluation(finish(folder, replace(case, at=None, resume=True), "resumed", ranks=ranks), lost)
     reference = without_evaluation(reference, lost)
     assert resumed["history"] == reference["history"]
     assert same_run(resumed, reference)
-    COUNTS["identical"] += 1
 
 
 @pytest.mark.sampled(5)
