@@ -3,8 +3,8 @@
 import pytest
 from recipe_runs import run
 
-from hf_ext.masked_lm.building import make_demo_sequences
 from hf_ext.masked_lm.results import SCORES
+from hf_ext.masked_lm.steps import make_demo_sequences
 
 pytestmark = pytest.mark.nightly
 OUTPUTS = {

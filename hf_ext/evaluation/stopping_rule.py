@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import CheckpointError
 from ._arrays import FloatArray, as_column, as_pair
 from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS
 from .scores import PairedComparison, check_comparison, compare_paired
@@ -151,23 +150,17 @@ class StoppingRule:
             "num_without_improvement": self.num_without_improvement,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`. Patience, warm-up and `min_delta` may differ; labels and metric may not.
-
-        Raises:
-            CheckpointError: the state is of another metric or of other labels; nothing is changed then.
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Continues from `state_dict()`, and returns True; False, and nothing is changed, where it is of another metric
+        or of other labels. Patience, warm-up and `min_delta` may differ."""
         if state.get("scored") != self._scored:
-            raise CheckpointError(
-                f"Early-stopping state was made on other rows or labels than this run's, or in another metric than "
-                f"{self.metric}: predictions of different rows cannot be compared. Resume with the same metric, "
-                "evaluation data, subset size, seed and threshold, or start anew."
-            )
+            return False
         best = state["best_predictions"]
         self.best_predictions = None if best is None else as_pair(best, self.labels)[0]
         self.best_step = state["best_step"]
         self._recent = [as_pair(one, self.labels)[0] for one in state["recent_predictions"]][-self.patience :]
         self.num_without_improvement = state["num_without_improvement"]
+        return True
 
     @property
     def _scored(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, CheckpointError, DataError
+from ..errors import ArgumentError, DataError
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import PairedComparison
@@ -116,14 +116,14 @@ class EarlyStopping:
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
             min_delta=args.early_stopping_min_delta,
         )
-        problem = None if self._rule is None else "The evaluation has other rows or labels than before"
+        is_new = self._rule is not None
         if self._stored_rule is not None:
-            try:
-                rule.load_state_dict(self._stored_rule)
-            except CheckpointError as error:
-                problem = str(error)
-        if problem and self._trainer._ext_team.is_main:
-            logger.warning("Early stopping counts anew. %s", problem)
+            is_new = not rule.load_state_dict(self._stored_rule)
+        if is_new and self._trainer._ext_team.is_main:
+            logger.warning(
+                "Early stopping counts anew: predictions of other rows or labels, or in another metric, than before "
+                "cannot be compared."
+            )
         self._rule, self._stored_rule = rule, None
         return rule
 

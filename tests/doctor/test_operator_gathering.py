@@ -8,7 +8,7 @@ from operators import make_samples
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.pde.arguments import OperatorArguments
-from hf_ext.pde.building import build_collator, build_model, build_rows
+from hf_ext.pde.steps import build_collator, build_model, build_rows
 from hf_ext.plan import make_plan
 
 SMALL = {"resolution": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_queries": 64}
