@@ -51,7 +51,7 @@ class ScoredModel:
         return self.collator is not None and _read_json(self.path / "config.json").get("loss") == "ranking"
 
     def predict(
-        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, column: str
+        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments
     ) -> NDArray[np.float64]:
         """Its predictions for the rows: (n,), label units; of a model as its own run scored them.
 
@@ -59,7 +59,6 @@ class ScoredModel:
             rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
             data_args: as the rows were read.
             args: of prediction: speed-ups, batch size, precision, embedding cache.
-            column: of the predictions in a CSV.
 
         Raises:
             ArgumentError: the model cannot be loaded, or reads other columns.
@@ -68,7 +67,7 @@ class ScoredModel:
         Cost: one pass over the rows.
         """
         if self.collator is None:
-            return read_predictions(self.path, rows, data_args, column)
+            return read_predictions(self.path, rows, data_args)
         check_inputs(self.collator, {"rows": rows}, source)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             return check_predictions(predict_calibrated(trainer, rows)[1])
@@ -107,7 +106,7 @@ def evaluate_models(
         check_reads(one, data_args)
     args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
-        {one.name: one.predict(rows.table, rows.source, data_args, args, own.prediction_column) for one in models},
+        {one.name: one.predict(rows.table, rows.source, data_args, args) for one in models},
         rows,
         metric=metric,
         requirements=requirements,

@@ -45,7 +45,7 @@ from .results import (
     UnigramBaseline,
     compute_metrics,
     format_scores,
-    score_splits,
+    score_split,
     sum_rows,
 )
 
@@ -290,9 +290,14 @@ def build(run: Run, data: MaskedLMData) -> dict[str, Any]:
 
 
 def score(run: Run, trainer: Any, trained: Any, data: MaskedLMData) -> dict[str, Any]:
-    """Scores validation and test beside the frequencies of residues in training."""
-    scores = score_splits(trainer, data.splits, UnigramBaseline.fit(data.loaded.splits["train"], data.collator))
-    final = scores.get("test", scores.get("validation", {})).get("model", {})
-    required = check_requirements(parse_requirements(run.model_args.require, SCORES), final)
-    run.log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
-    return {"data": with_absolute_path(data.loaded.report, "source"), **scores, "requirements": required}
+    """Scores test, or validation where there is no test, beside the frequencies of residues in training."""
+    facts = {"data": with_absolute_path(data.loaded.report, "source")}
+    name = next((name for name in ("test", "validation") if name in data.splits), None)
+    if name is None:
+        return facts
+    baseline = UnigramBaseline.fit(data.loaded.splits["train"], data.collator)
+    found = score_split(trainer, data.splits[name], name, baseline)
+    required = check_requirements(parse_requirements(run.model_args.require, SCORES), found[name]["model"])
+    shown = format_scores(found["verdict"], found[name])
+    run.log.info("\nOver all masked residues of %s; unigram: training frequencies alone:\n%s", name, shown)
+    return {**facts, **found, "requirements": required}
