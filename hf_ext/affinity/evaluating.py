@@ -68,6 +68,12 @@ class ScoredModel:
         """
         if self.collator is None:
             return read_predictions(self.path, rows, data_args)
+        columns = [*dict.fromkeys(columns_of(self.collator))]
+        if any(column not in data_args.sequence_columns for column in columns):
+            raise ArgumentError(
+                f"{self.name} reads {', '.join(columns)}; the rows have the sequence columns "
+                f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
+            )
         check_inputs(self.collator, {"rows": rows}, source)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             return check_predictions(predict_calibrated(trainer, rows)[1])
@@ -102,8 +108,6 @@ def evaluate_models(
     metric = own.metric or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
     if metric not in (allowed := score_names(rows.threshold)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
-    for one in models:
-        check_reads(one, data_args)
     args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
         {one.name: one.predict(rows.table, rows.source, data_args, args) for one in models},
@@ -171,24 +175,6 @@ def take_from_training(
             taken.append(f"--{name} {value}")
     if taken:
         LOGGER.info("As the model was trained: %s.", ", ".join(taken))
-
-
-def check_reads(model: ScoredModel, args: DataArguments) -> None:
-    """Raises ArgumentError where a model reads other columns than `args` do, or needs a chain that rows may lack."""
-    if model.collator is None:
-        return
-    columns = [*dict.fromkeys(columns_of(model.collator))]
-    if any(column not in args.sequence_columns for column in columns):
-        raise ArgumentError(
-            f"{model.name} reads {', '.join(columns)}; the rows have the sequence columns "
-            f"{', '.join(args.sequence_columns)}. Give columns of the same sequences the same names."
-        )
-    needed = [one for one in columns if one in args.missing_chains and one not in model.collator.missing_chains]
-    if needed:
-        raise ArgumentError(
-            f"{model.name} has not learned to do without {' and '.join(needed)}, which rows may lack. Train it with "
-            "--missing_chains, or leave these rows out."
-        )
 
 
 def find_output(name: str | None) -> Path | None:

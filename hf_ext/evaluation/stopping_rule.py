@@ -70,7 +70,7 @@ class StoppingRule:
         confidence, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
-        ArgumentError: an unknown metric, or a number of `compare_paired` out of range.
+        ArgumentError: an unknown metric.
 
     Cost: two comparisons per evaluation (0.2 s for 1,300 rows); keeps `patience` + 1 sets of predictions.
     """
@@ -86,7 +86,7 @@ class StoppingRule:
         confidence: float = 0.99,
         **options: Any,
     ) -> None:
-        check_comparison(metric, confidence=confidence, **options)
+        check_comparison(metric)
         self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))

@@ -135,7 +135,7 @@ def judge(
         options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`.
 
     Raises:
-        ArgumentError: no "model" in `predictions`, or an option is out of range.
+        ArgumentError: no "model" in `predictions`, or an unknown metric.
         DataError: shapes or lengths do not fit, or a value is not a number.
 
     Cost: 0.1 s per baseline for 1,300 rows, 1.6 s for 26,000.
@@ -171,7 +171,7 @@ def judge_pair(
         units, options: as in `judge`.
 
     Raises:
-        ArgumentError: an unknown metric, or a number out of range.
+        ArgumentError: an unknown metric.
         DataError: shapes or lengths do not fit, or a value is not a number.
 
     Cost: that of `compare_paired`.

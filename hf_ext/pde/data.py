@@ -187,13 +187,11 @@ def measure_units(train: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, di
 
 
 class OperatorRows(Dataset):
-    """Row i holds sample i of each task; a task with fewer samples than another begins anew.
-
-    So all batches have the same shapes, and each step trains all tasks.
+    """Row i holds sample i of each task, so that each step trains all tasks.
 
     Args:
-        samples: task -> {"inputs": (n, ...), "targets": (n, ...)}, float32, arrays or tensors; all tasks have targets
-            of as many values.
+        samples: task -> {"inputs": (n, ...), "targets": (n, ...)}, float32, arrays or tensors; all tasks have as many
+            samples, and targets of as many values.
         is_evaluation: whether all points are to be decoded, whatever the collator draws.
     """
 
@@ -205,13 +203,12 @@ class OperatorRows(Dataset):
         }
 
     def __len__(self) -> int:
-        return max(len(targets) for _, targets in self.samples.values())
+        return len(next(iter(self.samples.values()))[1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row: dict[str, Any] = {"row_id": index, "is_evaluation": self.is_evaluation}
         for name, (inputs, targets) in self.samples.items():
-            place = index % len(targets)
-            row[f"{name}_inputs"], row[f"{name}_targets"] = inputs[place], targets[place]
+            row[f"{name}_inputs"], row[f"{name}_targets"] = inputs[index], targets[index]
         return row
 
 
