@@ -91,7 +91,7 @@ def test_a_mistake_names_the_remedy(tmp_path, monkeypatch):
 def test_scores_that_are_no_numbers_end_the_run_with_an_error(tmp_path):
     words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--max_steps", "3"]
     words += ["--eval_strategy", "no", "--save_strategy", "no", "--stock_trainer", "true", "--preset", "baseline"]
-    with pytest.raises(NotFiniteError, match="8 of 8 validation rows have errors that are NaN or infinite") as caught:
+    with pytest.raises(NotFiniteError, match="8 of 8 test rows have errors that are NaN or infinite") as caught:
         runpy.run_path(RECIPE)["main"]([*words, "--learning_rate", "1e30", "--warmup_steps", "0"])
     assert caught.value.exit_code == 65
     assert not (tmp_path / "run" / "all_results.json").exists()

@@ -50,7 +50,7 @@ class ScoredModel:
         return self.collator is not None and _read_json(self.path / "config.json").get("loss") == "ranking"
 
     def predict(
-        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, column: str
+        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments
     ) -> NDArray[np.float64]:
         """Its predictions for the rows: (n,), label units; of a model as its own run scored them.
 
@@ -58,7 +58,6 @@ class ScoredModel:
             rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
             data_args: as the rows were read.
             args: of prediction: speed-ups, batch size, precision, embedding cache.
-            column: of the predictions in a CSV.
 
         Raises:
             ArgumentError: the model cannot be loaded, or reads other columns.
@@ -67,7 +66,13 @@ class ScoredModel:
         Cost: one pass over the rows.
         """
         if self.collator is None:
-            return read_predictions(self.path, rows, data_args, column)
+            return read_predictions(self.path, rows, data_args)
+        columns = [*dict.fromkeys(columns_of(self.collator))]
+        if any(column not in data_args.sequence_columns for column in columns):
+            raise ArgumentError(
+                f"{self.name} reads {', '.join(columns)}; the rows have the sequence columns "
+                f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
+            )
         check_inputs(self.collator, {"rows": rows}, source)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             return check_predictions(predict_calibrated(trainer, rows)[1])
@@ -102,11 +107,9 @@ def evaluate_models(
     metric = own.metric or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
     if metric not in (allowed := score_names(rows.threshold)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
-    for one in models:
-        check_reads(one, data_args)
     args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
-        {one.name: one.predict(rows.table, rows.source, data_args, args, own.prediction_column) for one in models},
+        {one.name: one.predict(rows.table, rows.source, data_args, args) for one in models},
         rows,
         metric=metric,
         requirements=requirements,
@@ -171,24 +174,6 @@ def take_from_training(
             taken.append(f"--{name} {value}")
     if taken:
         LOGGER.info("As the model was trained: %s.", ", ".join(taken))
-
-
-def check_reads(model: ScoredModel, args: DataArguments) -> None:
-    """Raises ArgumentError where a model reads other columns than `args` do, or needs a chain that rows may lack."""
-    if model.collator is None:
-        return
-    columns = [*dict.fromkeys(columns_of(model.collator))]
-    if any(column not in args.sequence_columns for column in columns):
-        raise ArgumentError(
-            f"{model.name} reads {', '.join(columns)}; the rows have the sequence columns "
-            f"{', '.join(args.sequence_columns)}. Give columns of the same sequences the same names."
-        )
-    needed = [one for one in columns if one in args.missing_chains and one not in model.collator.missing_chains]
-    if needed:
-        raise ArgumentError(
-            f"{model.name} has not learned to do without {' and '.join(needed)}, which rows may lack. Train it with "
-            "--missing_chains, or leave these rows out."
-        )
 
 
 def find_output(name: str | None) -> Path | None:

@@ -29,8 +29,8 @@ from ..models.affinity import AffinityModel
 from ..models.postprocess import half_width
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
+from .baselines import embed_distinct
 from .calibrating import uncalibrated
-from .embedding import embed_distinct
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -112,29 +112,18 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
 
     Raises:
         ArgumentError: see `choose_subset`.
-        DataError: no rows, no such group column, labels that are missing or not finite, or a stream that cannot be
-            read twice.
+        DataError: no rows, no such group column, or labels that are missing or not finite.
 
-    Cost: one pass over two columns; a stream is read twice, and its chosen rows are kept in memory.
+    Cost: one pass over two columns; a stream is read into memory, and its chosen rows are kept there.
     """
     is_stream = not has_numbered_rows(dataset)
-    names = {*LABEL_COLUMNS, group_column}
-    table = [_narrow(row, names) for row in dataset] if is_stream else dataset
+    table = [*dataset] if is_stream else dataset
     if len(table) == 0:
         raise DataError("The evaluation set has no rows: give it some, or --eval_strategy no.")
     groups = None if group_column is None else _read_groups(table, group_column)
     labels = _read_labels(table)
     rows = choose_subset(np.zeros(len(table)) if labels is None else labels, groups, size=size, seed=seed)
-    if not is_stream:
-        return ChosenRows(rows, len(table))
-    wanted = set(rows.tolist())
-    kept = [row for number, row in enumerate(dataset) if number in wanted]
-    if len(kept) != len(rows):
-        raise DataError(
-            f"The evaluation stream had {len(rows)} chosen rows when it was read first and {len(kept)} the second "
-            "time: it must give the same rows whenever it is read. Read it into memory (list(stream)) beforehand."
-        )
-    return ChosenRows(rows, len(table), kept)
+    return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
 
 
 def choose_subset(
@@ -217,10 +206,6 @@ def _read_labels(dataset: Any) -> list[Any] | None:
     if not values or any(to_numpy(value).size != 1 for value in values):
         return None
     return [to_numpy(value).reshape(-1).tolist()[0] for value in values]
-
-
-def _narrow(row: Any, names: set[str | None]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name in names} if isinstance(row, Mapping) else {}
 
 
 def _read_numbers(dataset: Any) -> FloatArray | None:

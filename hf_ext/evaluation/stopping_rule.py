@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import CheckpointError
 from ._arrays import FloatArray, as_column, as_pair
 from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS
 from .scores import PairedComparison, check_comparison, compare_paired
@@ -71,7 +70,7 @@ class StoppingRule:
         confidence, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
-        ArgumentError: an unknown metric, or a number of `compare_paired` out of range.
+        ArgumentError: an unknown metric.
 
     Cost: two comparisons per evaluation (0.2 s for 1,300 rows); keeps `patience` + 1 sets of predictions.
     """
@@ -87,7 +86,7 @@ class StoppingRule:
         confidence: float = 0.99,
         **options: Any,
     ) -> None:
-        check_comparison(metric, confidence=confidence, **options)
+        check_comparison(metric)
         self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
@@ -147,23 +146,17 @@ class StoppingRule:
             "num_without_improvement": self.num_without_improvement,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`. Patience, warm-up and `min_delta` may differ; labels and metric may not.
-
-        Raises:
-            CheckpointError: the state is of another metric or of other labels; nothing is changed then.
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Continues from `state_dict()`, and returns True; False, and nothing is changed, where it is of another metric
+        or of other labels. Patience, warm-up and `min_delta` may differ."""
         if state.get("scored") != self._scored:
-            raise CheckpointError(
-                f"Early-stopping state was made on other rows or labels than this run's, or in another metric than "
-                f"{self.metric}: predictions of different rows cannot be compared. Resume with the same metric, "
-                "evaluation data, subset size, seed and threshold, or start anew."
-            )
+            return False
         best = state["best_predictions"]
         self.best_predictions = None if best is None else as_pair(best, self.labels)[0]
         self.best_step = state["best_step"]
         self._recent = [as_pair(one, self.labels)[0] for one in state["recent_predictions"]][-self.patience :]
         self.num_without_improvement = state["num_without_improvement"]
+        return True
 
     @property
     def _scored(self) -> str:

@@ -14,11 +14,11 @@ from ..models.cpu_attention import flop_counter
 from ..models.lora import require_base
 from ..tasks.sketch import STOCK_NOTE, Part, Sketch, Stage, Step, with_adapters
 from .arguments import OperatorArguments
-from .building import build_collator, build_terms
 from .configuration import TASKS, OperatorConfig
 from .data import OperatorRows
 from .model import OperatorTransformer
 from .results import ErrorMetrics
+from .steps import build_collator, build_terms
 
 
 def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:

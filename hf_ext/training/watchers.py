@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, CheckpointError, DataError
+from ..errors import ArgumentError, DataError
 from ..evaluation.alarms import examine_predictions
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
@@ -117,11 +117,11 @@ class EarlyStopping:
             min_delta=args.early_stopping_min_delta,
         )
         stored, self._stored_rule = self._stored_rule, None
-        try:
-            if stored is not None:
-                rule.load_state_dict(stored)
-        except CheckpointError as error:
-            logger.warning("Early stopping counts anew. %s", error)
+        if stored is not None and not rule.load_state_dict(stored) and self._trainer._ext_team.is_main:
+            logger.warning(
+                "Early stopping counts anew: predictions of other rows or labels, or in another metric, than before "
+                "cannot be compared."
+            )
         return rule
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
