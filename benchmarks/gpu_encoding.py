@@ -23,7 +23,7 @@ from gpu_session import MODELS, TOY, draw_chains
 
 from hf_ext.hardware import Hardware, detect_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import build_model, build_tokenizer
+from hf_ext.masked_lm.steps import build_model, build_tokenizer
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 

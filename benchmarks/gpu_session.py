@@ -28,7 +28,7 @@ from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.files import write_text
 from hf_ext.hardware import Hardware, detect_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import build_model, build_tokenizer
+from hf_ext.masked_lm.steps import build_model, build_tokenizer
 from hf_ext.optional import installed_version
 
 ROOT = Path(__file__).resolve().parents[1]

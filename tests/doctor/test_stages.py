@@ -26,8 +26,8 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.pde.arguments import OperatorArguments
-from hf_ext.pde.building import build_collator, build_rows
-from hf_ext.pde.building import build_model as build_operator
+from hf_ext.pde.steps import build_collator, build_rows
+from hf_ext.pde.steps import build_model as build_operator
 from hf_ext.plan import make_plan
 
 SMALL = {"architecture": "transformer", "d_model": 16, "d_ff": 32, "num_heads": 2}
