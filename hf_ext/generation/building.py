@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast
 
 from ..data.antibodies import AntibodyCollator, PairEncoder, StatesOf
 from ..data.demo import make_demo_pairs
@@ -50,11 +49,6 @@ class Inputs:
 
     def __post_init__(self) -> None:
         self.encoder = PairEncoder(self.antigen_tokenizer)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Of antibodies, and of antigens where there is no other."""
-        return self.encoder.tokenizer
 
     @property
     def collator(self) -> AntibodyCollator:

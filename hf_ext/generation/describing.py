@@ -13,7 +13,6 @@ from ..reporting.units import capitalize, is_finite
 
 EXAMPLE = "MKTAYIAKQRQISFVKSHFSRQLEE"  # made up
 MEASURES = {  # of a set of antibodies -> how its row is named
-    "well_formed": "Pairs of chains of residues",
     "valid": "With the pattern of conserved residues",
     "unique_pairs": "Unique pairs",
     "unique_cdr3": "Unique CDR-H3",
@@ -47,7 +46,7 @@ def describe(results: Mapping[str, Any]) -> Page:
         f"{stage}): from the sequence of {antigen} it writes the variable domains of an antibody ({chains}).",
         numbers=_numbers(sets, found),
         alarms=[f"Gate {g['name']} of stage {stage}: {g['reason']}" for g in gates if g["passed"] is False],
-        results=[*_result_blocks(sets, found), *_gate_blocks(results, gates), *_sample_blocks(found)],
+        results=[*_result_blocks(sets, found), *_gate_blocks(results, gates)],
         limits=[capitalize(f"{text}.") for text in results["verdict"]["limits"]],
         use=_use(sets[MODEL]),
         subject="writing sequences like those of the training antibodies, and about nothing else: no safety, no "
@@ -108,13 +107,6 @@ def _gate_blocks(results: Mapping[str, Any], gates: list[dict[str, Any]]) -> lis
     passed = "passed" if results["gates_passed"] else "did not pass"
     text = Text(f"Stage {results['stage']} {passed} its gates.")
     return [text, Table(["gate", "", "value", "why"], rows, fold="All gates")]
-
-
-def _sample_blocks(found: Mapping[str, Any]) -> list[Block]:
-    rows = found["samples"]
-    headers = ["antigen", "heavy", "light", "valid", "identity to the nearest training heavy chain"]
-    caption = f"The first {len(rows)} outputs, not chosen. All are in generated.csv."
-    return [Table(headers, rows, caption, code=[1, 2], fold="Samples")]
 
 
 def _use(model: Mapping[str, Any]) -> list[str]:

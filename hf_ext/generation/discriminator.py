@@ -14,7 +14,7 @@ from ..affinity.predictor import AffinityPredictor, find_model
 from ..errors import ArgumentError
 from ..evaluation._arrays import FloatArray
 from ..evaluation.scores import Score, score_predictions
-from .rows import CONFIDENCE, AntibodyRows, Sampling, find_form_problems, mean_score, of_units
+from .rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
 
 THRESHOLD = 7.0  # pKd: 100 nM
 _NAMES = {  # how columns are called, with - and blanks as _
@@ -120,8 +120,6 @@ def judge_affinities(
     if asked is None:
         return scores
     has_value = ~np.isnan(predicted)
-    units = sampling.units.select(has_value)
-    how: dict[str, Any] = {"num_resamples": sampling.num_resamples, "seed": sampling.seed, "confidence": CONFIDENCE}
-    wanted = np.asarray(asked, np.float64)[has_value]
-    found = score_predictions(predicted[has_value], wanted, threshold=None, units=units, **how)
-    return {**scores, "correlation": of_units(found["spearman"], units)}
+    drawn, wanted = sampling.of_rows(has_value), np.asarray(asked, np.float64)[has_value]
+    found = score_predictions(predicted[has_value], wanted, threshold=None, **drawn)
+    return {**scores, "correlation": of_units(found["spearman"], drawn["units"])}

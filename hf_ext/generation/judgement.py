@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from ..evaluation.verdict import MODEL, find_hardest
 from ..reporting.units import capitalize, score, share
 from .copies import RANDOM, find_recovery, judge_copies, make_baselines
 from .discriminator import THRESHOLD, Discriminator, judge_affinities
-from .rows import AntibodyRows, Sampling, compare_means, judge_validity, mean_score, places_of
+from .rows import AntibodyRows, Sampling, compare_means, find_problems, mean_score, places_of
 
 HELD_OUT = "held-out antibodies"
+MAX_NAMED = 5  # kinds of faults that are listed
 RECOVERY = "CDR-H3 recovery"  # in which the model is compared with each baseline
 # Shares of outputs: a generator fails below the first two, from the third on. A sound one has 0.96 distinct, and more.
 INVALID_BELOW, COLLAPSED_BELOW, MEMORISED_FROM = 0.5, 0.5, 0.5
@@ -60,7 +62,8 @@ def judge_generated(
     Returns:
         JSON-able:
             verdict: see `decide`.
-            sets: "model", each baseline and "held-out antibodies" -> `num_rows`, and the scores of `judge_validity`,
+            sets: "model", each baseline and "held-out antibodies" -> `num_rows`; the score of `valid`, rows without a
+                fault; `problems`, the most frequent faults with their numbers of rows; and the scores of
                 `judge_copies`, `find_recovery` and `judge_affinities`.
             comparisons: baseline -> `PairedComparison` in CDR-H3 recovery, with the model as the later one.
             effects: as given.
@@ -84,9 +87,11 @@ def judge_generated(
 
     def judge_set(name: str, rows: AntibodyRows) -> None:
         drawn = replace(sampling, units=units) if name == HELD_OUT else sampling
-        validity, is_valid = judge_validity(rows, drawn, needs_light)
+        problems = find_problems(rows, needs_light)
         copies, nearest = judge_copies(rows, training, drawn)
-        scores, by_row = {"num_rows": len(rows), **validity, **copies}, {"valid": is_valid, **nearest}
+        by_row = {"valid": np.array([one is None for one in problems], dtype=bool), **nearest}
+        scores = {"num_rows": len(rows), "valid": mean_score(by_row["valid"], drawn), **copies}
+        scores["problems"] = Counter(filter(None, problems)).most_common(MAX_NAMED)
         if name != HELD_OUT:
             by_row["cdr3_recovery"] = find_recovery(rows, held_out, sampling.seed)
             scores["cdr3_recovery"] = mean_score(by_row["cdr3_recovery"], drawn)
@@ -170,12 +175,9 @@ def decide(
 
 def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
     """Of the outputs by themselves."""
-    valid, well_formed, unique, memorised = (
-        model[name]["value"] for name in ("valid", "well_formed", "unique_pairs", "memorised")
-    )
+    valid, unique, memorised = (model[name]["value"] for name in ("valid", "unique_pairs", "memorised"))
     if valid < INVALID_BELOW:
-        letters = f" ({share(well_formed)} pass the check of the alphabet alone)" if well_formed > valid else ""
-        text = f"invalid: {share(valid)} of outputs are antibodies by their conserved residues' pattern{letters}"
+        text = f"invalid: {share(valid)} of outputs are antibodies by their conserved residues' pattern"
         yield Finding("invalid", text, True)
     if unique < COLLAPSED_BELOW:
         yield Finding("collapsed", f"collapsed: {share(unique)} of {model['num_rows']:,} outputs are distinct", True)

@@ -44,7 +44,6 @@ from .stages import GATES_NAME, check_gates, have_passed, write_gates
 
 EPOCH_SAMPLES, GENERATED = "epoch_samples.jsonl", "generated.csv"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more
-NUM_SHOWN = 8  # outputs in the report
 
 logger = logging.getLogger(__name__)
 
@@ -180,12 +179,7 @@ def measure(
             "gates": gates,
             "gates_passed": have_passed(gates),
             "model": {"architecture": model.config.architecture},
-            "generation": {
-                **judged,
-                "train_token_loss": token_loss,
-                "reproduced": reproduced,
-                "samples": show_samples(written, by_row),
-            },
+            "generation": {**judged, "train_token_loss": token_loss, "reproduced": reproduced},
             "data": with_absolute_path(data.report, "source"),
         }
         sets = judged["sets"]
@@ -266,17 +260,3 @@ def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | 
     """
     losses = [entry["eval_token_loss"] for entry in log_history if "eval_token_loss" in entry]
     return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
-
-
-def show_samples(rows: AntibodyRows, by_row: Mapping[str, np.ndarray]) -> list[list[str]]:
-    """The first outputs as rows of a table: antigen by number and length, chains, whether valid, identity.
-
-    Training antibodies are left out: a report may be shared, data may not.
-    """
-    numbers = {antigen: i for i, antigen in enumerate(dict.fromkeys(rows.antigens), 1)}
-    shown = []
-    for i, antigen in enumerate(rows.antigens[:NUM_SHOWN]):
-        chains = ["a training antibody, not shown", ""] if by_row["is_copy"][i] else [rows.heavy[i], rows.light[i]]
-        valid, identity = "yes" if by_row["valid"][i] else "no", format_cell(float(by_row["nearest_heavy"][i]))
-        shown.append([f"{numbers[antigen]} ({len(antigen)} residues)", *chains, valid, identity])
-    return shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,6 @@ from ..evaluation.scores import PairedComparison, Score, compare_paired, make_sc
 CHAINS = ("heavy", "light")
 CONFIDENCE = 0.95  # of all intervals
 RESIDUES = frozenset(STANDARD)
-MAX_NAMED = 5  # kinds of problems that a summary lists
 MAX_OUTSIDE = 10  # residues beyond the domain's ends: a constant region, a second domain or a leader has more
 J_STARTS = {"heavy": "W", "light": "F"}  # of the J motif, which tells heavy from light
 # Two cysteines with a tryptophan between them at the distances of an immunoglobulin fold, and the J motif. What stands
@@ -93,6 +91,11 @@ class Sampling:
     num_resamples: int = 1000
     seed: int = 0
 
+    def of_rows(self, chosen: np.ndarray) -> dict[str, Any]:
+        """What functions of `evaluation` take to draw intervals of some rows, (n,) bool."""
+        units = self.units.select(chosen)
+        return {"units": units, "num_resamples": self.num_resamples, "seed": self.seed, "confidence": CONFIDENCE}
+
 
 def places_of(values: Iterable[Any]) -> dict[Any, list[int]]:
     """Value -> the rows that have it, in the order in which values first occur."""
@@ -120,11 +123,10 @@ def mean_score(values: Any, sampling: Sampling) -> Score:
     column = np.asarray(values)
     check_units(sampling.units, len(column))
     has_value = ~np.isnan(column)
-    column, units = column[has_value], sampling.units.select(has_value)
+    column, drawn = column[has_value], sampling.of_rows(has_value)
     if not len(column):
-        return make_score(MetricValue(math.nan, "no row has a value"), column, 0, CONFIDENCE, units)
-    how: dict[str, Any] = {"num_resamples": sampling.num_resamples, "seed": sampling.seed, "confidence": CONFIDENCE}
-    return of_units(score_mean(column, units=units, **how), units)
+        return make_score(MetricValue(math.nan, "no row has a value"), column, 0, CONFIDENCE, drawn["units"])
+    return of_units(score_mean(column, **drawn), drawn["units"])
 
 
 def of_units(score: Score, units: ResamplingUnits) -> Score:
@@ -148,52 +150,15 @@ def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any =
     earlier, later = as_pair(before, after)
     check_units(sampling.units, len(earlier))
     has_both = ~(np.isnan(earlier) | np.isnan(later))
-    units = sampling.units.select(has_both)
-    compared = compare_paired(
-        (np.ones(len(earlier)) if num_tokens is None else as_column(num_tokens, "num_tokens"))[has_both],
-        earlier[has_both],
-        later[has_both],
-        "accuracy" if num_tokens is None else "token_loss",
-        confidence=CONFIDENCE,
-        num_resamples=sampling.num_resamples,
-        seed=sampling.seed,
-        units=units,
-    )
+    drawn = sampling.of_rows(has_both)
+    weights = np.ones(len(earlier)) if num_tokens is None else as_column(num_tokens, "num_tokens")
+    metric = "accuracy" if num_tokens is None else "token_loss"
+    compared = compare_paired(weights[has_both], earlier[has_both], later[has_both], metric, **drawn)
     # It takes units of one row each for rows, which it trusts however few they are; here they are antigens.
-    return replace(compared, **units.facts())
+    return replace(compared, **drawn["units"].facts())
 
 
 # --- validity: by form, and by the pattern of conserved residues ------------------------------------------------------
-
-
-def judge_validity(
-    rows: AntibodyRows, sampling: Sampling, needs_light: bool = True
-) -> tuple[dict[str, Any], np.ndarray]:
-    """Checks each row's form, and its conserved residues by pattern.
-
-    Args:
-        sampling: its units are those of these rows.
-        needs_light: whether a heavy chain alone is no valid output.
-
-    Returns:
-        JSON-able:
-            well_formed: share of pairs of chains of the 20 residues. Shuffled residues pass.
-            valid: of these, with the conserved residues' pattern.
-            problems: the most frequent faults, with their numbers of rows.
-        And (n,) bool, which rows are valid.
-
-    Cost: 30 us a row.
-    """
-    problems = find_problems(rows, needs_light)
-    well_formed, valid = (
-        np.array([one is None for one in found], dtype=bool)
-        for found in (find_form_problems(rows, needs_light), problems)
-    )
-    return {
-        "well_formed": mean_score(well_formed, sampling),
-        "valid": mean_score(valid, sampling),
-        "problems": Counter(filter(None, problems)).most_common(MAX_NAMED),
-    }, valid
 
 
 def find_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str | None]:

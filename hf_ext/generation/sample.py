@@ -115,24 +115,15 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     discriminator = None if args.discriminator is None else Discriminator.from_pretrained(args.discriminator)
     training = None if args.training_data is None else _read_training(args.training_data, args.training_columns)
 
-    antigens: list[str] = rows[antigen_column][:]
-    settings = {name: getattr(args, name) for name in RANGES}
-    found = sample_pairs(model, tokenizer, antigens, affinity=args.affinity, **settings)
-    table = tabulate(
-        found,
-        antigens,
-        needs_light=model.config.needs_light,
-        asked=args.affinity,
-        training=training,
-        discriminator=discriminator,
-    )
     numbers = rows[SOURCE_ROW][:]
     ids = rows[data_args.id_column][:] if data_args.id_column else [""] * len(numbers)
-    of_input = zip(COLUMNS, (ids, antigens, numbers))
-    own = {name: [cells[request] for request in table["request"]] for name, cells in of_input}
-    write_csv(output, {**own, **table.drop(columns="request")})
+    inputs = pd.DataFrame(dict(zip(COLUMNS, (ids, rows[antigen_column][:], numbers))))
+    settings = {name: getattr(args, name) for name in RANGES}
+    found = sample_pairs(model, tokenizer, inputs["antigen"].tolist(), affinity=args.affinity, **settings)
+    table = tabulate(found, inputs, model.config.needs_light, args.affinity, training, discriminator)
+    write_csv(output, table.drop(columns="request"))
     write_fasta(fasta, _name_antigens(ids, numbers), table)
-    text, warnings = describe_table(table, antigens)
+    text, warnings = describe_table(table)
     log.info(text)
     for warning in warnings:
         log.warning(warning)
@@ -219,8 +210,7 @@ def _read_training(name: str, columns: Sequence[str]) -> AntibodyRows:
 
 def tabulate(
     found: Sequence[Sequence[SampledPair]],
-    antigens: Sequence[str],
-    *,
+    inputs: pd.DataFrame,
     needs_light: bool = True,
     asked: float | None = None,
     training: AntibodyRows | None = None,
@@ -231,16 +221,16 @@ def tabulate(
     The best is the likeliest, or that of the highest predicted affinity by a discriminator without a doubt.
 
     Args:
-        found: from `sample_pairs`, for `antigens`.
+        found: from `sample_pairs`.
+        inputs: `id`, `antigen` and `source_row` of each antigen.
         needs_light: whether a heavy chain alone is a fault.
         asked: affinity that was asked for.
         training: antibodies that the model was trained on.
         discriminator: predicts affinities.
 
     Returns:
-        `request`, the antigen's place; `COLUMNS` without those of the input; `asked_affinity`, `predicted_affinity`,
-        `nearest_heavy` and `is_copy` where these were asked for, NaN for what is not known. `rank` counts from 1 within
-        each antigen.
+        `request`, the antigen's place; `COLUMNS`; `asked_affinity`, `predicted_affinity`, `nearest_heavy` and `is_copy`
+        where these were asked for, NaN for what is not known. `rank` counts from 1 within each antigen.
 
     Cost: with training 0.1 s for 12,000 antibodies.
     """
@@ -248,21 +238,16 @@ def tabulate(
     for request, samples in enumerate(found):
         for one in samples:
             drawn.setdefault((request, one.pair), []).append(one.log_probability)
-    rows = AntibodyRows.of_pairs([pair for _, pair in drawn], [antigens[request] for request, _ in drawn])
+    table = inputs.iloc[[request for request, _ in drawn]].rename_axis("request").reset_index()
+    rows = AntibodyRows.of_pairs([pair for _, pair in drawn], table["antigen"].tolist())
     problems = [problem or "" for problem in find_problems(rows, needs_light)]
-    table = pd.DataFrame(
-        {
-            "request": [request for request, _ in drawn],
-            "rank": 0,
-            "heavy": rows.chain("heavy"),
-            "light": rows.chain("light"),
-            "copies": [len(known) for known in drawn.values()],
-            "log_probability": [round(max(known), DIGITS) for known in drawn.values()],
-            "valid": ["no" if problem else "yes" for problem in problems],
-            "problem": problems,
-            "cdr_h3": [find_cdr3(chain) or "" for chain in rows.heavy],
-        }
-    )
+    table["rank"] = 0
+    table["heavy"], table["light"] = rows.chain("heavy"), rows.chain("light")
+    table["copies"] = [len(known) for known in drawn.values()]
+    table["log_probability"] = [round(max(known), DIGITS) for known in drawn.values()]
+    table["valid"] = ["no" if problem else "yes" for problem in problems]
+    table["problem"] = problems
+    table["cdr_h3"] = [find_cdr3(chain) or "" for chain in rows.heavy]
     if asked is not None:
         table["asked_affinity"] = asked
     if discriminator is not None:
@@ -279,9 +264,9 @@ def tabulate(
     return table
 
 
-def describe_table(table: pd.DataFrame, antigens: Sequence[str]) -> tuple[str, list[str]]:
+def describe_table(table: pd.DataFrame) -> tuple[str, list[str]]:
     """What was drawn, in a sentence; and what should make the reader suspicious."""
-    copies, owner = table["copies"], table["request"].map(lambda request: antigens[request])
+    copies, owner = table["copies"], table["antigen"]
     drawn, distinct, num_antigens = copies.sum(), len(table), owner.nunique()
     text = (
         f"{drawn:,} antibodies for {num_antigens:,} antigens: {distinct:,} distinct, "

@@ -88,9 +88,7 @@ def load_generator(
     """
     folder = fetch_folder(name_or_path, revision, _FILES)
     remedy = "Give the output folder of hf-ext generate, or the Hub id it was pushed to."
-    if not (folder / "config.json").is_file():
-        raise ArgumentError(f"Model {name_or_path}: no config.json there. {remedy}")
-    with reading(f"{folder / 'config.json'}: damaged, no model_type", folder, "Copy it, or download it, again."):
+    with reading(f"Model {name_or_path}: no config.json with a model_type there", folder, remedy):
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     if kind != GeneratorConfig.model_type:
         raise ArgumentError(f"Model {name_or_path} is of type {kind!r}, not a generator of antibodies. {remedy}")

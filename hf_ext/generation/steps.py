@@ -66,7 +66,7 @@ def build(run: Run, data: StageData) -> dict[str, Any]:
         "data_collator": inputs.collator,
         "train_dataset": tokens["train"],
         "eval_dataset": tokens["validation"],
-        "processing_class": inputs.tokenizer,
+        "processing_class": inputs.encoder.tokenizer,  # of antibodies
         "compute_metrics": compute_metrics,
         "preprocess_logits_for_metrics": sum_rows,
         "callbacks": [EpochSamples(run.folder, run.model_args, pairs, inputs, run.args.seed)],

@@ -26,7 +26,6 @@ from hf_ext.generation.rows import (
     compare_means,
     find_cdr3,
     find_problems,
-    judge_validity,
     mean_score,
 )
 from hf_ext.generation.stages import GATES, GatesFailed, check_gates, check_passed, have_passed, write_gates
@@ -160,14 +159,6 @@ def test_patterns_pass_a_pair_of_domains_and_nothing_else():
     assert find_cdr3(light()) is None  # FGxG is no heavy chain's motif
 
 
-def test_shuffled_residues_pass_by_alphabet_alone():
-    rows = antibodies(20, ["AG"])
-    chains = [["".join(sorted(one)) for one in rows.chain(name)] for name in ("heavy", "light")]
-    found, is_valid = judge_validity(AntibodyRows.of_columns(*chains, rows.antigens), by_antigen(range(20)))
-    assert (found["well_formed"]["value"], found["valid"]["value"], is_valid.any()) == (1.0, 0.0, False)
-    assert judge_validity(rows, by_antigen(range(20)))[0]["valid"]["value"] == 1.0
-
-
 # --- discriminators ---------------------------------------------------------------------------------------------------
 
 
@@ -269,15 +260,13 @@ def test_a_generator_that_follows_the_rule_beats_every_baseline(good, training, 
 def test_what_is_wrong_with_outputs_is_named_first(good, training, held_out):
     noise = ["".join(np.random.default_rng(i).choice(list(RESIDUES), size=110)) for i in range(120)]
     lights = [(one + KAPPA_CONSTANT)[:177].ljust(177, "S") for one in good.chain("light")]
-    invalid = (
-        "Invalid: 0 % of outputs are antibodies by their conserved residues' pattern (100 % pass the check of the "
-    )
+    invalid = "Invalid: 0 % of outputs are antibodies by their conserved residues' pattern"
     cases = {
         "Collapsed: 1.67 % of 60 outputs are distinct": ([heavy("ARDRSTYFDY")] * 60, [light()] * 60),
         "Collapsed: 25 %": ([heavy(planted_cdr3(one)) for one in ASKED], [light()] * 60),  # four times each
         "Memorised: 100 % of outputs are training antibodies to the residue": (training.heavy, training.light),
-        f"{invalid}alphabet alone); no better than": (noise[:60], noise[60:]),
-        f"{invalid}alphabet alone); better than": (good.heavy, lights),
+        f"{invalid}; no better than": (noise[:60], noise[60:]),
+        f"{invalid}; better than": (good.heavy, lights),
     }
     for text, chains in cases.items():
         found = judge(AntibodyRows.of_columns(*chains, ASKED), training, held_out)

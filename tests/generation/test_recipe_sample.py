@@ -211,7 +211,7 @@ def contents(folder):
         (["--antigen", "MKT", "--model", "no/such"], "Model 'no/such': no folder here, and the Hub did not"),
         (
             ["--antigen", "MKT", "--model", "."],
-            r"Model \.: no config.json there. Give the output folder",
+            r"Model \.: no config.json with a model_type there .* Give the output folder",
         ),
         (["--antigen", "MKT", "--revision", "v1"], "is a folder here, which has no revisions"),
         (["--antigen", "MKT", "--output", "antibodies.fasta"], "is what the FASTA beside it is called"),
@@ -276,5 +276,5 @@ def test_another_kind_of_model_is_refused(make_affinity, folder):
     with pytest.raises(ArgumentError, match="is of type 'hf_ext_affinity', not a generator of antibodies"):
         sample(folder / "affinity")
     (folder / "affinity" / "config.json").write_text("{")
-    with pytest.raises(ArgumentError, match="damaged, no model_type"):
+    with pytest.raises(ArgumentError, match="with a model_type there"):
         sample(folder / "affinity")
