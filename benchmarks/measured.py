@@ -168,21 +168,6 @@ def progression(name: str) -> str:
     )
 
 
-def scaling() -> str:
-    """Two processes as measured."""
-    rows = []
-    for which in ("", "_small_batch"):
-        result = read(f"scaling_two_processes_cpu{which}")
-        settings, ratio = result["settings"], result["measured_over_predicted_no_overlap"]
-        weights, tokens = result["shape"]["num_trainable"] / 1e6, "{rows} x {length} tokens".format(**settings)
-        what = f"1 -> 2 processes on two CPU cores, DDP over gloo, {weights:.1f} M weights, {tokens} each"
-        alone, twin = result["efficiency_measured"], result["efficiency_without_sharing_the_cpu"]
-        seen = f"{alone:.0%}; {twin:.0%} of two that share the CPU and send nothing"
-        rows.append(["measured", what, seen, "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)])
-    rows.append(["not measured", "any number of GPUs", "-", "-"])
-    return table(rows, ["known by", "what", "efficiency", "step time: measured / model"])
-
-
 def same_numbers() -> str:
     """Several processes against one: the largest difference over the cases of each way to share the work."""
     found, rows = read("same_numbers")["rows"], []
@@ -548,7 +533,7 @@ def pde_terms() -> str:
 
 
 MEASURED: dict[str, Callable[[], str]] = {
-    **{made.__name__: made for made in (embed_once, default_runs, scores, compare, scaling, same_numbers, faults)},
+    **{made.__name__: made for made in (embed_once, default_runs, scores, compare, same_numbers, faults)},
     **{made.__name__: made for made in (evaluation, activation_checkpointing, element_wise)},
     **{made.__name__: made for made in (command_times, embedding_store, host_optimizer, eight_bit)},
     **{made.__name__: made for made in (hard_memory_limit, optimizer_states, memory_ledger, generator_speed)},
