@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from gpu_tables import parts_table, read_sessions, speed_table
+from gpu_tables import parts_table, speed_table
 
 from hf_ext.reporting.tables import format_markdown_table as table
-from hf_ext.reporting.units import NOT_MEASURED
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Rows = list[list[str]]
@@ -130,8 +129,8 @@ def _over_seeds(runs: list[dict[str, Any]], who: str, metric: str) -> str:
 # --- comparisons ----------------------------------------------------------------------------------------------------
 
 
-def compare(name: str = "compare_mlm_8M_cpu", on_gpus: bool = True) -> str:
-    """One row per side, the optimized side last; and what is not known of GPUs."""
+def compare(name: str = "compare_mlm_8M_cpu") -> str:
+    """One row per side, the optimized side last."""
     result = read(name)
     rows: Rows = []
     for side_name, side in result["sides"].items():
@@ -141,9 +140,6 @@ def compare(name: str = "compare_mlm_8M_cpu", on_gpus: bool = True) -> str:
         numbers = [f"{side['rate']['value']:,.0f}", f"{1000 * side['step_seconds']['median']:,.0f}"]
         ratio = [times(pair["ratio"]), f"{pair['loss']['final']:+.4f}"] if pair else ["-", "-"]
         rows.append([side_name, *numbers, f"{side['peak_memory_gib']:.2f}", *ratio])
-    known = "docs/gpu.md" if read_sessions(RESULTS) else NOT_MEASURED
-    ways = ("full", "LoRA", "frozen, encoding only") if on_gpus else ()
-    rows += [[f"one GPU, ESM-2 650M, {way}", *[known] * 5] for way in ways]
     headers = ["side", "real residues / s", "median step, ms", "peak memory, GiB"]
     return table(rows, [*headers, f"{result['optimized']} is", "its final loss"])
 
@@ -538,7 +534,7 @@ MEASURED: dict[str, Callable[[], str]] = {
     **{made.__name__: made for made in (command_times, embedding_store, host_optimizer, eight_bit)},
     **{made.__name__: made for made in (hard_memory_limit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
-    "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16", on_gpus=False),
+    "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16"),
     "generator_affinities": partial(generator_runs, with_affinities=True),
     "progression_affinity": partial(progression, "progression_affinity_cpu"),
     "progression_pde": partial(progression, "progression_pde_cpu"),
