@@ -54,14 +54,15 @@ def choose_launches(device: str) -> dict[str, list[str]]:
     Raises:
         ArgumentError: there is no GPU.
     """
+    fp32 = ["--mixed_precision", "no"]
     if device == "cpu":
-        return {"cpu": [], "ddp": ["--num_processes", "2"]}
+        return {"cpu": fp32, "ddp": ["--num_processes", "2", *fp32]}
     num_gpus = torch.cuda.device_count()
     if not num_gpus:
         raise ArgumentError("No GPU: torch sees no CUDA device, so nothing can run over NCCL here.")
-    everywhere = ["--num_processes", str(num_gpus), "--mixed_precision", "no"]
+    everywhere = ["--num_processes", str(num_gpus), *fp32]
     names = ["ddp", "fsdp2", "fsdp2_offload", *(["zero3"] if installed_version("deepspeed") else [])]
-    launches = {"1gpu_bf16": ["--mixed_precision", "no"], **dict.fromkeys(names, everywhere)}
+    launches = {"1gpu_bf16": fp32, **dict.fromkeys(names, everywhere)}
     if num_gpus % 2 == 0 and num_gpus > 2:
         launches["hsdp"] = [*everywhere, "--parallelism_config_dp_shard_size", str(num_gpus // 2)]
     return launches

@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from gpu_tables import parts_table, read_sessions, speed_table
+from gpu_tables import parts_table, speed_table
 
 from hf_ext.reporting.tables import format_markdown_table as table
-from hf_ext.reporting.units import NOT_MEASURED
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Rows = list[list[str]]
@@ -130,8 +129,8 @@ def _over_seeds(runs: list[dict[str, Any]], who: str, metric: str) -> str:
 # --- comparisons ----------------------------------------------------------------------------------------------------
 
 
-def compare(name: str = "compare_mlm_8M_cpu", on_gpus: bool = True) -> str:
-    """One row per side, the optimized side last; and what is not known of GPUs."""
+def compare(name: str = "compare_mlm_8M_cpu") -> str:
+    """One row per side, the optimized side last."""
     result = read(name)
     rows: Rows = []
     for side_name, side in result["sides"].items():
@@ -145,9 +144,6 @@ def compare(name: str = "compare_mlm_8M_cpu", on_gpus: bool = True) -> str:
         ]
         ratio = [times(pair["ratio"]), f"{loss.get('final', loss.get('value')):+.4f}"] if pair else ["-", "-"]
         rows.append([side_name, *numbers, f"{side['peak_memory_gib']:.2f}", *ratio])
-    known = "docs/gpu.md" if read_sessions(RESULTS) else NOT_MEASURED
-    ways = ("full", "LoRA", "frozen, encoding only") if on_gpus else ()
-    rows += [[f"one GPU, ESM-2 650M, {way}", *[known] * 5] for way in ways]
     headers = ["side", "real residues / s", "median step, ms", "peak memory, GiB"]
     return table(rows, [*headers, f"{result['optimized']} is", "its final loss"])
 
@@ -170,21 +166,6 @@ def progression(name: str) -> str:
     return table(
         rows, ["phase", "claimed, times", "here, over the phase before", "over the baseline", "its final loss"]
     )
-
-
-def scaling() -> str:
-    """Two processes as measured."""
-    rows = []
-    for which in ("", "_small_batch"):
-        result = read(f"scaling_two_processes_cpu{which}")
-        settings, ratio = result["settings"], result["measured_over_predicted_no_overlap"]
-        weights, tokens = result["shape"]["num_trainable"] / 1e6, "{rows} x {length} tokens".format(**settings)
-        what = f"1 -> 2 processes on two CPU cores, DDP over gloo, {weights:.1f} M weights, {tokens} each"
-        alone, twin = result["efficiency_measured"], result["efficiency_without_sharing_the_cpu"]
-        seen = f"{alone:.0%}; {twin:.0%} of two that share the CPU and send nothing"
-        rows.append(["measured", what, seen, "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)])
-    rows.append(["not measured", "any number of GPUs", "-", "-"])
-    return table(rows, ["known by", "what", "efficiency", "step time: measured / model"])
 
 
 def same_numbers() -> str:
@@ -532,12 +513,12 @@ def pde_terms() -> str:
 
 
 MEASURED: dict[str, Callable[[], str]] = {
-    **{made.__name__: made for made in (embed_once, default_runs, scores, compare, scaling, same_numbers, faults)},
+    **{made.__name__: made for made in (embed_once, default_runs, scores, compare, same_numbers, faults)},
     **{made.__name__: made for made in (evaluation, activation_checkpointing, element_wise)},
     **{made.__name__: made for made in (command_times, embedding_store, host_optimizer, eight_bit)},
     **{made.__name__: made for made in (optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
-    "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16", on_gpus=False),
+    "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16"),
     "generator_affinities": partial(generator_runs, with_affinities=True),
     "progression_affinity": partial(progression, "progression_affinity_cpu"),
     "progression_pde": partial(progression, "progression_pde_cpu"),
