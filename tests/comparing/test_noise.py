@@ -179,9 +179,7 @@ def test_the_exit_status_says_which_and_one_round_is_strict_json(scripted, tmp_p
 def test_the_report_shows_every_side_its_ratio_and_other_batches() -> None:
     runs = three_rounds()
     report = format_comparison(analyzed(runs))
-    assert (
-        "**max_speed / stock: 3.17x [1.17, 8.58]** in residues per second. Final training loss: +0 [+0" in report
-    )
+    assert "**max_speed / stock: 3.17x [1.17, 8.58]** in residues per second. Final training loss: +0 [+0" in report
     # 5 s of warm-up are 2 s more than three steps of 1 s; an epoch has 100 steps.
     assert "| stock | 100 (50 to 100) | 1.500 | 10 % | 12 s | 1 min 40 s | 1 min |" in " ".join(report.split())
     assert "Sequences per optimizer step are the same." in report
