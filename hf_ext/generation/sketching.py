@@ -34,10 +34,6 @@ ASSUMED_ROWS = {"train": 127_000, "validation": 16_000}
 ASSUMED_TOKENS, ROWS_PER_ANTIGEN = {"antigen": 472, "pair": 232}, 14
 STATE_BYTES = 4  # of a number of a frozen encoder's states, on disk
 RESIDUE = 5  # an id in the generator's vocabulary and in that of ESM
-REMEDIES = {
-    "data": "--dataset_name, --antigen_column, --heavy_column, --light_column, --label_column as the file has them",
-    "model": "--architecture, --size; --antigen_encoder: a Hub id or a folder, without a network HF_HUB_OFFLINE=1",
-}
 
 
 @dataclass
@@ -69,7 +65,7 @@ def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, h
 
     Cost: reading the data as the run would, once.
     """
-    sketch = Sketch(REMEDIES, str(data_args.dataset_name), data_args.dataset_name is None)
+    sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None)
     sketch.encoder_flag = "--antigen_encoder" if given.architecture == "esm" else ""
     sketch.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, EVALUATION_METRICS))
     if given.stage == "auto":
@@ -96,7 +92,7 @@ def _assume(sketch: Sketch) -> Rows:
         "and antibodies of 230."
     )
     antigens = {"antigen": sum(ASSUMED_ROWS.values()) // ROWS_PER_ANTIGEN}
-    lengths = RowLengths(ASSUMED_ROWS, {**ASSUMED_TOKENS}, ASSUMED_TOKENS, antigens, False)
+    lengths = RowLengths(ASSUMED_ROWS, {**ASSUMED_TOKENS}, ASSUMED_TOKENS, antigens)
     return Rows(lengths, np.full(ASSUMED_ROWS["train"], sum(ASSUMED_TOKENS.values())))
 
 
@@ -143,10 +139,8 @@ def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args:
         args,
         model,
         [generator, *(parts if is_encoder_kept else [])],
-        as_trained=lambda plan: (copy.deepcopy(model), partial(batch, *longest)),
-        num_rows={"train": len(tokens), "validation": num_validation},
-        num_tokens=int(tokens.sum()),
-        longest=sum(longest),
+        lambda plan: (copy.deepcopy(model), partial(batch, *longest)),
+        replace(lengths, num_rows={"train": len(tokens), "validation": num_validation}),
         rows=Dataset.from_dict({args.length_column_name: tokens}),
         title=f"{number} {given.size}",
         is_asked=number in stages,

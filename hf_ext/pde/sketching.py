@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from ..arguments.checks import check_metric_name
 from ..hardware import Hardware
 from ..models.cpu_attention import flop_counter
-from ..tasks.sketch import STOCK_NOTE, Part, Sketch, Stage, Step, with_adapters
+from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, with_adapters
 from .arguments import OperatorArguments, check_training
 from .building import build_collator, build_config, build_terms
 from .configuration import OperatorConfig
@@ -20,21 +19,14 @@ from .model import OperatorTransformer
 from .results import ErrorMetrics
 from .tasks import TASKS
 
-REMEDIES = {
-    "model": "--model_name_or_path: the --output_dir of such a run, or left out for a new model",
-}
-
 
 def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
     """The operator without weights, with the terms of its loss; what is wrong with the arguments becomes a problem."""
-    sketch = Sketch(REMEDIES, f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
+    sketch = Sketch(f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
     sketch.attempt("arguments", lambda: check_training(given, args))
     metrics = ErrorMetrics(given.tasks).row_metrics
     sketch.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, metrics))
-    if given.stock_trainer:
-        sketch.notes.append(STOCK_NOTE)
-        args = copy.copy(args)
-        args.speedups = []
+    args = sketch.settle_stock(given, args)
     if not given.dataset_name:
         sketch.notes.append(
             f"Samples that {given.data_cache_dir} does not hold are generated first, {given.num_train_samples:,} to "
@@ -56,7 +48,7 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
         model(**batch(1))
     model.terms = build_terms(given)
     num_rows = {"train": given.num_train_samples, **dict.fromkeys(("validation", "test"), given.num_eval_samples)}
-    per_row = len(config.tasks or []) * config.num_tokens
+    per_row = {"grid": len(config.tasks or []) * config.num_tokens}
     part = Part(
         given.model_name_or_path or "a new operator",
         "full",
@@ -69,10 +61,8 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
         args,
         model,
         [part],
-        as_trained=lambda plan: (with_adapters(model, args, plan), batch),
-        num_rows=num_rows,
-        num_tokens=per_row * num_rows["train"],
-        longest=per_row,
+        lambda plan: (with_adapters(model, args, plan), batch),
+        RowLengths(num_rows, per_row, per_row),
         rows=_shaped_rows(config, num_rows["train"]),
         inputs=build_collator(given, args.seed),
     )

@@ -154,7 +154,7 @@ def test_an_operator_stands_beside_trivial_predictions_and_a_dash_where_one_is_s
     assert "Scores of 127 validation rows" in report.text
     assert re.findall(r'<svg [^>]*aria-label="([^"]*)"', report.html) == [
         "loss by step: validation",
-        "nrmse by step: darcy2d, validation, validation",
+        "nrmse by step: validation, darcy2d",
     ]
 
 
