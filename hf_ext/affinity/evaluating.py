@@ -17,7 +17,7 @@ from ..errors import ArgumentError
 from ..evaluation.metrics import GROUP_METRIC, score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.scores import PAIRED_METRICS
-from ..reporting.run_log import LOGGER, start_run_log
+from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from .arguments import EvaluateArguments
 from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test

@@ -33,7 +33,7 @@ from ..data.tokenization import ResidueTokenizer, check_inputs
 from ..errors import ArgumentError, DataError
 from ..models.families import limit_of_positions
 from ..processes import refuse_several
-from ..reporting.run_log import start_run_log
+from ..reporting.progress import start_run_log
 from .arguments import WritingArguments, flag
 from .generator import LoadedGenerator, load_generator
 from .judging.discriminator import ANTIGENS_UNKNOWN, Discriminator, find_doubts

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import units
-from .names import show_source
 from .page import Block, Points, Table, Text, facts_table
-from .run_files import RunFiles, as_dict, is_demo
+from .run_files import RunFiles, as_dict, is_demo, show_source
 from .units import is_finite
 
 # Rule of a split, up to its colon -> what it makes of the scores.

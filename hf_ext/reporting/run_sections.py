@@ -8,9 +8,8 @@ from typing import Any
 from ..arguments.names import is_secret
 from . import units
 from .charts import curve_charts
-from .names import show_argument, show_command
 from .page import Block, Code, Figures, Table, Text, facts_table
-from .run_files import RunFiles, as_dict
+from .run_files import RunFiles, as_dict, show_argument, show_command
 from .units import capitalize, is_finite, metric_name
 
 MAX_ROWS = 20  # of a table

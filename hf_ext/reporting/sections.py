@@ -9,9 +9,8 @@ from typing import Any
 from . import units
 from .charts import group_chart, scatter_chart
 from .data_section import data_blocks, data_limits
-from .names import is_hub_id, last_part, show_source
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
-from .run_files import RunFiles, as_dict, is_demo
+from .run_files import RunFiles, as_dict, is_demo, is_hub_id, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
 from .scores import REQUIRED_HEADERS, default_page, required_rows
 from .units import is_finite, metric_name

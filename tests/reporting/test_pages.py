@@ -27,8 +27,8 @@ from report_runs import (
 )
 
 from hf_ext.errors import DataError
-from hf_ext.reporting.names import hide_folders
 from hf_ext.reporting.report import write_report
+from hf_ext.reporting.run_files import hide_folders
 
 SECTIONS = ["result", "limits", "model", "loading", "data", "training", "plan", "cost", "reproduce", "licence"]
 
