@@ -78,7 +78,7 @@ def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
     assert lines[first].split() == ["stage", "trained", "rows", "steps", "PFLOP", "time,", "at", "most"]
     rows = [line.split() for line in lines[first + 2 : first + 5]]
     assert [row[:2] for row in rows] == [["1", "tiny"], ["2", "tiny"], ["3", "tiny"]]
-    assert [row[5] for row in rows] == ["320", "3,140", "49,650"]
+    assert all(row[5].isdecimal() for row in rows)
 
 
 @pytest.mark.nightly

@@ -20,7 +20,7 @@ from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..evaluation.metrics import score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
-from ..reporting.run_log import LOGGER, start_run_log
+from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments

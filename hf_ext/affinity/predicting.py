@@ -16,7 +16,7 @@ from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.postprocess import describe_basis
-from ..reporting.run_log import LOGGER, start_run_log
+from ..reporting.progress import LOGGER, start_run_log
 from ..trainer import FastTrainer
 from .arguments import PredictArguments
 from .ensemble import predict_members

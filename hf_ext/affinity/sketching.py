@@ -14,7 +14,6 @@ import torch
 
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
-from ..embeddings.store import check_stores
 from ..evaluation.row_metrics import RowMetrics
 from ..hardware import Hardware
 from ..memory.forecast import affinity_batch
@@ -31,12 +30,6 @@ from .rows import audit_labels, load_rows
 from .scoring import read_requirements
 
 EMBEDDING_BYTES = 4  # of a number on disk
-# The messages themselves say what is allowed; these name the flags.
-REMEDIES = {
-    "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of each encoder",
-    "measure": "one of the metrics named, for example --metric_for_best_model rmse; left out, the loss decides",
-    "inputs": "--too_long truncate, --max_residues N; another encoder where residues are unknown to it",
-}
 
 
 def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
@@ -47,7 +40,7 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
 
     Cost: reading the data, near copies between splits included; of Hub encoders their config.json.
     """
-    sketch = Sketch(REMEDIES, str(data_args.dataset_name), data_args.dataset_name is None, "--encoders")
+    sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None, "--encoders")
     settle_measure(args, given.loss)
     with tempfile.TemporaryDirectory() as scratch:
         table = None
@@ -66,10 +59,6 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
         lengths = read_lengths(splits, inputs, limits)
         sketch.stages.append(_sketch_stage(model, given, args, splits.get("train"), lengths))
     sketch.check_stream(lengths, args)
-    if given.init_head_from:
-        sketch.notes.append("--init_head_from: that model is read by the run alone; its time is not in the estimate.")
-    if model.frozen_inputs and (held := check_stores(str(Path(args.embedding_cache_dir).expanduser().absolute()))):
-        sketch.notes.append(held)
     return sketch
 
 
@@ -106,13 +95,10 @@ def _sketch_stage(model: AffinityModel, given: AffinityArguments, args: Any, tra
         args,
         model,
         [_sketch_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
-        as_trained=partial(_as_trained, model, lengths.longest),
-        num_rows=lengths.num_rows,
-        num_tokens=lengths.num_tokens,
-        longest=sum(lengths.longest.values()),
+        partial(_as_trained, model, lengths.longest),
+        lengths,
         rows=train,
         inputs=SimpleNamespace(columns=model.config.input_columns),
-        is_stream=lengths.is_stream,
         num_head_parameters=sum(parameter.numel() for parameter in model.head.parameters()),
         times=given.num_seeds,
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
-from ..tasks import ShippedTask
+from ..tasks import Task
 from .arguments import AffinityArguments
 
 if TYPE_CHECKING:
     from ..tasks.running import Run
 
 
-class AffinityTask(ShippedTask):
+class AffinityTask(Task):
     """Train an affinity or property model: encoders, a head, scores with intervals, a folder to share.
 
         hf-ext train --config gb1.yaml

@@ -27,7 +27,7 @@ from ..arguments.parser import FastArgumentParser
 from ..errors import show_text
 from ..files import write_text
 from ..processes import refuse_several
-from ..reporting.run_log import start_run_log
+from ..reporting.progress import start_run_log
 from ..reporting.run_record import write_json
 from ..reporting.units import NOT_MEASURED
 from .measures import (

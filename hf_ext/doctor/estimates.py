@@ -88,7 +88,7 @@ def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
     if args.max_steps > 0:
         updates = args.max_steps
         epochs = updates * rows * accumulation / num_rows if num_rows else 0.0
-    elif num_rows and not stage.is_stream:
+    elif num_rows and not stage.lengths.is_stream:
         epochs = args.num_train_epochs
         updates = math.ceil(epochs * math.ceil(num_rows / (rows * accumulation)))
     else:

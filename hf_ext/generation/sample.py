@@ -37,7 +37,7 @@ from ..files import replacing, write_csv
 from ..models.families import limit_of_positions
 from ..models.generation.configuration import GeneratorConfig
 from ..processes import refuse_several
-from ..reporting.run_log import start_run_log
+from ..reporting.progress import start_run_log
 from .arguments import WritingArguments, flag
 from .copies import find_nearest
 from .discriminator import Discriminator

@@ -24,20 +24,12 @@ from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
 from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, read_lengths, sketch_encoder
 from .arguments import GeneratorArguments
-from .building import build_config
+from .building import build_config, fill_in_demo
 from .preparing import load_pairs, settle_columns
 from .stages import STAGES, check_auto, settle_stage
 
-# Without data: as many rows as a large set with measured affinities has; antigens as in the 18,507 pairs that MAGE was
-# trained on (github.com/IGlab-VUMC/MAGE_ab_generation): 1,336 of them, of 470 residues on average.
-ASSUMED_ROWS = {"train": 127_000, "validation": 16_000}
-ASSUMED_TOKENS, ROWS_PER_ANTIGEN = {"antigen": 472, "pair": 232}, 14
 STATE_BYTES = 4  # of a number of a frozen encoder's states, on disk
 RESIDUE = 5  # an id in the generator's vocabulary and in that of ESM
-REMEDIES = {
-    "data": "--dataset_name, --antigen_column, --heavy_column, --light_column, --label_column as the file has them",
-    "model": "--architecture, --size; --antigen_encoder: a Hub id or a folder, without a network HF_HUB_OFFLINE=1",
-}
 
 
 @dataclass
@@ -69,7 +61,7 @@ def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, h
 
     Cost: reading the data as the run would, once.
     """
-    sketch = Sketch(REMEDIES, str(data_args.dataset_name), data_args.dataset_name is None)
+    sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None)
     sketch.encoder_flag = "--antigen_encoder" if given.architecture == "esm" else ""
     sketch.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, EVALUATION_METRICS))
     if given.stage == "auto":
@@ -78,41 +70,32 @@ def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, h
     sketch.attempt("arguments", lambda: settle_columns(given, data_args, args.explicit_fields))
     if len(sketch.problems) > num_problems:
         return sketch
+    table = None
     if data_args.dataset_name is None:
-        sketch.subject = "assumed rows"
-        sketch.notes.append("Without --dataset_name the recipe trains a small model on generated pairs, in a minute.")
-    is_known = data_args.dataset_name is not None and sketch.is_read(data_args.dataset_name)
-    rows = sketch.attempt("data", lambda: _load(sketch, given, data_args, args)) if is_known else _assume(sketch)
+        sketch.subject = "generated pairs"
+        table = fill_in_demo(given, args, frozenset(args.explicit_fields))
+    if not sketch.is_read(data_args.dataset_name):
+        return sketch
+    rows = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, table))
     for number in STAGES if rows else ():
         stage = sketch.attempt("model", partial(_sketch_stage, number, rows, given, data_args, args))
         sketch.stages += [stage] if stage else []
     return sketch
 
 
-def _assume(sketch: Sketch) -> Rows:
-    listed = ", ".join(f"{num:,} {name}" for name, num in ASSUMED_ROWS.items())
-    sketch.notes.append(
-        f"Stages are sized up for {listed} rows, assumed: antigens of 470 residues, {ROWS_PER_ANTIGEN} rows of each, "
-        "and antibodies of 230."
-    )
-    antigens = {"antigen": sum(ASSUMED_ROWS.values()) // ROWS_PER_ANTIGEN}
-    lengths = RowLengths(ASSUMED_ROWS, {**ASSUMED_TOKENS}, ASSUMED_TOKENS, antigens, False)
-    return Rows(lengths, np.full(ASSUMED_ROWS["train"], sum(ASSUMED_TOKENS.values())))
-
-
-def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: Any) -> Rows:
+def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: Any, table: Any) -> Rows:
     """All rows, so that the limits and the filter of each stage can be taken from them."""
     given, data_args = copy.copy(given), copy.copy(data_args)
     given.min_affinity = given.max_validation_samples = data_args.max_train_samples = None
     with tempfile.TemporaryDirectory() as scratch:
-        data = load_pairs(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed)
+        data = load_pairs(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed, table=table)
     sketch.report = data.report
     splits = {}
     for name in data.splits:
         rows = data.antibodies(name)
         pairs = [heavy + (light or "") for heavy, light in zip(rows.heavy, rows.light)]
         splits[name] = Dataset.from_dict({"antigen": [*rows.antigens], "pair": pairs})
-    lengths = read_lengths(splits, {name: [name] for name in ASSUMED_TOKENS}, {})
+    lengths = read_lengths(splits, {name: [name] for name in ("antigen", "pair")}, {})
     tokens = np.array([len(row["antigen"]) + len(row["pair"]) + 4 for row in splits["train"]], np.int64)
     affinities = data.affinities("train")
     return Rows(lengths, tokens, None if affinities is None else np.array(affinities, np.float64))
@@ -143,10 +126,8 @@ def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args:
         args,
         model,
         [generator, *(parts if is_encoder_kept else [])],
-        as_trained=lambda plan: (copy.deepcopy(model), partial(batch, *longest)),
-        num_rows={"train": len(tokens), "validation": num_validation},
-        num_tokens=int(tokens.sum()),
-        longest=sum(longest),
+        lambda plan: (copy.deepcopy(model), partial(batch, *longest)),
+        replace(lengths, num_rows={"train": len(tokens), "validation": num_validation}),
         rows=Dataset.from_dict({args.length_column_name: tokens}),
         title=f"{number} {given.size}",
         is_asked=number in stages,

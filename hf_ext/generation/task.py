@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
-from ..tasks import ShippedTask
+from ..tasks import Task
 from .arguments import GeneratorArguments
 from .stages import GATES_NAME, check_auto, check_passed, write_gates
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..tasks.running import Run
 
 
-class GenerationTask(ShippedTask):
+class GenerationTask(Task):
     """Train a generator of antibodies for antigens, in stages with gates, and say whether it reads the antigen at all.
 
         hf-ext generate --dataset_name pairs.csv --antigen_column antigen --stage auto

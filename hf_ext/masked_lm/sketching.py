@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from ..hardware import Hardware
 from ..memory.forecast import masked_lm_batch
 from ..models.configuration import input_name
 from ..plan import Plan
-from ..tasks.sketch import STOCK_NOTE, MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
+from ..tasks.sketch import MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES
 from .steps import (
@@ -34,13 +33,6 @@ from .steps import (
     reading_model,
 )
 
-# The messages themselves say what is allowed; these name the flags.
-REMEDIES = {
-    "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of the model",
-    "measure": "one of the metrics named, for example --metric_for_best_model token_loss",
-    "inputs": "--too_long truncate, --max_residues N; another model where residues are unknown to it",
-}
-
 
 def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
     """Reads rows and configuration as the recipe would; what fails becomes a problem, and the rest goes on without it.
@@ -50,7 +42,7 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
 
     Cost: reading the data, near copies between splits included; of a model on the Hub its config.json.
     """
-    sketch = Sketch(REMEDIES, str(data_args.dataset_name), data_args.dataset_name is None, "--model_name_or_path")
+    sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None, "--model_name_or_path")
     table = None
     if data_args.dataset_name is None:
         sketch.subject = "generated sequences"
@@ -59,7 +51,8 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
     model = sketch.attempt("model", lambda: _build(given))
     with tempfile.TemporaryDirectory() as scratch:
         splits = sketch.attempt("data", lambda: _load(sketch, data_args, args, scratch, table)) or {}
-    sketch.attempt("measure", lambda: _check_measure(given, args))
+    sketch.attempt("measure", lambda: check_metric_name(args.metric_for_best_model, EVALUATION_METRICS))
+    sketch.attempt("measure", lambda: parse_requirements(given.require, SCORES))
     if model is None:
         return sketch
     columns = list(data_args.sequence_columns)
@@ -73,22 +66,16 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
     )
     lengths = read_lengths(splits, inputs, limits)
     sketch.check_stream(lengths, args)
-    if given.stock_trainer:
-        sketch.notes.append(STOCK_NOTE)
-        args = copy.copy(args)
-        args.speedups = []
+    args = sketch.settle_stock(given, args)
     part = sketch_encoder(model, "lora" if args.use_peft else "full", name, lengths, [*inputs])
     stage = Stage(
         args,
         model,
         [replace(part, name=name or given.model_size or "a new model")],
-        as_trained=partial(_as_trained, model, args, sum(lengths.longest.values())),
-        num_rows=lengths.num_rows,
-        num_tokens=lengths.num_tokens,
-        longest=sum(lengths.longest.values()),
+        partial(_as_trained, model, args, sum(lengths.longest.values())),
+        lengths,
         rows=splits.get("train"),
         inputs=SimpleNamespace(columns=inputs),
-        is_stream=lengths.is_stream,
     )
     sketch.stages.append(stage)
     return sketch
@@ -111,11 +98,6 @@ def _load(sketch: Sketch, data_args: DataArguments, args: Any, scratch: str, tab
     loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
     sketch.report = loaded.report
     return loaded.splits
-
-
-def _check_measure(given: MaskedLMArguments, args: Any) -> None:
-    check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
-    parse_requirements(given.require, SCORES)
 
 
 def _as_trained(model: PreTrainedModel, args: Any, longest: int, plan: Plan) -> tuple[Any, MakeBatch]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..data.arguments import DataArguments
-from ..tasks import ShippedTask
+from ..tasks import Task
 from .arguments import MaskedLMArguments
 
 
-class MaskedLMTask(ShippedTask):
+class MaskedLMTask(Task):
     """Train a masked protein language model: ESM-2 or ESM C from scratch, or a published one further.
 
         hf-ext mlm --config mlm_esm2_8M.yaml

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..arguments.checks import check_metric_name
 from ..hardware import Hardware
 from ..models.cpu_attention import flop_counter
 from ..models.lora import require_base
-from ..tasks.sketch import STOCK_NOTE, Part, Sketch, Stage, Step, with_adapters
+from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, with_adapters
 from .arguments import OperatorArguments
 from .configuration import TASKS, OperatorConfig
 from .data import OperatorRows
@@ -23,15 +22,12 @@ from .steps import build_collator, build_terms
 
 def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
     """The operator without weights, with the terms of its loss; what is wrong with the arguments becomes a problem."""
-    sketch = Sketch({}, f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
+    sketch = Sketch(f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
     if args.use_peft:
         sketch.attempt("arguments", lambda: require_base(None))
     metrics = ErrorMetrics(given.tasks).row_metrics
     sketch.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, metrics))
-    if given.stock_trainer:
-        sketch.notes.append(STOCK_NOTE)
-        args = copy.copy(args)
-        args.speedups = []
+    args = sketch.settle_stock(given, args)
     if not given.dataset_name:
         sketch.notes.append(
             f"Samples are generated first, {given.num_train_samples:,} to "
@@ -53,7 +49,7 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
         model(**batch(1))
     model.terms = build_terms(given)
     num_rows = {"train": given.num_train_samples, **dict.fromkeys(("validation", "test"), given.num_eval_samples)}
-    per_row = len(config.tasks or []) * config.num_tokens
+    per_row = {"grid": len(config.tasks or []) * config.num_tokens}
     part = Part(
         "a new operator",
         "full",
@@ -66,10 +62,8 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
         args,
         model,
         [part],
-        as_trained=lambda plan: (with_adapters(model, args, plan), batch),
-        num_rows=num_rows,
-        num_tokens=per_row * num_rows["train"],
-        longest=per_row,
+        lambda plan: (with_adapters(model, args, plan), batch),
+        RowLengths(num_rows, per_row, per_row),
         rows=_shaped_rows(config, num_rows["train"]),
         inputs=build_collator(given, args.seed),
     )

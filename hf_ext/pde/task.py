@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..tasks import ShippedTask
+from ..tasks import Task
 from .arguments import OperatorArguments
 
 
-class OperatorTask(ShippedTask):
+class OperatorTask(Task):
     """Train one operator Transformer on two equations at once: 1-D advection and 2-D Darcy flow, on generated data.
 
         accelerate launch recipes/examples/pde_operator.py --resolution 64 --hidden_size 256

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import units
-from .charts import length_chart
-from .names import show_source
-from .page import Block, Figures, Points, Table, Text, facts_table
-from .run_files import RunFiles, as_dict, is_demo, list_columns
+from .page import Block, Points, Table, Text, facts_table
+from .run_files import RunFiles, as_dict, is_demo, show_source
 from .units import is_finite
 
 # Rule of a split, up to its colon -> what it makes of the scores.
@@ -60,9 +58,9 @@ def data_blocks(run: RunFiles) -> list[Block]:
         blocks.append(Table(["split", "rows", "share"], table, caption))
     if notes := _row_notes(data):
         blocks.append(Points(notes))
-    blocks += [*_leak_blocks(data), *_label_blocks(run), *_input_blocks(data)]
-    chart = length_chart(run.predictions.columns, list_columns(run.results)) if run.predictions else None
-    return [*blocks, *([Figures([chart])] if chart else [])]
+    if not data.get("leaks") and not data.get("streaming"):
+        blocks.append(Text("Leaks between splits: not measured."))
+    return [*blocks, *_label_blocks(run)]
 
 
 def _row_notes(data: Mapping[str, Any]) -> list[str]:
@@ -82,38 +80,6 @@ def _row_notes(data: Mapping[str, Any]) -> list[str]:
     return [*notes, *map(str, split_notes), *map(str, data.get("notes") or [])]
 
 
-def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
-    leaks = as_dict(data.get("leaks"))
-    if not leaks:
-        return [] if data.get("streaming") else [Text("Leaks between splits: not measured.")]
-    compared = leaks.get("compared", "test")
-    parts = as_dict(leaks.get("columns"))
-    if len(parts) > 1:
-        parts["all columns together"] = as_dict(leaks.get("row"))
-    identities = [near["identity"] for near in as_dict(leaks.get("row")).get("near") or []]
-    rows = [
-        [
-            name,
-            _of(leak, "num_test_rows_in_train", "num_test_rows"),
-            _of(leak, "num_test_sequences_in_train", "num_test_sequences"),
-            *(count_near(near, leak["num_checked"]) for near in leak.get("near") or []),
-        ]
-        for name, leak in parts.items()
-    ]
-    headers = [
-        "sequence",
-        f"{compared} rows seen in training",
-        "distinct sequences seen",
-        *(f"checked rows at >= {100 * identity:.3g}% identity to training" for identity in identities),
-    ]
-    meaning = "Identity: 1 - edit distance / length of the longer sequence." if identities else ""
-    return [Table(headers, rows, meaning, fold=f"What of {compared} is in training, too")]
-
-
-def _of(leak: Mapping[str, Any], part: str, whole: str) -> str:
-    return f"{units.number(leak.get(part))} of {units.number(leak.get(whole))}"
-
-
 def _label_blocks(run: RunFiles) -> list[Block]:
     audits = {name: as_dict(audit) for name, audit in as_dict(run.results.get("labels")).items() if audit}
     rows = [
@@ -123,20 +89,6 @@ def _label_blocks(run: RunFiles) -> list[Block]:
     ]
     caption = "Tied: rows that share their value with another."
     return [Table(["labels", *audits], rows, caption, fold="Labels")] if rows else []
-
-
-def _input_blocks(data: Mapping[str, Any]) -> list[Block]:
-    rows = [
-        [
-            name,
-            units.number(facts.get("longest"), "residues"),
-            units.number(facts.get("num_above_limit")),
-            units.share(facts.get("unknown_share")),
-        ]
-        for name, facts in as_dict(data.get("inputs")).items()
-    ]
-    headers = ["encoder input", "longest", "above the encoder's limit", "unknown residues"]
-    return [Table(headers, rows, "Over all splits.", code=[0], fold="Encoder inputs")] if rows else []
 
 
 def data_limits(run: RunFiles) -> list[str]:
@@ -163,6 +115,8 @@ def data_limits(run: RunFiles) -> list[str]:
             lines.append(f"{name}: the longest input seen has {longest} residues; longer ones are untested.")
         if num := facts.get("num_above_limit"):
             lines.append(f"{name}: {num:,} sequences above the encoder's limit were cut.")
+        if share := facts.get("unknown_share"):
+            lines.append(f"{name}: {units.share(share)} of the residues are unknown to its tokenizer.")
     return lines
 
 

@@ -1,12 +1,14 @@
-"""What a person watches while a run trains: a bar on a terminal, lines elsewhere, and why it may be slow."""
+"""What a person watches while a run trains, a bar on a terminal or lines elsewhere; and what `run.log` keeps."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -14,7 +16,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import is_in_notebook
+from transformers.utils.logging import disable_progress_bar
 
+from ..errors import show_text
 from .units import rounded
 
 # Without tqdm's time left, which jumps after every evaluation: ours counts evaluation and saving as they were so far.
@@ -145,3 +149,58 @@ def find_shortfall(rates: Mapping[str, float]) -> str:
     """Whether a run waits for its data, of whose rates these are; "" where it does not."""
     waiting = rates.get("data_wait_share", 0.0)
     return f"it waits for data {waiting:.0%} of the time (--dataloader_num_workers)" if waiting >= MUCH_WAITING else ""
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+class _Shown(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Names and values of foreign files neither drive the terminal nor show tokens."""
+        return show_text(super().format(record))
+
+
+class RunLog(logging.FileHandler):
+    """A log file that, on a disk that takes no more, says so once instead of a traceback per line."""
+
+    has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Called by logging in place of the error."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.has_failed:
+            self.has_failed = True
+            print(f"{self.baseFilename} could not be written: {error.strerror}. Lines are missing.", file=sys.stderr)
+
+    def close(self) -> None:
+        """As in logging; lines for which there is still no room are given up."""
+        with suppress(OSError):
+            super().close()
+
+
+def start_run_log(folder: str | os.PathLike[str] | None, is_main_process: bool = True) -> logging.Logger:
+    """Sends hf_ext's messages to the terminal and appends them to `<folder>/run.log`; other processes only warn.
+
+    Warnings of transformers, accelerate and datasets go to the file too. With no folder there is no file.
+    """
+    disable_progress_bar()  # of loading and saving; training and embedding keep theirs
+    for handler in list(LOGGER.handlers):
+        LOGGER.removeHandler(handler)
+        handler.close()
+    LOGGER.propagate = False
+    LOGGER.setLevel(logging.INFO if is_main_process else logging.WARNING)
+    terminal = logging.StreamHandler(sys.stdout)
+    terminal.setFormatter(_Shown("%(message)s"))
+    LOGGER.addHandler(terminal)
+    for own in logging.getLogger("transformers").handlers:  # that names what config.json says
+        own.setFormatter(_Shown(own.formatter._fmt if own.formatter else None))
+    if is_main_process and folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = RunLog(Path(folder) / "run.log", encoding="utf-8")
+        file.setFormatter(_Shown("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        for name in ("hf_ext", "transformers", "accelerate", "datasets", "py.warnings"):
+            logging.getLogger(name).addHandler(file)
+        logging.captureWarnings(True)
+    return LOGGER

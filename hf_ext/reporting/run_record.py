@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,11 @@ from transformers import TrainerCallback
 from ..arguments.names import is_secret
 from ..cli import program_words
 from ..files import write_text
-from ..hardware import count_cpu_cores, detect_hardware
+from ..hardware import detect_hardware
 from ..optional import installed_version
 
 FORMAT = 1
-PACKAGES = (
-    *("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "evaluate", "numpy"),
-    *("faesm", "flash-attn", "deepspeed", "torchao"),
-)
+PACKAGES = ("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft")
 # What is either a Hub id or a path, which nothing but the file system tells apart.
 SOURCES = ("dataset_name", "model_name_or_path", "encoders", "init_head_from")
 
@@ -116,7 +112,6 @@ def record_evaluations(trainer: Any) -> dict[str, Any]:
     patience = trainer.args.early_stopping_patience
     early_stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
     return {
-        "evaluation": trainer.evaluation_facts(),
         "alarms": trainer.collapse_alarms,
         "early_stopping": early_stopping if patience else None,
     }
@@ -163,11 +158,8 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
 def _environment(trainer: Any) -> dict[str, Any]:
     hardware = detect_hardware(trainer.args.device)
     return {
-        "python": platform.python_version(),
-        "platform": platform.platform(terse=True),
         "device": hardware.device_name or hardware.name,
         "num_processes": trainer.args.world_size,
-        "cpu_count": count_cpu_cores(),
         "versions": {name: installed_version(name) for name in PACKAGES if installed_version(name)},
     }
 

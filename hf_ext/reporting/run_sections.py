@@ -8,17 +8,12 @@ from typing import Any
 from ..arguments.names import is_secret
 from . import units
 from .charts import curve_charts
-from .names import show_argument, show_command
 from .page import Block, Code, Figures, Table, Text, facts_table
-from .run_files import RunFiles, as_dict
+from .run_files import RunFiles, as_dict, show_argument, show_command
 from .units import capitalize, is_finite, metric_name
 
-MAX_EVALUATIONS = 200  # rows of a table
+MAX_ROWS = 20  # of a table
 CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
-EVALUATION_FACTS = {
-    "num_evaluations": "evaluations",
-    "num_full": "of them full passes",
-}
 _NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step")
 
 
@@ -37,8 +32,6 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
     for name, value in best.items():
         label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
         rows.append([label, units.number(value)])
-    for name, value in as_dict(results.get("evaluation")).items():
-        rows.append([EVALUATION_FACTS[name], units.number(value)])
     blocks = [*facts_table(rows), *of_task]
     if applied := [decision for decision in _decisions(run) if decision.get("status") == "applied"]:
         named = [f"{one.get('name')} ({CLASSES.get(str(one.get('kind')), one.get('kind'))})" for one in applied]
@@ -73,7 +66,7 @@ def _alarm_blocks(results: Mapping[str, Any]) -> list[Block]:
         for text in entry.get("alarms") or []
     ]
     lid = f"{len(rows):,} alarm{'s' * (len(rows) > 1)} while training"
-    return [Table(["step", "rows", "alarm"], rows[:MAX_EVALUATIONS], fold=lid)] if rows else []
+    return [Table(["step", "rows", "alarm"], rows[:MAX_ROWS], fold=lid)] if rows else []
 
 
 def _evaluation_blocks(run: RunFiles) -> list[Block]:
@@ -88,11 +81,10 @@ def _evaluation_blocks(run: RunFiles) -> list[Block]:
     metrics = dict.fromkeys(name for values in evaluations.values() for name in values)
     rows = [
         [units.number(step), *(units.number(values[m]) if m in values else units.MISSING for m in metrics)]
-        for step, values in [*evaluations.items()][-MAX_EVALUATIONS:]
+        for step, values in [*evaluations.items()][-MAX_ROWS:]
     ]
-    cut = f"The last {MAX_EVALUATIONS} of {len(evaluations):,}." if len(evaluations) > MAX_EVALUATIONS else ""
-    headers = ["step", *map(metric_name, metrics)]
-    return [Table(headers, rows, cut, fold=f"All {len(evaluations):,} evaluations")]
+    which = "All" if len(evaluations) <= MAX_ROWS else f"The last {MAX_ROWS} of"
+    return [Table(["step", *map(metric_name, metrics)], rows, fold=f"{which} {len(evaluations):,} evaluations")]
 
 
 def _decisions(run: RunFiles) -> list[dict[str, Any]]:
@@ -121,28 +113,17 @@ def plan_blocks(run: RunFiles) -> list[Block]:
 
 
 def cost_blocks(run: RunFiles) -> list[Block]:
-    """Time, throughput, memory."""
+    """Where the time went; training time and memory stand at the top of the page."""
     train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
-    sessions = costs.get("num_sessions")
-    last = " of the last session" if is_finite(sessions) and sessions > 1 else ""
-    rates = [
-        [f"throughput{last}", units.rate(train.get(f"train_{unit}_per_s"), word)]
-        for unit, word in (("residues", "residues"), ("tokens", "tokens"), ("sequences", "rows"))
-    ]
-    memory = f" of the {costs['memory_of']}" if costs.get("memory_of") else ""
     return facts_table(
         [
             ["whole run, wall clock", units.seconds(costs.get("wall_s"))],
-            ["training", units.seconds(costs.get("train_s", train.get("train_runtime")))],
-            ["of it warm-up, not in the rates", units.seconds(train.get("train_warmup_seconds"))],
-            ["sessions", units.number(sessions)],
-            *rates,
+            ["sessions", units.number(costs.get("num_sessions"))],
             ["padding, which does not count as residues", units.share(train.get("train_padding_share"))],
             ["waiting for data", units.share(train.get("train_data_wait_share"))],
             ["model FLOPs utilization", units.share(train.get("train_mfu"))],
-            [f"peak memory{memory}", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib")))],
         ],
-        "Rates leave evaluation, saving and logging out.",
+        "Shares are those of the last session, without evaluation, saving, logging and warm-up.",
     )
 
 
@@ -153,29 +134,17 @@ def reproduce_blocks(run: RunFiles) -> list[Block]:
     if results.get("command"):
         blocks.append(Code(show_command(str(results["command"]))))
         blocks.append(Text("Of local paths the last part is shown; all_results.json of the run has them whole."))
-    environment, hardware = as_dict(results.get("environment")), as_dict(run.plan.get("hardware"))
-    versions = as_dict(environment.pop("versions", None)) or as_dict(run.plan.get("versions"))
-    seed, device = results.get("seed", run.settings.get("seed")), environment.get("device")
+    environment, settings = as_dict(results.get("environment")), run.settings
+    versions = as_dict(environment.get("versions")) or as_dict(run.plan.get("versions"))
+    seed, device = results.get("seed", settings.get("seed")), environment.get("device")
     parts = [f"seed {seed}"] if seed is not None else []
     parts += [f"{environment.get('num_processes') or 1} x {device}"] if device else []
     parts += [f"{name} {version}" for name, version in versions.items() if version]
     if parts:
         blocks.append(Text(f"{capitalize(', '.join(parts))}."))
-    rows = [
-        ["hardware", hardware.get("name")],
-        ["memory GiB", hardware.get("memory_gib")],
-        *([name.replace("_", " "), value] for name, value in environment.items()),
-    ]
-    blocks += facts_table([[name, None if value is None else str(value)] for name, value in rows], fold="Machine")
-    shown = {name: show_argument(name, value) for name, value in run.settings.items() if not is_secret(name)}
     origins = as_dict(results.get("settings_from"))
-    chosen = [[name, shown.get(name, ""), origin] for name, origin in origins.items() if not is_secret(name)]
+    chosen = [[n, show_argument(n, settings.get(n, "")), origin] for n, origin in origins.items() if not is_secret(n)]
     if chosen:
         lid = f"{len(chosen)} arguments that are not the default"
         blocks.append(Table(["argument", "value", "from"], chosen, code=[0, 1], fold=lid))
-    if shown:
-        table = Table(
-            ["argument", "value"], [*map(list, shown.items())], code=[0, 1], fold=f"All {len(shown)} arguments"
-        )
-        blocks.append(table)
     return blocks

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import units
-from .charts import group_chart, prediction_charts
+from .charts import group_chart, scatter_chart
 from .data_section import data_blocks, data_limits
-from .names import is_hub_id, last_part, show_source
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
-from .run_files import RunFiles, as_dict, is_demo
+from .run_files import RunFiles, as_dict, is_demo, is_hub_id, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
 from .scores import REQUIRED_HEADERS, default_page, required_rows
 from .units import is_finite, metric_name
@@ -148,14 +147,13 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
     charts = []
     if run.predictions:
         label = str(run.settings.get("label_column") or "label")
-        charts = prediction_charts(run.predictions.labels, run.predictions.predictions, label)
+        charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, label))
     model = as_dict(as_dict(as_dict(run.results.get("test")).get("scores")).get("model"))
     for metric, score in model.items():
         if groups := as_dict(score).get("groups"):
-            chart = group_chart(groups, metric_name(metric.removeprefix("per_group_")))
-            charts += [chart] if chart else []
-    if charts:
-        blocks.append(Figures(charts, run.image("scatter.png")))
+            charts.append(group_chart(groups, metric_name(metric.removeprefix("per_group_"))))
+    if drawn := [chart for chart in charts if chart]:
+        blocks.append(Figures(drawn, run.image("scatter.png")))
     if advice := run.results.get("advice"):
         blocks.append(Points(advice, fold="What the run suggests next"))
     return blocks

@@ -162,11 +162,5 @@ def capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def tick(value: float, _: float | None = None) -> str:
-    """A number beside an axis, as matplotlib asks for it: 1,500; 0.25; 2e-05."""
-    value = 0.0 if abs(value) < 1e-12 else value
-    return f"{value:,.0f}" if abs(value) >= 1000 and value == round(value) else f"{value:.4g}"
-
-
 def _measured(value: Any, form: str, times: float = 1) -> str:
     return form.format(times * value) if is_finite(value) else NOT_MEASURED

@@ -87,14 +87,16 @@ class Task:
         Raises:
             ArgumentError: with the argument and what to change.
         """
+        if self.name in TASKS:
+            self._find("steps", "check")(run)
 
     def load(self, run: Run) -> Any:
-        """The data of a run; only the steps below know what it is."""
-        raise NotImplementedError
+        """The data of a run; only the steps below know what it is. Without a `dataset_name` what it generates."""
+        return self._find("steps", "load")(run)
 
     def build(self, run: Run, data: Any) -> dict[str, Any]:
         """What Trainer takes, by name: `model`, `data_collator`, `train_dataset`, `eval_dataset` and so on."""
-        raise NotImplementedError
+        return self._find("steps", "build")(run, data)
 
     def train(self, run: Run, trainer: Any, data: Any) -> Any:
         """Trains, from a checkpoint where there is one; returns what `trainer.train` does, with its `metrics`."""
@@ -111,7 +113,7 @@ class Task:
         Returns:
             What `all_results.json` says of it, JSON-able; see `Run.finish`.
         """
-        raise NotImplementedError
+        return self._find("steps", "score")(run, trainer, trained, data)
 
     def describe(self, results: Mapping[str, Any]) -> Page | None:
         """What report and card say of a run because of its task; None: what they say of any run.
@@ -119,7 +121,7 @@ class Task:
         Args:
             results: as `all_results.json` will hold them.
         """
-        return None
+        return self._find("describing", "describe")(results) if self.name in TASKS else None
 
     def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
         """What a run would read, hold and compute; nothing is trained, downloaded or written.
@@ -129,7 +131,7 @@ class Task:
             args: `FastTrainingArguments`.
             hardware: where it would run.
         """
-        raise NotImplementedError
+        return self._find("sketching", "sketch_run")(*arguments, args, hardware)
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
         """All steps of a run, as `hf-ext` does them; returns what `all_results.json` holds.
@@ -148,38 +150,8 @@ class Task:
         self.save(run, trainer)
         return run.finish(trainer, trained, self.score(run, trainer, trained, data))
 
-
-class ShippedTask(Task):
-    """A task of hf_ext: what it does stands beside its `task.py`, in `steps`, `sketching` and `describing`.
-
-    These are imported when they are called, so that `--help` waits for no model code.
-    """
-
-    def check(self, run: Run) -> None:
-        """See `Task.check`."""
-        self._find("steps", "check")(run)
-
-    def load(self, run: Run) -> Any:
-        """See `Task.load`; without a `dataset_name` what it generates."""
-        return self._find("steps", "load")(run)
-
-    def build(self, run: Run, data: Any) -> dict[str, Any]:
-        """See `Task.build`."""
-        return self._find("steps", "build")(run, data)
-
-    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
-        """See `Task.score`."""
-        return self._find("steps", "score")(run, trainer, trained, data)
-
-    def describe(self, results: Mapping[str, Any]) -> Page:
-        """See `Task.describe`."""
-        return self._find("describing", "describe")(results)
-
-    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
-        """See `Task.sketch`."""
-        return self._find("sketching", "sketch_run")(*arguments, args, hardware)
-
     def _find(self, module: str, function: str) -> Callable[..., Any]:
+        """What stands beside the `task.py` of a task of hf_ext; a script's own class has these methods itself."""
         folder = TASKS[self.name].rpartition(".")[0]
         return getattr(import_module(f"{folder}.{module}"), function)
 

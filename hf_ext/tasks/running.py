@@ -18,11 +18,10 @@ from ..data.columns import reads_text
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation.requirements import describe_failed, format_checked, raise_failed
-from ..reporting.card import write_card
 from ..reporting.charts import plot_loss
 from ..reporting.page import page_record
-from ..reporting.report import write_report
-from ..reporting.run_log import start_run_log
+from ..reporting.progress import start_run_log
+from ..reporting.report import write_card, write_report
 from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer

@@ -43,7 +43,12 @@ SPECIAL_TOKENS = 2  # about a sequence: <cls> and <eos>
 MAX_LINES = 5  # of an error that becomes a finding
 MAX_NAME = 40  # characters of a path
 AS_SAID = "what the message says"
-STOCK_NOTE = "--stock_trainer: transformers.Trainer itself, without any of these speed-ups."
+# The messages themselves say what is allowed; these name the flags.
+REMEDIES = {
+    "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of the model",
+    "measure": "one of the metrics named; left out, the loss decides",
+    "inputs": "--too_long truncate, --max_residues N; another model where residues are unknown to it",
+}
 
 
 @dataclass(frozen=True)
@@ -104,39 +109,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One training. Most tasks have one; a generator is trained in several, one after the other.
-
-    Attributes:
-        args: `FastTrainingArguments` of it.
-        model: on torch's meta device: shapes, no weights.
-        parts: what computes in it; and `num_head_parameters` beside them, once for each row.
-        num_rows: of each split; nothing where rows are not known, and of a stream how many were looked at.
-        num_tokens, longest: of all training rows, and of the longest one.
-        rows, inputs: training rows and an object with their `columns`, for the plan.
-        as_trained: plan -> the model as the device holds it while it trains, still without weights, and what makes its
-            batches of so many of the longest rows.
-        times: trainings of this kind in a row, as `--num_seeds` asks for.
-        title: tells stages apart. is_asked: whether the command runs it.
-    """
-
-    args: Any
-    model: Any
-    parts: list[Part]
-    as_trained: Callable[[Plan], tuple[nn.Module, MakeBatch]]
-    num_rows: dict[str, int] = field(default_factory=dict)
-    num_tokens: int = 0
-    longest: int = 0
-    rows: Any = None
-    inputs: Any = None
-    is_stream: bool = False
-    num_head_parameters: int = 0
-    times: int = 1
-    title: str = ""
-    is_asked: bool = True
-
-
-@dataclass(frozen=True)
 class RowLengths:
     """How many tokens the sequences of a run have, cropped as it would crop them.
 
@@ -149,13 +121,52 @@ class RowLengths:
     num_rows: dict[str, int]
     mean: dict[str, float]
     longest: dict[str, int]
-    num_distinct: dict[str, int]
-    is_stream: bool
+    num_distinct: dict[str, int] = field(default_factory=dict)
+    is_stream: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training. Most tasks have one; a generator is trained in several, one after the other.
+
+    Attributes:
+        args: `FastTrainingArguments` of it.
+        model: on torch's meta device: shapes, no weights.
+        parts: what computes in it; and `num_head_parameters` beside them, once for each row.
+        lengths: of its rows.
+        rows, inputs: training rows and an object with their `columns`, for the plan.
+        as_trained: plan -> the model as the device holds it while it trains, still without weights, and what makes its
+            batches of so many of the longest rows.
+        times: trainings of this kind in a row, as `--num_seeds` asks for.
+        title: tells stages apart. is_asked: whether the command runs it.
+    """
+
+    args: Any
+    model: Any
+    parts: list[Part]
+    as_trained: Callable[[Plan], tuple[nn.Module, MakeBatch]]
+    lengths: RowLengths
+    rows: Any = None
+    inputs: Any = None
+    num_head_parameters: int = 0
+    times: int = 1
+    title: str = ""
+    is_asked: bool = True
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Of each split; nothing where rows are not known, and of a stream how many were looked at."""
+        return self.lengths.num_rows
 
     @property
     def num_tokens(self) -> int:
         """Of all training rows."""
-        return round(self.num_rows.get("train", 0) * sum(self.mean.values()))
+        return round(self.num_rows.get("train", 0) * sum(self.lengths.mean.values()))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest training row, at most."""
+        return sum(self.lengths.longest.values())
 
 
 def read_lengths(
@@ -187,7 +198,6 @@ class Sketch:
     """What a task knows of its run: its stages, what reading its rows said, and what is wrong.
 
     Attributes:
-        remedies: name of an attempt -> what to do where it fails, if its message does not say it.
         subject: what the run trains on, in words; is_demo: none of the user's rows, which are left out.
         encoder_flag: what names a pretrained encoder; empty where the task takes none.
         report, labels: of the rows, as the run reports them; measure: what is best, in a sentence.
@@ -195,7 +205,6 @@ class Sketch:
         problems, notes: what would stop the run; what could not be found out, and why.
     """
 
-    remedies: Mapping[str, str]
     subject: str = ""
     is_demo: bool = False
     encoder_flag: str = ""
@@ -211,7 +220,7 @@ class Sketch:
         try:
             return action()
         except HfExtError as error:
-            self.stop(name, "\n".join(str(error).splitlines()[:MAX_LINES]), self.remedies.get(name, AS_SAID))
+            self.stop(name, "\n".join(str(error).splitlines()[:MAX_LINES]), REMEDIES.get(name, AS_SAID))
             return None
 
     def is_read(self, dataset_name: str | None) -> bool:
@@ -256,6 +265,15 @@ class Sketch:
         """A stream needs a number of steps."""
         if lengths.is_stream and args.max_steps <= 0:
             self.stop("stream", "a stream has no length, so when training ends is not known", "--max_steps N")
+
+    def settle_stock(self, given: Any, args: Any) -> Any:
+        """`args` as a run with `--stock_trainer` has them, where that was asked for."""
+        if not given.stock_trainer:
+            return args
+        self.notes.append("--stock_trainer: transformers.Trainer itself, without any of these speed-ups.")
+        args = copy.copy(args)
+        args.speedups = []
+        return args
 
     def stop(self, name: str, text: str, remedy: str) -> None:
         """Adds a problem, once."""

@@ -13,7 +13,7 @@ from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.plan import Plan
 from hf_ext.speedups.base import Decision
-from hf_ext.tasks.sketch import Part, Stage, Step
+from hf_ext.tasks.sketch import Part, RowLengths, Stage, Step
 from hf_ext.training_args import FastTrainingArguments
 
 TERA = 1e12
@@ -45,7 +45,14 @@ def stage(training: str, **part) -> Stage:
     """2 FLOPs for each of 10 tokens of a row, of which there are 300, 55 validated; 110 distinct; a head of 10."""
     parts = [Part("p", training, 100, 0, 20.0, lambda device, num: None, num_distinct=110, **part)]
     args = FastTrainingArguments(output_dir="never_made", report_to="none")
-    return Stage(args, None, parts, lambda plan: None, {"train": 300, "validation": 55}, num_head_parameters=10)
+    return Stage(
+        args,
+        None,
+        parts,
+        lambda plan: None,
+        RowLengths({"train": 300, "validation": 55}, {}, {}),
+        num_head_parameters=10,
+    )
 
 
 SCHEDULE = estimates.Schedule(

@@ -1,7 +1,6 @@
 """What is found out is what the run itself would meet, and nothing is left behind."""
 
 import pytest
-import torch
 from doctored import look, main, names
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -9,7 +8,6 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_table
 from hf_ext.doctor.command import DoctorArguments
 from hf_ext.doctor.machine import read_machine
-from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
@@ -150,16 +148,6 @@ def test_folders_that_cannot_be_made_are_seen(tmp_path):
     args.embedding_cache_dir = str(tmp_path / "new" / "cache")
     machine = read_machine(args, "t4")
     assert (machine.is_writable["output_dir"], machine.is_writable["cache_dir"]) == (False, True)
-
-
-@pytest.mark.nightly
-def test_what_the_estimate_leaves_out_is_noted(tmp_path):
-    EmbeddingStore(tmp_path, {}, (None, "error", 0)).add(["MKT"], torch.ones(1, 2))
-    model = AffinityArguments(init_head_from="nobody/heads")
-    notes = "\n".join(look(model=model, embedding_cache_dir=str(tmp_path)).sketch.notes)
-    assert "--init_head_from: that model is read by the run alone" in notes
-    assert f"What {tmp_path} already holds is not encoded again" in notes
-    assert "already holds" not in "\n".join(look(embedding_cache_dir=str(tmp_path / "empty")).sketch.notes)
 
 
 def test_a_negative_time_to_measure_is_refused():

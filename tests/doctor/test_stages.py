@@ -106,10 +106,10 @@ def test_a_frozen_encoder_is_timed_once_and_what_it_stores_is_counted(pairs, tmp
     assert main(trained).stage.parts[0].flops > main(facts).stage.parts[0].flops
 
 
-def test_without_rows_the_stages_have_the_numbers_that_are_said_to_be_assumed():
+def test_without_rows_the_demo_is_sized_up():
     facts = look(model={"stage": "auto"})
-    assert [one.stage.num_rows["train"] for one in facts.stages] == [1_000, 10_000, 127_000]
-    assert "127,000 train, 16,000 validation rows, assumed" in facts.sketch.notes[1]
+    assert facts.sketch.subject == "generated pairs"
+    assert [one.stage.num_rows["train"] for one in facts.stages] == [480, 480, 480]
     assert find_problems(facts) == []
     assert max(map(len, format_page(facts, []).splitlines())) <= 100
 

@@ -27,8 +27,8 @@ from report_runs import (
 )
 
 from hf_ext.errors import DataError
-from hf_ext.reporting.names import hide_folders
 from hf_ext.reporting.report import write_report
+from hf_ext.reporting.run_files import hide_folders
 
 SECTIONS = ["result", "limits", "model", "loading", "data", "training", "plan", "cost", "reproduce", "licence"]
 
@@ -62,7 +62,7 @@ def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path) -> None:
         assert report.problems == []
         assert report.html.startswith('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
         assert "default-src 'none'; style-src 'unsafe-inline'" in report.html
-        assert {"#result", "#limits", "#data", "#training", "#plan", "#cost"} <= {*report.links}
+        assert {"#result", "#limits", "#data", "#training", "#plan"} <= {*report.links}
         assert "nan" not in re.findall(r"[a-z]+", report.text.lower())
         assert not re.search(r"\bNone\b|\{'|\[\]", report.text + card), number
 
@@ -95,7 +95,7 @@ def test_both_begin_with_the_verdict_then_alarms_then_the_score_beside_the_best_
     assert '<p class="verdict better">' in report.html
     lines = [line for line in card.splitlines() if line]
     assert lines[:5] == ["# first", VERDICT, *(f"- **Alarm:** {alarm}" for alarm in alarms)]
-    assert table_rows(card)[2:8] == [
+    assert table_rows(card)[2:7] == [
         ["Spearman on test", "0.800 [0.750, 0.850]", "best baseline: 0.600, ridge on embeddings"],
         ["RMSE on test", "0.500 [0.450, 0.550]", "best baseline: 0.900, ridge on embeddings"],
         ["training rows", "2,400", "seen 3 times"],
@@ -146,7 +146,6 @@ def test_the_report_has_everything_and_the_card_what_a_stranger_needs(tmp_path) 
         "half of a batch is padding; ratio 2.200",
         "1 not asked for",
         "All 6 evaluations",
-        "heavy 299 of 300 39 of 40 0 of 1 1 of 1",
         "whole run, wall clock 15 min",
         "Next: --use_peft fine-tunes.",
         "mAb3",
@@ -186,14 +185,11 @@ def test_figures_are_drawn_into_the_page_and_said_in_words(tmp_path) -> None:
     report, card = read_pages(write_run(tmp_path, affinity_results()))
     assert re.findall(r'<svg [^>]*role="img" aria-label="([^"]*)"', report.html) == [
         "Predicted against measured pKd, 120 test rows",
-        "Mean measured pKd in 10 parts of the rows, by prediction",
-        "Histogram of measured and predicted pKd on the test split",
         "Spearman of 9 groups",
-        "Histogram of sequence lengths on the test split. heavy: 90 to 130; antigen: 60 to 66 residues",
-        "loss by step: training, subset, all rows",
-        "spearman by step: subset, all rows",
+        "loss by step: training, validation, all rows",
+        "spearman by step: validation, all rows",
     ]
-    assert report.html.count("<figcaption>") == report.html.count("<svg ") == 7
+    assert report.html.count("<figcaption>") == report.html.count("<svg ") == 4
     assert "![" not in card  # no picture lies in the folder
     for name in ("loss.png", "scatter.png"):
         (tmp_path / name).write_bytes(b"")
@@ -201,7 +197,6 @@ def test_figures_are_drawn_into_the_page_and_said_in_words(tmp_path) -> None:
     write_predictions(tmp_path / "predictions.csv", 60, constant=7.5)
     report, _ = read_pages(tmp_path)
     assert "60 test rows" in report.html
-    assert "Calibration" not in report.text
 
 
 def test_a_run_of_an_earlier_version_has_a_page_of_what_it_left(tmp_path) -> None:
