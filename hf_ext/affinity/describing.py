@@ -8,7 +8,7 @@ from typing import Any
 
 from ..reporting import units
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Points, Table, Text
-from ..reporting.run_files import as_dict, list_columns, show_source
+from ..reporting.run_files import as_dict, list_columns
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
 from ..reporting.units import is_finite, join_words, metric_name, share
 from .heads.choice import CANDIDATE_HEADERS, candidate_rows, error_name, head_name
