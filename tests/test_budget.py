@@ -12,7 +12,7 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1415, 11),
-    "affinity": (3631, 36),
+    "affinity": (3630, 36),
     "arguments": (604, 9),
     "checkpoints": (1880, 13),
     "comparing": (822, 7),
@@ -24,13 +24,13 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (559, 8),
     "memory": (641, 7),
-    "models": (2648, 30),
+    "models": (2624, 25),
     "pde": (1174, 16),
     "processes": (186, 3),
     "reporting": (2209, 21),
-    "speedups": (1727, 19),
+    "speedups": (1720, 16),
     "tasks": (469, 3),
-    "training": (2159, 21),
+    "training": (2158, 21),
 }
 SEAMS, PRIVATE = 22, 10
 

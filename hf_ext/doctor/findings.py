@@ -9,8 +9,8 @@ from pathlib import Path
 from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
-from ..speedups.cpu_offload import BITSANDBYTES
-from ..speedups.stored_base import asked_bits
+from ..speedups.lora import asked_bits
+from ..speedups.optimizers import BITSANDBYTES
 from ..tasks.sketch import Finding, Level
 from .gather import Facts
 from .machine import COLAB_DRIVE, DEFAULT_WHEELS_FROM, advise, lacks_kernels

@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpoints.retention import GB
 from ..memory.report import MemoryReport, format_memory
 from ..models.configuration import Training
-from ..models.encoder_choice import choose_encoder
+from ..models.families import choose_encoder
 from ..reporting import units
 from ..reporting.tables import format_table
 from ..tasks.running import summarize_data

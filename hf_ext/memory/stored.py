@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..models.muon import block_matrices
+from ..models.optimizers import block_matrices
 
 Base = Literal["as it is", "half", "8-bit", "4-bit"]
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, HALF_BYTES = 4, 4, 8, 2  # AdamW has two float32 states

@@ -17,10 +17,9 @@ from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import build_encoder, load_encoder, set_trainable
 from .frozen_weights import computing_in_float32, is_rounded, quantize_linear_layers
-from .head import HeadEnsemble, RegressionHead
+from .head import HeadEnsemble, RegressionHead, merge_windows, pool
 from .lora import merge_layers
 from .losses import regression_loss
-from .pooling import merge_windows, pool
 from .postprocess import StackedRidge, calibrate, stacks_ridge
 from .process_settings import replaced
 

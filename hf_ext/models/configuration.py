@@ -8,9 +8,8 @@ from typing import Any, Literal
 from transformers import PretrainedConfig
 
 from ..errors import ArgumentError
-from .head import HEADS, ONE_LAYER
+from .head import HEADS, ONE_LAYER, POOLINGS
 from .losses import LOSSES
-from .pooling import POOLINGS
 
 Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "mean_tokens", "cls", "max"]

@@ -12,7 +12,7 @@ import torch
 
 from ..arguments.checks import check_metric_name
 from ..hardware import Hardware
-from ..models.cpu_attention import flop_counter
+from ..models.attention import flop_counter
 from ..tasks.sketch import STOCK_NOTE, Part, Sketch, Stage, Step, with_adapters
 from .arguments import OperatorArguments, check_training
 from .building import build_collator, build_config, build_terms

@@ -25,8 +25,8 @@ from ..data.columns import read_columns
 from ..models.frozen_weights import quantized_bytes, quantized_layers
 from ..processes.sharding import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
+from .lora import asked_bits, asked_flag
 from .precision import best_precision, no_half
-from .stored_base import asked_bits, asked_flag
 
 NAME = "encoder_precision"
 KIND: Kind = "N"

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..models.host_optimizer import find_host_optimizer
+from ..models.optimizers import find_host_optimizer
 from ..reporting.progress import LiveProgress, describe_training, encoder_width, find_shortfall
 
 REFRESH_S = 5.0

@@ -20,9 +20,9 @@ from hf_ext.speedups import (
     DataFacts,
     ModelFacts,
     Run,
-    cpu_threads,
     sharding,
 )
+from hf_ext.speedups.precision import VARIABLES, CpuThreads
 from hf_ext.training_args import FastTrainingArguments
 
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
@@ -400,13 +400,13 @@ def test_a_cpu_that_lists_bf16_is_fast_in_it_with_amx_or_of_amd(tmp_path, monkey
 
 @pytest.fixture
 def nobody_said(monkeypatch):
-    for name in (*cpu_threads.VARIABLES, "ACCELERATE_MIXED_PRECISION"):
+    for name in (*VARIABLES, "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
 
 
 def decide_threads(hardware="cpu", cores=4, world_size=1, **given):
     args = make_args(**{"speedups": ["all"], **given})
-    return cpu_threads.decide(Context(describe_hardware(hardware), args, world_size=world_size, cpu_cores=cores))
+    return CpuThreads.decide(Context(describe_hardware(hardware), args, world_size=world_size, cpu_cores=cores))
 
 
 def test_a_cpu_of_several_cores_gets_a_thread_for_each(nobody_said):
@@ -416,7 +416,7 @@ def test_a_cpu_of_several_cores_gets_a_thread_for_each(nobody_said):
     assert decide_threads(world_size=2).reason == "2 processes share the cores: the launcher says how many each has"
 
 
-@pytest.mark.parametrize("name", cpu_threads.VARIABLES)
+@pytest.mark.parametrize("name", VARIABLES)
 def test_what_the_user_set_is_met(nobody_said, monkeypatch, name):
     monkeypatch.setenv(name, "3")
     assert (decide_threads().status, decide_threads().reason) == ("skipped", f"{name}=3 is set")
