@@ -57,7 +57,7 @@ class SpeedArguments:
 
 @dataclass(repr=False)
 class LoraArguments:
-    """Adapters beside a frozen base, and the bits of that base."""
+    """Adapters beside a frozen base, and the bits of frozen encoders."""
 
     _argument_group_name = "model"
 
@@ -71,9 +71,7 @@ class LoraArguments:
     lora_kwargs: dict[str, Any] | str | None = option(
         None, """Other arguments of peft.LoraConfig, as JSON: '{"use_dora": true}'."""
     )
-    load_in_8bit: bool = option(
-        False, "Frozen linear layers of encoders, under LoRA or cached, in 8 bits a weight (bitsandbytes)."
-    )
+    load_in_8bit: bool = option(False, "Linear layers of frozen encoders in 8 bits a weight (bitsandbytes).")
     load_in_4bit: bool = option(False, "As --load_in_8bit, in 4 bits (nf4).")
 
 

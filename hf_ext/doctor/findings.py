@@ -9,7 +9,7 @@ from pathlib import Path
 from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
-from ..speedups.lora import asked_bits
+from ..speedups.encoder_precision import asked_bits
 from ..speedups.optimizers import BITSANDBYTES
 from ..tasks.sketch import Finding, Level
 from .gather import Facts

@@ -319,7 +319,7 @@ class AffinityModel(PreTrainedModel):
 
         The towers are ordinary ones afterwards that train in full, so that their weights are saved with the model and
         are never taken for those of the encoder they came from. Predictions are the same up to rounding. A base in half
-        precision, 8 or 4 bits is read again first; of bits, predictions change by what they rounded.
+        precision is read again first.
 
         Raises:
             ArgumentError: no tower has adapters.

@@ -20,7 +20,6 @@ from ..errors import ArgumentError
 from ..optional import require
 
 BITS = (8, 4)
-BLOCK = 64  # weights that share a scale in 4 bits
 # Parts of names of what stays as it is: what is new or decides alone, and is small. ESM's contact head would fail, and
 # T5 casts its states to the dtype of `wo`, which transformers leaves in float32, too.
 HEADS = (
@@ -79,16 +78,14 @@ def computing_in_float32(encoder: nn.Module) -> Iterator[None]:
 
 
 def is_rounded(model: nn.Module) -> bool:
-    """Whether frozen layers of `model` are in half precision, 8 or 4 bits."""
-    return bool(quantized_layers(model)) or any(isinstance(module, HalfLinear) for module in model.modules())
+    """Whether frozen layers of `model` are in half precision."""
+    return any(isinstance(module, HalfLinear) for module in model.modules())
 
 
 def quantize_linear_layers(
     model: nn.Module, bits: int, skip: Collection[str] = HEADS, device: torch.device | str | None = None
 ) -> list[str]:
     """Stores the frozen linear layers of `model` in `bits` bits per weight, in place; returns their names.
-
-    Adapters of PEFT stay where they are, around the layers; nothing can be merged into these any more.
 
     Args:
         model: an encoder, or a model with one; on any device.
@@ -105,7 +102,12 @@ def quantize_linear_layers(
     if bits not in BITS:
         raise ArgumentError(f"{bits} bits: frozen layers are stored in {' or '.join(map(str, BITS))} bits.")
     library: Any = require("bitsandbytes.nn", "quantization", "weights in 8 or 4 bits (--load_in_8bit, --load_in_4bit)")
-    found = dict(find_frozen_layers(model, skip))
+    found = {
+        name: layer
+        for name, layer in model.named_modules()
+        if type(layer) is nn.Linear and layer.weight.is_floating_point()
+        if not any(p.requires_grad for p in layer.parameters()) and not {*skip}.intersection(name.split("."))
+    }
     for name, layer in found.items():
         weight, shape = layer.weight.detach(), (layer.in_features, layer.out_features, layer.bias is not None)
         if not weight.to(torch.float16).isfinite().all():  # which bitsandbytes rounds them to first
@@ -122,28 +124,3 @@ def quantize_linear_layers(
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, stored.train(layer.training))
     return list(found)
-
-
-def find_frozen_layers(model: nn.Module, skip: Collection[str] = HEADS) -> Iterator[tuple[str, nn.Linear]]:
-    """Names and layers that `quantize_linear_layers` replaces: plain, of floats, and nothing in them trains."""
-    for name, module in model.named_modules():
-        if type(module) is not nn.Linear or not module.weight.is_floating_point():
-            continue
-        if not any(p.requires_grad for p in module.parameters()) and not {*skip}.intersection(name.split(".")):
-            yield name, module
-
-
-def quantized_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Those of bitsandbytes in the model, by name."""
-    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return {name: layer for name, layer in layers if type(layer).__module__.startswith("bitsandbytes.")}
-
-
-def quantized_bytes(model: nn.Module) -> int:
-    """Of codes and float32 scales of the model's quantised layers."""
-    total = 0
-    for layer in quantized_layers(model).values():
-        size = layer.in_features * layer.out_features
-        is_8bit = layer.weight.dtype == torch.int8
-        total += size + layer.out_features * 4 if is_8bit else size // 2 + -(-size // BLOCK) * 4
-    return total

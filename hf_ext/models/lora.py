@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import ArgumentError
 from .families import FAMILIES
-from .frozen_weights import is_rounded, quantized_layers, widen
+from .frozen_weights import is_rounded, widen
 
 logger = logging.getLogger(__name__)
 
@@ -179,20 +179,14 @@ def merged_copy(model: Any) -> Any:
     """A copy of a `PeftModel`, or of a model with `merge_adapters`, with adapters merged into the weights.
 
     Predictions are the same up to rounding (1e-5 in float32). A base that `lora_base` stored in half precision is
-    merged in float32, on the CPU: that of an `AffinityModel`, also in 8 or 4 bits, read again from its encoder, of
-    others as it was rounded.
+    merged in float32, on the CPU: that of an `AffinityModel` read again from its encoder, of others as it was rounded.
     Cost: memory for a second copy of the model.
 
     Raises:
-        ArgumentError: there are no adapters to merge, or those of a `PeftModel` stand beside a base in 8 or 4 bits.
+        ArgumentError: there are no adapters to merge.
     """
     if not has_adapters(model):
         raise ArgumentError(f"{type(model).__name__} has no adapters to merge: train with --use_peft.")
-    if isinstance(model, PeftModel) and quantized_layers(model):
-        raise ArgumentError(
-            "Adapters are not merged into weights in 8 or 4 bits: read the base again, in float32, and call "
-            "PeftModel.from_pretrained(base, FOLDER_OF_THE_ADAPTERS).merge_and_unload()."
-        )
     twin = copy.deepcopy(model)
     if is_rounded(twin):  # float32 may not fit beside the model on its device
         twin.cpu()

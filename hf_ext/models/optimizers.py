@@ -184,11 +184,6 @@ class HostOptimizer(Optimizer):
             self.wrapped.load_state_dict(state_dict)
         self._move_state()  # torch leaves some values where they were loaded to
 
-    def state_bytes(self) -> int:
-        """Bytes of the states in host memory, which the device does not hold; 0 before the first step of most."""
-        kept = (value for values in self.state.values() for value in values.values())
-        return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
-
     def _move_state(self) -> None:
         for parameter, values in self.state.items():  # one at a time, so that each frees its part of the device
             self.state[parameter] = send_to_device(values, "cpu")

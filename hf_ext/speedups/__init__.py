@@ -16,7 +16,7 @@ from . import (
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
-from .lora import HalfBase, Lora, QuantizedBase
+from .lora import HalfBase, Lora
 from .optimizers import CpuOffload, Muon
 from .precision import CpuMatmul, CpuThreads, Precision, Tf32
 from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping, OomLadder
@@ -27,7 +27,6 @@ REGISTRY: tuple[Speedup, ...] = (
     Precision,  # before parity is proven, which is in the training dtype
     CpuThreads,
     Lora,  # before anything that replaces a forward function: the layers stand where they will stay
-    QuantizedBase,  # before HalfBase, which rounds what is left in float32
     HalfBase,  # before parity is proven, on the weights as they will be
     FusedGelu,
     encoder_precision,  # before the cache, whose key holds the precision

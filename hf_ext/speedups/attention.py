@@ -26,9 +26,7 @@ from transformers.utils import is_kernels_available
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
-from ..models.lora import unwrap_peft
 from ..models.packing import PACKED_FAMILIES, find_encoders
-from ..models.replaced_forwards import is_in
 from ..optional import import_problem
 from . import encoder_precision, parity
 from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped
@@ -123,11 +121,8 @@ def apply(decision: Decision, run: Run) -> Decision:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
     kernel, asked = decision.settings["kernel"], decision.settings["asked"]
-    reader = _find_reader(run)
-    if reader is not None and kernel != "eager":
-        if asked:
-            raise PlanRefused(f"--attention {kernel}: {reader}. If it does not, set_attn_implementation('sdpa') first.")
-        return skipped(reader)
+    if not asked and any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(run.model)):
+        return skipped("somebody may read the scores of the model's eager attention, which no other puts out")
     swap, undo = swaps(run.model, kernel)
     found = parity.prove(run, partial(swap, run.model))
     if found and found.problem:
@@ -139,19 +134,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.change_encoders(swap)
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
-
-
-def _find_reader(run: Run) -> str | None:
-    """Who may read the scores that eager attention, which somebody chose, puts out and no other; None where nobody."""
-    model = unwrap_peft(run.model)
-    if not any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(model)):
-        return None
-    may_read = "may read the scores of the model's eager attention"
-    if run.own_loss is not None:
-        return f"the user's own loss ({run.own_loss}) {may_read}"
-    if not is_in(type(model).__module__, ("hf_ext", "transformers")):
-        return f"{type(model).__name__} {may_read}"
-    return f"who asks for output_attentions {may_read}" if model.config.output_attentions else None
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:

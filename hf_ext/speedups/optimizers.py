@@ -6,9 +6,8 @@ from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
-from ..memory.stored import gradient_bytes
 from ..processes.sharding import fsdp_version
-from .base import Context, Decision, Run, applied, off, optimizer_name, refused
+from .base import Context, Decision, applied, off, optimizer_name, refused
 from .trainer_fields import ByTrainer
 
 ADAMW = ("adamw_torch_fused", "adamw_torch")
@@ -99,7 +98,6 @@ class CpuOffload(ByTrainer):
     step, so large batches and accumulation hide them. Muon's matrix products run on the CPU, too, which takes long
     (`benchmarks/results/host_optimizer_cpu.json`). Not measured on a card.
     Conflicts: bitsandbytes and torchao optimizers, whose states stay with their kernels.
-    Evidence: pinned bytes; after training, the bytes of states that the card did not hold.
     Source: `models/optimizers.py`; ZeRO-Offload, arXiv:2101.06840; torch, `CPUOffloadPolicy` of `fully_shard`.
     """
 
@@ -121,13 +119,6 @@ class CpuOffload(ByTrainer):
                 return refused(f"{reason}: use --optim adamw_torch_fused, or no fsdp_offload_params")
             return applied(f"FSDP2 keeps weights, gradients and the states of {optimizer} on the host", {"by": "fsdp"})
         return off("not asked for by its name")
-
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Changes nothing: the optimizer is made when training starts. Records what each process will pin."""
-        if decision.settings["by"] == "fsdp" or run.model is None:
-            return decision
-        return decision.with_evidence(pinned_bytes=2 * gradient_bytes(run.model))
 
 
 def _describe(context: Context, optimizer: str) -> str:

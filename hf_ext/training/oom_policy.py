@@ -22,7 +22,7 @@ SMALLER_BATCH = (
 )
 ADVICE = (
     "What would help changes numbers or learning, so it is yours to choose, for a run that begins anew: --optim "
-    "adamw_8bit, --use_peft (with --load_in_8bit or --load_in_4bit), --max_residues, a smaller model; "
+    "adamw_8bit, --use_peft, --max_residues, a smaller model; "
     "--activation_checkpointing true changes neither. Where there is more room, the same command with --resume auto "
     "goes on from the last checkpoint."
 )

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import EsmForSequenceClassification
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.frozen_weights import quantize_linear_layers, quantized_bytes, quantized_layers
+from hf_ext.models.frozen_weights import quantize_linear_layers
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -30,11 +30,11 @@ def run(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.01), (4, 0.15)])
 def test_outputs_and_gradients_are_off_by_what_so_many_bits_leave_and_codes_take_their_bytes(bits, error):
     stored, exact = make_layer(), make_layer()
-    assert quantize_linear_layers(stored, bits) == [*quantized_layers(stored)] == ["0"]
+    assert quantize_linear_layers(stored, bits) == ["0"]
     weight = stored[0].weight
     scales = weight.SCB if bits == 8 else weight.quant_state.absmax
     by_hand = {8: 96 * 320 + 4 * 96, 4: 96 * 320 // 2 + 4 * 480}[bits]
-    assert weight.nbytes + scales.nbytes == quantized_bytes(stored) == by_hand
+    assert weight.nbytes + scales.nbytes == by_hand
     for found, expected in zip(run(stored), run(exact)):
         assert error / 4 < (found - expected).norm() / expected.norm() < error
 

@@ -74,7 +74,6 @@ ASKED = {
     "lora": ({"use_peft": True}, "give --use_peft: it changes what is learned"),
     "muon": ({"speedups": ["muon"]}, None),
     "cpu_offload": ({"speedups": ["cpu_offload"]}, None),
-    "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
     "oom_ladder": ({"oom_policy": "step_down"}, None),
     "batch_size": ({"effective_batch_size": 64}, "--effective_batch_size"),
@@ -131,11 +130,8 @@ FACTS = [
     ("lora_base", {}, "skipped", "no LoRA"),
     ("lora_base", {"use_peft": True, **FSDP}, "skipped", "spread over processes"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, **FSDP}, "refused", "use DDP"),
-    ("lora_base", {"use_peft": True, "load_in_4bit": True}, "skipped", "stores the frozen weights in 4 bits"),
-    ("quantized_base", {"load_in_8bit": True}, "refused", "give --use_peft, or keep encoders frozen"),
-    ("quantized_base", {"use_peft": True, "load_in_8bit": True, "load_in_4bit": True}, "refused", "give one of the"),
-    ("quantized_base", {"use_peft": True, "load_in_8bit": True, "hardware": "cpu"}, "refused",
-     "not for training on a CPU"),
+    ("encoder_precision", {"use_peft": True, "load_in_8bit": True}, "refused", "BitsAndBytesConfig"),
+    ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "load_in_4bit": True}, "refused", "give one of the"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True}, "applied", "linear layers in 8 bits"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "data": DataFacts()}, "refused", "no training rows"),
     ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "without": ["encoder_precision"]}, "refused",
@@ -368,7 +364,7 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     assert order["fused_gelu"] < order["encoder_precision"] < order["embedding_cache"] < order["batch_size"]
     for earlier in ("precision", "encoder_precision", "lora"):  # parity is proven in the dtype and on the layers to be
         assert order[earlier] < order["attention"]
-    assert order["lora"] < order["quantized_base"] < order["lora_base"] < order["fused_gelu"]
+    assert order["lora"] < order["lora_base"] < order["fused_gelu"]
     assert order["precision"] < order["lora_base"] < order["attention"]
     assert order["attention"] < order["packing"] < order["masked_lm_head"]
     assert order["muon"] < order["sharding"]
@@ -502,7 +498,6 @@ def trains_contacts(model):
         ("compile", {}, {"speedups": ["compile"]}, "applied", ""),
         ("muon", {"VERSION": "1"}, MUON, "refused", ""),
         ("muon", {}, MUON, "applied", ""),
-        ("quantized_base", {}, {"use_peft": True, "load_in_8bit": True}, "refused", "split frozen weights over"),
         ("cpu_offload", {}, HOST, "refused", "fsdp2_offload.yaml"),
         ("cpu_offload", {}, {}, "off", ""),
         (
@@ -534,7 +529,6 @@ OFFLOADED = {"stage": 3, "offload": True}
         ("precision", {"speedups": ["all"]}, "skipped", "accelerate launch --mixed_precision bf16"),
         ("muon", MUON, "refused", "ZeRO hands the optimizer flat slices"),
         ("cpu_offload", {"stage": 3, **HOST}, "refused", "--offload_optimizer_device cpu"),
-        ("quantized_base", {"use_peft": True, "load_in_8bit": True}, "refused", "FSDP and ZeRO split"),
     ],
 )
 def test_under_zero(name, given, status, words):
