@@ -24,11 +24,11 @@ BUDGET = {
     "hub": (368, 6),
     "masked_lm": (559, 8),
     "memory": (612, 7),
-    "models": (2602, 25),
+    "models": (2578, 24),
     "pde": (1174, 16),
     "processes": (186, 3),
     "reporting": (2209, 21),
-    "speedups": (1619, 16),
+    "speedups": (1605, 16),
     "tasks": (469, 3),
     "training": (2145, 21),
 }

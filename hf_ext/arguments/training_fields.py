@@ -45,7 +45,7 @@ class SpeedArguments:
         "given, decides instead.",
     )
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
-    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = option(
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "sdpa", "eager"] = option(
         "auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware."
     )
     oom_policy: Literal["stop", "step_down"] = option(

@@ -45,7 +45,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         "bitsandbytes": asked_bits(facts.args) is not None
         or getattr(facts.args.optim, "value", facts.args.optim) in BITSANDBYTES,
         "deepspeed": bool(facts.args.deepspeed),
-        "flash-attn": facts.args.attention in ("flash_attention_2", "faesm"),
+        "flash-attn": facts.args.attention == "faesm",
     }
     for package in facts.packages:
         if package.problem and (package.is_required or asked.get(package.name)):

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..data.varlen_layout import BatchLayout, VarlenLayout
 from ..models.blocks import block_lists, find_base_layers
-from ..models.frozen_weights import HalfLinear
+from ..models.lora import HalfLinear
 from ..models.packing import find_encoders, is_packed, pack_encoders
 
 HALF = torch.bfloat16  # float16 takes as much

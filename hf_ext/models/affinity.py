@@ -15,10 +15,9 @@ from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
-from .encoders import build_encoder, load_encoder, set_trainable
-from .frozen_weights import computing_in_float32, is_rounded, quantize_linear_layers
+from .encoders import build_encoder, computing_in_float32, load_encoder, set_trainable
 from .head import HeadEnsemble, RegressionHead, merge_windows, pool
-from .lora import merge_layers
+from .lora import is_rounded, merge_layers
 from .losses import regression_loss
 from .postprocess import StackedRidge, calibrate, stacks_ridge
 from .process_settings import replaced
@@ -142,9 +141,7 @@ class AffinityModel(PreTrainedModel):
         """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
         for index, spec in enumerate(self.config.encoder_specs):
             if str(index) not in self.encoders:
-                encoder: Any = load_encoder(spec, self.encoder_dtype)
-                if self.config.encoder_bits is not None:
-                    quantize_linear_layers(encoder, self.config.encoder_bits, device=self.device)
+                encoder: Any = load_encoder(spec, self.encoder_dtype, self.config.encoder_bits, self.device)
                 encoder = encoder.to(self.device).eval()
                 for transform in self._encoder_transforms:
                     transform(encoder)

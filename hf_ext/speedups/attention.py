@@ -2,8 +2,7 @@
 
 Class N. Choices of `--attention`:
 - `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
-- `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the package flash-attn, or what
-  `kernels` downloads in its place.
+- `varlen`: torch's flash attention on unpadded sequences.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
 - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/attention.py`).
 - `faesm`: the faesm library's flash attention for ESM (`models/faesm_bridge.py`), from 8.0 with flash-attn.
@@ -21,7 +20,6 @@ from typing import Any
 
 from torch import nn
 from transformers.models.esm.modeling_esm import EsmModel
-from transformers.utils import is_kernels_available
 
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
@@ -36,7 +34,7 @@ NAME = "attention"
 KIND: Kind = "N"
 FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
-PACKED = ("blocked", "padded", "varlen", "flash_attention_2")  # kernels that take unpadded sequences
+PACKED = ("blocked", "padded", "varlen")  # kernels that take unpadded sequences
 
 
 def decide(context: Context) -> Decision:
@@ -66,7 +64,7 @@ def _decide_auto(context: Context) -> Decision:
         return skipped("without packing, transformers' SDPA is the best there is")
     if context.low_padding:
         return skipped(f"{context.low_padding}: transformers' SDPA is the best there is")
-    problem = _flash_problem(context) or _missing("torch.nn.attention.varlen")
+    problem = _flash_problem(context)
     if problem or not set(WITHOUT_BIAS) & set(context.model.families):
         reason = problem or "T5's bias has no flash kernel"
         return applied(f"SDPA, with padding around attention only: {reason}", {"kernel": "padded", "asked": False})
@@ -80,27 +78,14 @@ def _problem(asked: str, context: Context) -> str | None:
             return "the model has no ESM encoder"
         problem = faesm_problem(context.hardware)
         return problem and f"{problem}: use --attention auto"
-    if asked in ("varlen", "flash_attention_2"):
-        families = set(context.model.families)
-        if not families & set(WITHOUT_BIAS) or (asked == "flash_attention_2" and "t5" in families):
+    if asked == "varlen":
+        if not set(context.model.families) & set(WITHOUT_BIAS):
             return "T5's relative bias has no flash kernel: use --attention auto"
-        missing = _missing("torch.nn.attention.varlen") if asked == "varlen" else _missing_flash_attn()
-        problem = _flash_problem(context) or missing
+        problem = _flash_problem(context)
         return problem and f"{problem}: use --attention auto"
     if asked == "blocked" and context.hardware.kind != "cpu":
         return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
     return None
-
-
-def _missing(package: str) -> str | None:
-    problem = import_problem(package)
-    return problem and f"{package}: {problem}"
-
-
-def _missing_flash_attn() -> str | None:
-    """Why transformers finds neither the package nor, through `kernels`, the Hub's build of it."""
-    from_hub = import_problem("kernels") is None and is_kernels_available()
-    return None if from_hub else _missing("flash_attn")
 
 
 def _flash_problem(context: Context) -> str | None:
@@ -111,7 +96,8 @@ def _flash_problem(context: Context) -> str | None:
         return f"flash attention needs compute capability 8.0, {hardware.name} {have}"
     if not any(module.decide(context).status == "applied" for module in (Precision, encoder_precision)):
         return "flash attention needs bf16 or fp16, this run is in float32"
-    return None
+    missing = import_problem("torch.nn.attention.varlen")
+    return missing and f"torch.nn.attention.varlen: {missing}"
 
 
 def apply(decision: Decision, run: Run) -> Decision:

@@ -6,7 +6,7 @@ Evidence: up to 32 distinct training sequences are encoded both ways; the roundi
 spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
 harmless for a varied set can drown them: above 5 % of the spread, or where a probe overflows, the encoders stay in
 float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
-With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (`models/frozen_weights.py`) and
+With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (bitsandbytes) and
 dequantised at each use, 1 or 0.56 bytes a weight. The same noise decides; above the bound the run is refused, with the
 number; `--bf16 false` leaves half precision out. The saved model keeps bits and
 precision, and predicts with them.

@@ -15,10 +15,7 @@ from ..errors import PlanRefused
 from ..memory.stored import optimizer_bytes, trained
 from ..models.blocks import find_base_layers
 from ..models.families import FAMILIES
-from ..models.frozen_weights import (
-    narrow,
-)
-from ..models.lora import LoraSettings, has_adapters, wrap_with_lora
+from ..models.lora import LoraSettings, has_adapters, narrow, wrap_with_lora
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import Precision
 

@@ -158,8 +158,8 @@ class OomLadder(ByTrainer):
     (activations recomputed, 8-bit states, quantised or frozen weights) is named in the error, never taken. Evaluations
     and optimizer steps that do not fit end the run.
     Hardware: any; one process. Of several, those that have room would wait for one that begins again: there the run
-    ends with a message that names a smaller batch. Trainer's `--auto_find_batch_size` begins anew instead, with fewer
-    rows in a step.
+    ends with a message that names a smaller batch. Trainer's `--auto_find_batch_size`, of one process too, begins anew
+    with fewer rows in a step instead.
     Cost: random states kept once per optimizer step (about 20 microseconds).
     Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_executable_batch_size` begins anew.
     """
@@ -177,7 +177,7 @@ class OomLadder(ByTrainer):
         elif are_weights_split(args):
             problem = "weights are split over processes, which wait for each other in a step: take fewer rows at a time"
         elif context.world_size > 1:
-            problem = "several processes wait for each other within a step: --auto_find_batch_size begins anew instead"
+            problem = "several processes wait for each other within a step: take fewer rows at a time"
         if problem:
             return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
         return applied("a step that does not fit is made again with fewer rows at a time")

@@ -1,7 +1,6 @@
 """What is decided from facts alone, for machines that need not be present; and what an applied decision sets."""
 
 import inspect
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 
 from hf_ext.hardware import describe_hardware
-from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
 from hf_ext.speedups import (
     REGISTRY,
@@ -151,7 +149,7 @@ FACTS = [
     ("cpu_offload", {"speedups": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
     ("oom_ladder", {"oom_policy": "step_down", "auto_find_batch_size": True}, "refused", "leave it out"),
     ("oom_ladder", {"preset": "max_speed"}, "applied", ""),
-    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "--auto_find_batch_size begins anew"),
+    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "take fewer rows at a time"),
     ("oom_ladder", {"oom_policy": "step_down", "world_size": 2}, "refused", ""),
     ("compile", {"hardware": "T4"}, "applied", "2 EsmLayer, block by block on T4"),
     ("compile", {"hardware": "cpu"}, "skipped", ""),
@@ -175,7 +173,6 @@ FACTS = [
     ("attention", {"attention": "varlen", "model": T5}, "refused", "T5's relative bias has no flash kernel"),
     ("attention", {"attention": "varlen", "model": replace(ESM, families=("esm", "t5"))}, "applied", ""),
     ("attention", {"attention": "varlen", "speedups": [], "bf16": True}, "applied", ""),
-    ("attention", {"attention": "flash_attention_2"}, "refused", "flash_attn: is not installed: use --attention auto"),
     ("attention", {"attention": "blocked"}, "refused", "made for CPUs, and A100-40GB has faster kernels"),
     ("attention", {"attention": "faesm", "model": T5}, "refused", "the model has no ESM encoder"),
     ("attention", {"attention": "faesm", "hardware": "cpu", "speedups": []}, "refused",
@@ -224,12 +221,8 @@ FACTS = [
 
 
 @pytest.mark.parametrize(("name", "where", "status", "words"), FACTS)
-def test_facts_decide_and_say_why(monkeypatch, name, where, status, words):
-    if where.get("attention") == "flash_attention_2":
-        monkeypatch.setitem(sys.modules, "flash_attn", None)
-        import_problem.cache_clear()
+def test_facts_decide_and_say_why(name, where, status, words):
     decision = decide(name, **where)
-    import_problem.cache_clear()
     assert decision.status == status
     assert words in decision.reason
 
@@ -493,7 +486,6 @@ def trains_contacts(model):
         ("sharding", {}, {"optim": "adafactor"}, "refused", "--optim adafactor cannot step"),
         ("sharding", {}, {"optim": "sgd", "activation_checkpointing": True}, "applied", ""),
         ("sharding", RECOMPUTES, {}, "applied", ""),
-        ("sharding", RECOMPUTES, {"activation_checkpointing": True}, "refused", ""),
         ("compile", RECOMPUTES, {"speedups": ["compile"]}, "refused", "activation checkpointing"),
         ("compile", {}, {"speedups": ["compile"]}, "applied", ""),
         ("muon", {"VERSION": "1"}, MUON, "refused", ""),

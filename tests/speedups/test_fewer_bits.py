@@ -17,8 +17,7 @@ from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_d
 from hf_ext.affinity.predictor import AffinityPredictor, load_model
 from hf_ext.errors import CheckpointError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.frozen_weights import HalfLinear
-from hf_ext.models.lora import LoraSettings, merged_copy, wrap_with_lora
+from hf_ext.models.lora import HalfLinear, LoraSettings, merged_copy, wrap_with_lora
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
