@@ -54,7 +54,7 @@ from .training.nan_guard import NanGuard
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run
-from .training.progress import HostSteps, SpeedLine
+from .training.progress import SpeedLine
 from .training.stop import Stopper, keep_from_workers
 from .training.watchers import CollapseAlarm, EarlyStopping
 from .training_args import complete_arguments
@@ -132,7 +132,6 @@ class FastTrainer(Trainer):
             throughput=throughput,
             speed_line=SpeedLine(self),
             run_clock=RunClockCallback(),
-            host_steps=HostSteps(self),
             loaders=Loaders(self),
             masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
             nan_guard=NanGuard(self, planned.run.padding),
@@ -216,10 +215,9 @@ class FastTrainer(Trainer):
     def _ext_train_and_copy(self, train: Callable[[], Any], around: AbstractContextManager[None]) -> Any:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
         try:
-            with self._ext_planned.measuring():
-                self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables
-                with around:
-                    output = train()
+            self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables
+            with around:
+                output = train()
         except RunEnded:
             self._ext_saver.finish_copies()
             raise

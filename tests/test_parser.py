@@ -300,7 +300,7 @@ def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
     assert args.speedups == ["all"]
     assert args.full_determinism
     rounding = {speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"}
-    assert set(args.without) == rounding - {"quantized_base"}  # which comes by the user's own word alone
+    assert set(args.without) == rounding
 
 
 def test_presets_compose_and_the_later_one_wins():

@@ -82,7 +82,7 @@ def oldest(package: str) -> Version:
 
 
 def test_torch_counts_no_flops_of_attention_on_cpus():
-    """Else `flop_counter` of `models/cpu_attention.py` may go. torch 2.15 counts them."""
+    """Else `flop_counter` of `models/attention.py` may go. torch 2.15 counts them."""
     assert oldest("torch") < Version("2.15")
     if Version(torch.__version__) >= Version("2.15"):
         return
@@ -111,7 +111,7 @@ DIVIDES = ("esmc", "modernbert")
 
 @pytest.mark.parametrize("name", MASKED_LMS)
 def test_which_losses_divide_by_the_items_of_the_whole_batch(name):
-    """What `models/exact_loss.py` says of them."""
+    """What `models/losses.py` says of them."""
     torch.manual_seed(0)
     model = FAMILIES[name][0]().eval()
     ids = torch.tensor([[5, 6, 7, 8]])

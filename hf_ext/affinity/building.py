@@ -14,9 +14,8 @@ from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
 from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
-from ..models.encoder_choice import choose_encoder
 from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
-from ..models.families import FAMILIES, limit_of_positions
+from ..models.families import FAMILIES, choose_encoder, limit_of_positions
 from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
 from .arguments import AffinityArguments

@@ -45,14 +45,14 @@ class SpeedArguments:
         "given, decides instead.",
     )
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
-    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = option(
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "sdpa", "eager"] = option(
         "auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware."
     )
 
 
 @dataclass(repr=False)
 class LoraArguments:
-    """Adapters beside a frozen base, and the bits of that base."""
+    """Adapters beside a frozen base, and the bits of frozen encoders."""
 
     _argument_group_name = "model"
 
@@ -66,9 +66,7 @@ class LoraArguments:
     lora_kwargs: dict[str, Any] | str | None = option(
         None, """Other arguments of peft.LoraConfig, as JSON: '{"use_dora": true}'."""
     )
-    load_in_8bit: bool = option(
-        False, "Frozen linear layers of encoders, under LoRA or cached, in 8 bits a weight (bitsandbytes)."
-    )
+    load_in_8bit: bool = option(False, "Linear layers of frozen encoders in 8 bits a weight (bitsandbytes).")
     load_in_4bit: bool = option(False, "As --load_in_8bit, in 4 bits (nf4).")
 
 

@@ -17,7 +17,6 @@ from ..checkpoints.weights import export_bytes
 from ..hardware import Hardware
 from ..memory.forecast import MemoryModel, TrainConfig
 from ..memory.report import MemoryReport, report_memory
-from ..memory.stored import Base
 from ..models.attention import KERNELS
 from ..models.packing import pack_encoders
 from ..plan import Plan
@@ -240,7 +239,7 @@ def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) ->
         # Of every n-th layer, what all of them hold is the bound.
         recomputes=recomputes(args) and (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1) == 1,
         half=plan.applied("precision"),
-        base=_base(plan),
+        has_half_base=plan.applied("lora_base"),
         optimizer=optimizer_name(args),
         is_muon=plan.applied("muon"),
         on_host=plan.applied("cpu_offload"),
@@ -270,12 +269,6 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
         pack_encoders(model)
     if plan.applied("masked_lm_head"):
         label_only(model)
-
-
-def _base(plan: Plan) -> Base:
-    if plan.applied("quantized_base"):
-        return "8-bit" if plan["quantized_base"].settings["bits"] == 8 else "4-bit"
-    return "half" if plan.applied("lora_base") else "as it is"
 
 
 def predict_disk(stage: Stage, plan: Plan, schedule: Schedule | None) -> tuple[Sizes, int, int]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
-from ..speedups.cpu_offload import BITSANDBYTES
-from ..speedups.stored_base import asked_bits
+from ..speedups.encoder_precision import asked_bits
+from ..speedups.optimizers import BITSANDBYTES
 from ..tasks.sketch import Finding
 from .gather import Facts
 from .machine import COLAB_DRIVE
@@ -43,7 +43,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         "bitsandbytes": asked_bits(facts.args) is not None
         or getattr(facts.args.optim, "value", facts.args.optim) in BITSANDBYTES,
         "deepspeed": bool(facts.args.deepspeed),
-        "flash-attn": facts.args.attention in ("flash_attention_2", "faesm"),
+        "flash-attn": facts.args.attention == "faesm",
     }
     for package in facts.packages:
         if package.problem and (package.is_required or asked.get(package.name)):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..checkpoints.retention import GB
 from ..memory.report import MemoryReport, format_memory
 from ..models.configuration import Training
-from ..models.encoder_choice import choose_encoder
+from ..models.families import choose_encoder
 from ..reporting import units
 from ..reporting.data_section import summarize_data
 from ..reporting.tables import format_table

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..data.varlen_layout import BatchLayout, VarlenLayout
 from ..models.blocks import block_lists, find_base_layers
-from ..models.frozen_weights import HalfLinear
+from ..models.lora import HalfLinear
 from ..models.packing import find_encoders, is_packed, pack_encoders
 
 HALF = torch.bfloat16  # float16 takes as much
@@ -79,7 +79,7 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
     compiled layers, whose code is no part of the module.
 
     Args:
-        is_narrow: frozen layers that could be stored in fewer bits are used in half precision without a copy of it.
+        is_narrow: frozen layers beside adapters are stored in half precision.
 
     Raises:
         TypeError, RuntimeError: the model holds what cannot be copied.
@@ -101,7 +101,8 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
             in_turn = isinstance(part.layers, nn.Sequential)
             memo[id(part.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
-    _store_base(made, is_narrow)
+    if is_narrow:
+        _store_base(made)
     return made
 
 
@@ -117,19 +118,9 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(fake, requires_grad=tensor.requires_grad)
 
 
-def _store_base(model: nn.Module, is_narrow: bool) -> None:
-    """Stores frozen linear layers in the precision that they are used in: beside adapters, and those of 8 and 4 bits.
-
-    Codes and scales are counted by formula (`stored.py`), and are not here; their kernels know no fake tensors.
-    """
-    layers: list[Any] = find_base_layers(model) if is_narrow else []
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            coded: Any = child
-            if hasattr(coded, "bits") and hasattr(coded, "scales"):
-                layers.append(nn.Linear(coded.in_features, coded.out_features, bias=coded.bias is not None))
-                setattr(module, name, layers[-1].requires_grad_(False))
-    for layer in layers if is_narrow else []:
+def _store_base(model: nn.Module) -> None:
+    """Stores frozen linear layers beside adapters in the precision that they are used in."""
+    for layer in find_base_layers(model):
         layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
         layer.__class__ = HalfLinear
 

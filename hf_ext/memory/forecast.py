@@ -21,7 +21,7 @@ from ..data.varlen_layout import BatchLayout
 from ..models.blocks import find_base_layers
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
-from .stored import HALF_BYTES, WEIGHT_BYTES, Base, gradient_bytes, optimizer_bytes, weight_bytes
+from .stored import gradient_bytes, optimizer_bytes, weight_bytes
 
 # A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
 MANY_ROWS = 1009
@@ -44,7 +44,7 @@ class TrainConfig:
         rows: of one pass on one device.
         recomputes: layers are computed again in the backward pass, also where the model does not say so itself.
         half: under autocast to bf16 or fp16.
-        base: how frozen linear layers beside adapters are stored.
+        has_half_base: frozen linear layers beside adapters are stored in half precision.
         optimizer: a value of Trainer's `--optim`.
         is_muon: Muon steps the matrices of encoder layers.
         on_host: the optimizer's states lie in host memory.
@@ -54,7 +54,7 @@ class TrainConfig:
     rows: int
     recomputes: bool = False
     half: bool = False
-    base: Base = "as it is"
+    has_half_base: bool = False
     optimizer: str = "adamw_torch_fused"
     is_muon: bool = False
     on_host: bool = False
@@ -132,7 +132,7 @@ class MemoryModel:
 
     @cached_property
     def base_layers(self) -> list[Any]:
-        """Frozen linear layers beside adapters, which could be stored in fewer bits."""
+        """Frozen linear layers beside adapters, which could be stored in half precision."""
         return find_base_layers(self.model)
 
     def timeline(self, config: TrainConfig) -> Timeline:
@@ -142,8 +142,7 @@ class MemoryModel:
             CANNOT_TRACE: the model does not compute on tensors without values; and whatever else it raises.
         """
         rows = MANY_ROWS if self.scales else config.rows
-        # The same operations in 16 bits, in 8 and in 4: stored weights are not in a timeline.
-        key = (config.recomputes, config.half, config.half and config.base != "as it is", rows)
+        key = (config.recomputes, config.half, config.half and config.has_half_base, rows)
         if key not in self.timelines:
             self.timelines[key] = self._run_pass(*key)
         found = self.timelines[key]
@@ -164,20 +163,16 @@ class MemoryModel:
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
         """Bytes of weights, of the optimizer's states wherever they lie, and of what a step of it makes besides."""
         states = optimizer_bytes(self.model, config.optimizer, config.is_muon)
-        return weight_bytes(self.model, config.base, self.base_layers), *states
+        return weight_bytes(self.model, self.base_layers if config.has_half_base else ()), *states
 
     def forecast(self, config: TrainConfig) -> Forecast:
         """The fullest moment of a step; see `timeline` for errors and cost."""
         weights, states, working = self.stored(config)
         peak = self.timeline(config).peak(self.all_gradients if config.passes > 1 else 0)
-        activations = peak.activations
-        if config.base in ("8-bit", "4-bit"):  # a layer that is used is there in full
-            largest = max((layer.weight.numel() for layer in self.base_layers), default=0)
-            activations += largest * (HALF_BYTES if config.half else WEIGHT_BYTES)
         buckets = self.all_gradients if self.sends_gradients else 0
         if config.on_host:  # which steps tensor by tensor, fused
             states, working = 0, 0
-        backward = Forecast(weights, peak.gradients, states, activations, buckets)
+        backward = Forecast(weights, peak.gradients, states, peak.activations, buckets)
         step = Forecast(weights, self.all_gradients, states, working, buckets, "optimizer step")
         return max(backward, step, key=lambda found: found.peak)
 

@@ -50,30 +50,24 @@ NUMERICS = "other numerics"
 # In the order in which they are tried. Layers that are computed again leave every number as it is, for up to a third of
 # the time.
 RECOMPUTE = Switch("--activation_checkpointing true", "layers", {"recomputes": True})
-HALF_BASE = Switch("--speedups all lora_base", "base", {"base": "half"})
+HALF_BASE = Switch("--speedups all lora_base", "base", {"has_half_base": True})
 HALF = Switch("--speedups all precision", "precision", {"half": True}, NUMERICS)
 STATES = Switch("--optim adamw_8bit", "states", {"optimizer": "adamw_8bit"}, NUMERICS)
-BASE_8 = Switch("--load_in_8bit true", "base", {"base": "8-bit"}, NUMERICS)
-BASE_4 = Switch("--load_in_4bit true", "base", {"base": "4-bit"}, NUMERICS)
 HOST = Switch("--speedups all cpu_offload", "states", {"on_host": True})
 
 
 def find_switches(memory: MemoryModel, config: TrainConfig) -> list[Switch]:
     """Those that would change something, in the order in which they are tried."""
-    on_gpu = memory.kind != "cpu"
-    has_adapters = config.base == "as it is" and bool(memory.base_layers)
     trains_much = memory.all_gradients > memory.forecast(config).peak // 50
     is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
     changes = {
         RECOMPUTE.option: not config.recomputes and getattr(memory.model, "supports_gradient_checkpointing", False),
-        HALF_BASE.option: has_adapters and config.half,
+        HALF_BASE.option: config.half and not config.has_half_base and bool(memory.base_layers),
         HALF.option: memory.has_half and not config.half,
         STATES.option: is_adamw and trains_much,
-        BASE_8.option: has_adapters and on_gpu,
-        BASE_4.option: has_adapters and on_gpu,
-        HOST.option: is_adamw and trains_much and on_gpu,
+        HOST.option: is_adamw and trains_much and memory.kind != "cpu",
     }
-    switches = (RECOMPUTE, HALF_BASE, HALF, STATES, BASE_8, BASE_4, HOST)
+    switches = (RECOMPUTE, HALF_BASE, HALF, STATES, HOST)
     return [switch for switch in switches if changes[switch.option]]
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import nn
 
-from ..models.muon import block_matrices
+from ..models.optimizers import block_matrices
 
-Base = Literal["as it is", "half", "8-bit", "4-bit"]
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, HALF_BYTES = 4, 4, 8, 2  # AdamW has two float32 states
-SCALE_BLOCK = 64  # nf4 keeps a float32 scale per 64 weights (bitsandbytes, arXiv:2305.14314)
 # bitsandbytes keeps tensors below this size in 32 bits, and a float32 scale per 256 numbers of the others
 # (bitsandbytes/optim/optimizer.py, init_state); torchao likewise (torchao/optim/adam.py).
 SMALL_TENSOR, STATE_BLOCK, STATE_BLOCK_4BIT = 4096, 256, 128
@@ -24,20 +21,10 @@ COPY_LARGEST = ("adamw_torch_8bit", "adamw_torch_4bit", "adafactor")
 COPY_NONE = ("fused", "sgd", "lion", "ademamix", "bnb", "paged", "adamw_8bit")
 
 
-def weight_bytes(model: nn.Module, base: Base = "as it is", base_layers: Sequence[nn.Linear] = ()) -> int:
-    """Weights and buffers, each once, with `base_layers` stored as `base` says."""
+def weight_bytes(model: nn.Module, half_layers: Sequence[nn.Linear] = ()) -> int:
+    """Weights and buffers, each once, those of `half_layers` in half precision."""
     total = sum(tensor.nbytes for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
-    if base == "as it is":
-        return total
-    for layer in base_layers:
-        size, rows = layer.weight.numel(), layer.out_features
-        total -= layer.weight.nbytes
-        total += {
-            "half": size * HALF_BYTES,
-            "8-bit": size + rows * WEIGHT_BYTES,
-            "4-bit": size // 2 + -(-size // SCALE_BLOCK) * WEIGHT_BYTES,
-        }[base]
-    return total
+    return total - sum(layer.weight.nbytes - layer.weight.numel() * HALF_BYTES for layer in half_layers)
 
 
 def gradient_bytes(model: nn.Module) -> int:

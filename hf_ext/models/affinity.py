@@ -15,12 +15,10 @@ from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
-from .encoders import build_encoder, load_encoder, set_trainable
-from .frozen_weights import computing_in_float32, is_rounded, quantize_linear_layers
-from .head import HeadEnsemble, RegressionHead
-from .lora import merge_layers
+from .encoders import build_encoder, computing_in_float32, load_encoder, set_trainable
+from .head import HeadEnsemble, RegressionHead, pool
+from .lora import is_rounded, merge_layers
 from .losses import regression_loss
-from .pooling import pool
 from .postprocess import StackedRidge, calibrate, stacks_ridge
 from .process_settings import replaced
 
@@ -143,9 +141,7 @@ class AffinityModel(PreTrainedModel):
         """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
         for index, spec in enumerate(self.config.encoder_specs):
             if str(index) not in self.encoders:
-                encoder: Any = load_encoder(spec, self.encoder_dtype)
-                if self.config.encoder_bits is not None:
-                    quantize_linear_layers(encoder, self.config.encoder_bits, device=self.device)
+                encoder: Any = load_encoder(spec, self.encoder_dtype, self.config.encoder_bits, self.device)
                 encoder = encoder.to(self.device).eval()
                 for transform in self._encoder_transforms:
                     transform(encoder)
@@ -317,7 +313,7 @@ class AffinityModel(PreTrainedModel):
 
         The towers are ordinary ones afterwards that train in full, so that their weights are saved with the model and
         are never taken for those of the encoder they came from. Predictions are the same up to rounding. A base in half
-        precision, 8 or 4 bits is read again first; of bits, predictions change by what they rounded.
+        precision is read again first.
 
         Raises:
             ArgumentError: no tower has adapters.

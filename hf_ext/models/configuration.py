@@ -8,9 +8,8 @@ from typing import Any, Literal
 from transformers import PretrainedConfig
 
 from ..errors import ArgumentError
-from .head import HEADS, ONE_LAYER
+from .head import HEADS, ONE_LAYER, POOLINGS
 from .losses import LOSSES
-from .pooling import POOLINGS
 
 Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "mean_tokens", "cls", "max"]
@@ -69,7 +68,7 @@ class AffinityConfig(PretrainedConfig):
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.
-        encoder_bits: 8 or 4 where frozen encoders' linear layers are stored so, see `hf_ext.models.frozen_weights`.
+        encoder_bits: 8 or 4 where frozen encoders' linear layers are stored so, see `load_encoder`.
         is_scaled: whether label and embedding scales have been measured.
         save_full: save frozen encoders' weights too, instead of their id, revision and fingerprint.
 

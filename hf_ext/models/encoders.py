@@ -10,11 +10,19 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
 from ..data.formats import irregular_kind
 from ..errors import ArgumentError
+from ..optional import require
 from ..pretrained import check_folder, reading
 from ..processes.sharding import whole_weights
 from .configuration import EncoderSpec, Training
@@ -99,11 +107,22 @@ def _commit(spec: EncoderSpec) -> str | None:
     return commit if kind == "commit" and commit not in ("", "None") else None
 
 
-def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_encoder(
+    spec: EncoderSpec,
+    dtype: torch.dtype = torch.float32,
+    bits: int | None = None,
+    device: torch.device | str = "cpu",
+) -> PreTrainedModel:
     """Loads pretrained weights, without pooling layers or decoders, and adapts them for LoRA where the spec says so.
+
+    Args:
+        dtype: of the weights.
+        bits: 8 or 4 for linear layers in as many bits (LLM.int8, arXiv:2208.07339, and nf4, arXiv:2305.14314).
+        device: where these are to be; other weights come to the CPU.
 
     Raises:
         ArgumentError: not found, damaged, or not the weights whose fingerprint the spec carries, or some are missing.
+        MissingDependencyError: bits without a bitsandbytes that works here.
     """
     if spec.fingerprint and Path(spec.name_or_path).is_dir():
         found = fingerprint_weights(spec.name_or_path, None)
@@ -116,6 +135,8 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision
     settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
+    if bits is not None:
+        settings |= {"quantization_config": _quantization(bits, dtype), "device_map": {"": device}}
     remedy = "Copy it, or download it, again."
     if not Path(spec.name_or_path).is_dir():  # a folder that is here is as it was when it was named, see above
         remedy = "Restore it. (Frozen encoders are saved by reference; --save_full keeps a copy in the model folder.)"
@@ -129,6 +150,14 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
     if missing:
         raise ArgumentError(f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all).")
     return prepare_encoder(encoder, spec)
+
+
+def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """All linear layers but ESM's contact head, and T5's `wo`, to whose dtype T5 casts its states."""
+    require("bitsandbytes.nn", "quantization", "weights in 8 or 4 bits (--load_in_8bit, --load_in_4bit)")
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    chosen: dict[str, Any] = four if bits == 4 else {"load_in_8bit": True, "llm_int8_threshold": 0.0}
+    return BitsAndBytesConfig(llm_int8_skip_modules=["contact_head", "wo"], **chosen)
 
 
 @contextmanager
@@ -189,3 +218,19 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
     return {"add_pooling_layer": False} if spec.config["model_type"] in ("esm", "bert") else {}
+
+
+@contextmanager
+def computing_in_float32(encoder: torch.nn.Module) -> Iterator[None]:
+    """Within it, weights in half precision are widened, in place; afterwards they are narrowed, which loses nothing.
+
+    Cost: one pass over the weights each way, and memory for them in float32; nothing is read from disk.
+    """
+    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    for parameter, _ in halves:
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        for parameter, dtype in halves:
+            parameter.data = parameter.data.to(dtype)

@@ -33,6 +33,7 @@ from ..optional import import_problem, require
 
 _MOVED = "BaseModelOutputWithPastAndCrossAttentions"  # what faesm.esm looks for in modeling_esm
 _MASKS = "flash_attention_2"  # transformers' name for masks that stay (batch, tokens)
+OTHER_MASKS = "gives masks that faesm does not read; call model.set_attn_implementation('sdpa') first"
 
 
 def faesm_problem(hardware: Hardware | None = None) -> str | None:
@@ -134,26 +135,20 @@ def _check_encoder(encoder: Any) -> None:
     config, modules = encoder.config, [layer.attention.self for layer in encoder.layer]
     foreign = sorted({type(module).__name__ for module in modules if type(module) is not EsmSelfAttention})
     dropout = max((module.dropout for module in modules), default=0.0)
-    problem = None
-    if foreign:
-        problem = f"its attention is already replaced by {', '.join(foreign)}; use the model as transformers built it"
-    elif config.is_decoder or config.add_cross_attention:
-        problem = "it is a decoder, and faesm's attention is bidirectional; use transformers' attention"
-    elif config.position_embedding_type != "rotary":
-        problem = f"its positions are {config.position_embedding_type!r}; only 'rotary' (ESM-2) is served"
-    elif dropout:
-        problem = f"attention_probs_dropout_prob={dropout}, and faesm has no attention dropout; build it with 0.0"
-    elif config._attn_implementation not in ("sdpa", "eager", _MASKS):
-        problem = _wrong_masks(config)
-    if problem:
-        raise ArgumentError(f"faesm cannot run an ESM encoder of {len(modules)} layers: {problem}.")
-
-
-def _wrong_masks(config: Any) -> str:
-    return (
-        f"attn_implementation={config._attn_implementation!r} gives masks that faesm does not read; "
-        "call model.set_attn_implementation('sdpa') first"
-    )
+    problems = {
+        f"its attention is already replaced by {', '.join(foreign)}": foreign,
+        "it is a decoder, and faesm's attention is bidirectional": config.is_decoder or config.add_cross_attention,
+        f"its positions are {config.position_embedding_type!r}; only 'rotary' (ESM-2) is served": (
+            config.position_embedding_type != "rotary"
+        ),
+        f"attention_probs_dropout_prob={dropout}, and faesm has no attention dropout; build it with 0.0": dropout,
+        f"attn_implementation={config._attn_implementation!r} {OTHER_MASKS}": (
+            config._attn_implementation not in ("sdpa", "eager", _MASKS)
+        ),
+    }
+    for problem, applies in problems.items():
+        if applies:
+            raise ArgumentError(f"faesm cannot run an ESM encoder of {len(modules)} layers: {problem}.")
 
 
 class _FlashBridge:
@@ -208,7 +203,8 @@ class _UnpaddedEncoder(EsmEncoder):
         if attention_mask is None:
             attention_mask = hidden_states.new_ones(hidden_states.shape[:2])
         if getattr(attention_mask, "ndim", None) != 2:
-            raise ArgumentError(f"faesm's flash kernel needs masks of (batch, tokens): {_wrong_masks(self.config)}.")
+            given = f"attn_implementation={self.config._attn_implementation!r}"
+            raise ArgumentError(f"faesm's flash kernel needs masks of (batch, tokens): {given} {OTHER_MASKS}.")
         mask = attention_mask.bool()
         packed, cu_seqlens, max_seqlen, _, pad = unpad(hidden_states, mask)
         tables = tuple(table.expand(len(mask), -1, -1)[mask] for table in position_embeddings)

@@ -1,11 +1,34 @@
-"""Regression losses as sums over rows, in float32, so that any split into micro-batches gives the same gradient."""
+"""Losses as sums over items, so that any split into micro-batches gives the same gradient.
+
+Of heads of ours, and of transformers' own as sum over items / number of items in the whole effective batch.
+
+transformers 5.24 averages each micro-batch on its own. With `accepts_loss_kwargs = False` (ESM) Trainer then takes the
+mean of these means, so that a label in a short batch weighs more; without it (BERT, T5, ...: their `forward` takes any
+keyword) Trainer believes that the model has divided by the number of items and adds the means up: gradients are as many
+times too large as there are micro-batches, and as there are processes. Measured on masked language modelling in 4
+micro-batches: ESM's gradient is 41 % off, BERT's 4.5 times too long.
+Causal language models divide, but `eval_loss` is a mean of batch means; and of those whose class is not named
+`...ForCausalLM` (GPT-2) Trainer counts each row's first token, which nothing predicts, as an item: with 14 tokens a row
+the loss is 7 % too small. Image classifiers divide for single labels only.
+Those of ESM C and ModernBERT divide; what the kind is for there is `eval_loss`, a mean of batch means everywhere.
+`tests/test_upstream.py` says which divide.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch.nn import functional
+import inspect
+from typing import Any, Literal
 
-from ..errors import ArgumentError
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.loss.loss_utils import LOSS_MAPPING
+
+from ..errors import ArgumentError, DataError
+from .replaced_forwards import has_forward_of, is_from
+
+# --- regression, in float32 -------------------------------------------------------------------------------------------
+
 
 LOSSES = ("mse", "huber", "tobit", "ranking")
 
@@ -68,3 +91,138 @@ def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tens
     pairs = higher.sum(1) + higher.sum(0)
     per_row = losses.sum(1) + losses.sum(0)
     return per_row / pairs.clamp(min=1) / 2
+
+
+# --- heads of transformers --------------------------------------------------------------------------------------------
+
+
+# Items: labels that are not -100; those but for each row's first; labels of whole sequences, images, ...
+LossKind = Literal["tokens", "next_tokens", "sequences"]
+IGNORED = -100  # the label that cross entropy leaves out
+
+_FAMILIES = ("Albert", "Bert", "Electra", "Esm", "Esmc", "RoFormer", "Roberta")
+_TEXT = ("DistilBert", "GPT2", "ModernBert")
+_IMAGES = ("Beit", "ConvNext", "Dinov2", "ResNet", "Swin", "ViT")
+_CAUSAL = ("GPTNeoX", "Gemma", "Llama", "Mistral", "OPT", "Phi3", "Qwen2", "Qwen3", "SmolLM3")
+LOSS_KINDS: dict[str, LossKind] = {
+    **{f"{family}ForMaskedLM": "tokens" for family in (*_FAMILIES, "ModernBert")},
+    **{f"{family}ForTokenClassification": "tokens" for family in (*_FAMILIES, "T5")},
+    **{f"{family}ForSequenceClassification": "sequences" for family in (*_FAMILIES, *_TEXT, "T5")},
+    **{f"{family}ForImageClassification": "sequences" for family in _IMAGES},
+    **{f"{family}ForCausalLM": "next_tokens" for family in _CAUSAL},
+    "GPT2LMHeadModel": "next_tokens",
+    "T5ForConditionalGeneration": "tokens",
+}
+
+
+def find_loss_kind(model: nn.Module) -> LossKind | None:
+    """What the loss of `model` counts; None where its loss is not known to be that of a class in `LOSS_KINDS`.
+
+    A subclass is covered as long as its `forward` and its `loss_function` are those of transformers, and nobody put
+    others on the model. A model of ours that computes its loss with `exact_loss` says so by itself, as `loss_kind`.
+    """
+    for base in type(model).__mro__:
+        if base.__module__.startswith("transformers.models.") and base.__name__ in LOSS_KINDS:
+            return LOSS_KINDS[base.__name__] if has_loss_of(model, base) else None
+        if "loss_kind" in vars(base):
+            return base.loss_kind if has_forward_of(model, base) else None  # type: ignore[attr-defined]
+    return None
+
+
+def has_loss_of(model: Any, family: Any) -> bool:
+    """Whether `model` computes the loss of a class of transformers: with its forward, and the function that this calls.
+
+    transformers finds the function by the name of the class: for a subclass of another name it may be another one,
+    that of causal language models.
+    """
+    if not has_forward_of(model, family):
+        return False
+    if "loss_function" not in inspect.unwrap(family.forward).__code__.co_names:  # computed right there, as ESM-2's
+        return True
+    named = next((name for name in LOSS_MAPPING if family.__name__.endswith(name)), "ForCausalLM")
+    return model.loss_function is LOSS_MAPPING[named] and is_from(model.loss_function, ("transformers",))
+
+
+def exact_loss(
+    kind: LossKind,
+    config: Any,
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    num_items: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Sum of the losses of all items in this batch over the number of items in the whole effective batch.
+
+    Args:
+        kind: "tokens": cross entropy of `logits` (n, tokens, classes) with `labels` (n, tokens), -100 left out;
+            "next_tokens": of each position's logits with the label after it.
+            "sequences": by `config.problem_type`, found from the first labels where it is None, as in transformers:
+            mean squared error (regression), cross entropy (single label; -100 left out) or binary cross entropy
+            (several labels), of `logits` (n, num_labels).
+        config: the model's.
+        num_items: items in the effective batch; None: those in this batch.
+
+    Returns:
+        Scalar, float32 (float64 for float64 logits). Zero where there is no item at all, instead of NaN.
+
+    Raises:
+        DataError: `labels` is None.
+        ArgumentError: `config.problem_type` is none of the three.
+    """
+    if labels is None:
+        raise DataError("The training batches have no 'labels': the collator must make them.")
+    logits, labels = aligned(kind, logits, labels.to(logits.device))
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    total = _sequence_loss(config, logits, labels) if kind == "sequences" else _cross_entropy(logits, labels)
+    if num_items is None:
+        num_items = count_items(labels)
+    return total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
+
+
+def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What each row adds to `exact_loss`, so that batches of any size add up to one mean: (n, 2), float32.
+
+    Args:
+        kind, config, logits, labels: as in `exact_loss`.
+
+    Returns:
+        Summed loss and number of items of each row; of no item both are 0.
+
+    Cost: the loss once more.
+    """
+    logits, labels = aligned(kind, logits.float(), labels.to(logits.device))
+    is_whole = kind == "sequences"
+    losses = _sequence_loss(config, logits, labels, "none") if is_whole else _cross_entropy(logits, labels, "none")
+    num_rows = len(labels)
+    items = torch.ones_like(labels) if labels.is_floating_point() else labels.ne(IGNORED)
+    return torch.stack([losses.reshape(num_rows, -1).sum(1), items.reshape(num_rows, -1).float().sum(1)], dim=1)
+
+
+def aligned(kind: LossKind, logits: Any, labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """Logits and labels, position by position what predicts and what is predicted."""
+    return (logits[:, :-1], labels[:, 1:]) if kind == "next_tokens" else (logits, labels)
+
+
+def count_items(labels: torch.Tensor) -> torch.Tensor:
+    """Items in a batch: all labels that are measurements (float), of classes those that are not -100; scalar, int64."""
+    return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(IGNORED).sum()
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), reduction=reduction)
+
+
+def _sequence_loss(config: Any, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+    if config.problem_type is None:  # transformers' rule
+        classes = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        config.problem_type = "regression" if config.num_labels == 1 else classes
+    problem = config.problem_type
+    if problem == "regression":
+        return functional.mse_loss(logits.reshape(-1), labels.reshape(-1), reduction=reduction)
+    if problem == "single_label_classification":
+        return _cross_entropy(logits, labels, reduction)
+    if problem == "multi_label_classification":
+        return functional.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
+    raise ArgumentError(
+        f"problem_type={problem!r}: allowed are regression, single_label_classification, multi_label_classification."
+    )

@@ -9,28 +9,24 @@ from . import (
     attention,
     batch_size,
     compile,
-    cpu_offload,
-    cpu_threads,
     encoder_precision,
-    lora,
-    muon,
     packing,
     sharding,
 )
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
-from .precision import CpuMatmul, Precision, Tf32
-from .stored_base import HalfBase, QuantizedBase
+from .lora import HalfBase, Lora
+from .optimizers import CpuOffload, Muon
+from .precision import CpuMatmul, CpuThreads, Precision, Tf32
 from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
     Tf32,
     Precision,  # before parity is proven, which is in the training dtype
-    cpu_threads,
-    lora,  # before anything that replaces a forward function: the layers stand where they will stay
-    QuantizedBase,  # before HalfBase, which rounds what is left in float32
+    CpuThreads,
+    Lora,  # before anything that replaces a forward function: the layers stand where they will stay
     HalfBase,  # before parity is proven, on the weights as they will be
     FusedGelu,
     encoder_precision,  # before the cache, whose key holds the precision
@@ -42,8 +38,8 @@ REGISTRY: tuple[Speedup, ...] = (
     LengthGrouping,
     TokenBudget,
     DataLoading,
-    muon,  # after LoRA and the precision, which decide what there is to step
-    cpu_offload,
+    Muon,  # after LoRA and the precision, which decide what there is to step
+    CpuOffload,
     sharding,  # once no layer changes its class any more, and no weights are added
     Ddp,
     compile,  # last: it compiles what the others left

@@ -2,10 +2,9 @@
 
 Class N. Choices of `--attention`:
 - `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
-- `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the package flash-attn, or what
-  `kernels` downloads in its place.
+- `varlen`: torch's flash attention on unpadded sequences.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
-- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/cpu_attention.py`).
+- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/attention.py`).
 - `faesm`: the faesm library's flash attention for ESM (`models/faesm_bridge.py`), from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
@@ -21,14 +20,11 @@ from typing import Any
 
 from torch import nn
 from transformers.models.esm.modeling_esm import EsmModel
-from transformers.utils import is_kernels_available
 
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
-from ..models.lora import unwrap_peft
 from ..models.packing import PACKED_FAMILIES, find_encoders
-from ..models.replaced_forwards import is_in
 from ..optional import import_problem
 from . import encoder_precision, parity
 from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped
@@ -38,7 +34,7 @@ NAME = "attention"
 KIND: Kind = "N"
 FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
-PACKED = ("blocked", "padded", "varlen", "flash_attention_2")  # kernels that take unpadded sequences
+PACKED = ("blocked", "padded", "varlen")  # kernels that take unpadded sequences
 
 
 def decide(context: Context) -> Decision:
@@ -68,7 +64,7 @@ def _decide_auto(context: Context) -> Decision:
         return skipped("without packing, transformers' SDPA is the best there is")
     if context.low_padding:
         return skipped(f"{context.low_padding}: transformers' SDPA is the best there is")
-    problem = _flash_problem(context) or _missing("torch.nn.attention.varlen")
+    problem = _flash_problem(context)
     if problem or not set(WITHOUT_BIAS) & set(context.model.families):
         reason = problem or "T5's bias has no flash kernel"
         return applied(f"SDPA, with padding around attention only: {reason}", {"kernel": "padded", "asked": False})
@@ -82,27 +78,14 @@ def _problem(asked: str, context: Context) -> str | None:
             return "the model has no ESM encoder"
         problem = faesm_problem(context.hardware)
         return problem and f"{problem}: use --attention auto"
-    if asked in ("varlen", "flash_attention_2"):
-        families = set(context.model.families)
-        if not families & set(WITHOUT_BIAS) or (asked == "flash_attention_2" and "t5" in families):
+    if asked == "varlen":
+        if not set(context.model.families) & set(WITHOUT_BIAS):
             return "T5's relative bias has no flash kernel: use --attention auto"
-        missing = _missing("torch.nn.attention.varlen") if asked == "varlen" else _missing_flash_attn()
-        problem = _flash_problem(context) or missing
+        problem = _flash_problem(context)
         return problem and f"{problem}: use --attention auto"
     if asked == "blocked" and context.hardware.kind != "cpu":
         return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
     return None
-
-
-def _missing(package: str) -> str | None:
-    problem = import_problem(package)
-    return problem and f"{package}: {problem}"
-
-
-def _missing_flash_attn() -> str | None:
-    """Why transformers finds neither the package nor, through `kernels`, the Hub's build of it."""
-    from_hub = import_problem("kernels") is None and is_kernels_available()
-    return None if from_hub else _missing("flash_attn")
 
 
 def _flash_problem(context: Context) -> str | None:
@@ -113,7 +96,8 @@ def _flash_problem(context: Context) -> str | None:
         return f"flash attention needs compute capability 8.0, {hardware.name} {have}"
     if not any(module.decide(context).status == "applied" for module in (Precision, encoder_precision)):
         return "flash attention needs bf16 or fp16, this run is in float32"
-    return None
+    missing = import_problem("torch.nn.attention.varlen")
+    return missing and f"torch.nn.attention.varlen: {missing}"
 
 
 def apply(decision: Decision, run: Run) -> Decision:
@@ -123,11 +107,8 @@ def apply(decision: Decision, run: Run) -> Decision:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
     kernel, asked = decision.settings["kernel"], decision.settings["asked"]
-    reader = _find_reader(run)
-    if reader is not None and kernel != "eager":
-        if asked:
-            raise PlanRefused(f"--attention {kernel}: {reader}. If it does not, set_attn_implementation('sdpa') first.")
-        return skipped(reader)
+    if not asked and any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(run.model)):
+        return skipped("somebody may read the scores of the model's eager attention, which no other puts out")
     swap, undo = swaps(run.model, kernel)
     found = parity.prove(run, partial(swap, run.model))
     if found and found.problem:
@@ -139,19 +120,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.change_encoders(swap)
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
-
-
-def _find_reader(run: Run) -> str | None:
-    """Who may read the scores that eager attention, which somebody chose, puts out and no other; None where nobody."""
-    model = unwrap_peft(run.model)
-    if not any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(model)):
-        return None
-    may_read = "may read the scores of the model's eager attention"
-    if run.own_loss is not None:
-        return f"the user's own loss ({run.own_loss}) {may_read}"
-    if not is_in(type(model).__module__, ("hf_ext", "transformers")):
-        return f"{type(model).__name__} {may_read}"
-    return f"who asks for output_attentions {may_read}" if model.config.output_attentions else None
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:

@@ -175,7 +175,6 @@ class Run:
     train_dataset: Any = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     let_go: list[Callable[[], None]] = field(default_factory=list)
-    measurements: dict[str, Callable[[], Callable[[], dict[str, Any]]]] = field(default_factory=dict)
     own_loss: str | None = None
     own_batches: str | None = None
     padding: PaddingWatch | None = None
@@ -216,13 +215,6 @@ class Run:
         if self.own_batches is None:
             self.on_end(partial(change_layout, self.collator, **dict.fromkeys(parts, False)))
             change_layout(self.collator, **parts)
-
-    def measure_training(self, name: str, start: Callable[[], Callable[[], dict[str, Any]]]) -> None:
-        """Registers a measurement of training: `start` is called before it, what that returns after it.
-
-        The numbers are added to the evidence of decision `name`.
-        """
-        self.measurements[name] = start
 
     def restore(self) -> None:
         """Switches back everything that was switched for this run, last first."""

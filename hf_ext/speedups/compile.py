@@ -13,14 +13,12 @@ nothing where attention breaks the graph, as `blocked` does.
 CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`, Trainer's
 own, switches `--torch_compile` on.
 Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
-Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
-process had them compiled), those compiled after it while training, and the seconds that both took.
+Evidence: how many blocks were compiled, by one training pass on the first real rows at the start.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -115,7 +113,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     """
     # As written: what does not compute then is not the compiler's fault.
     samples = find_samples(run) or sample_model(run, first_rows(run.train_dataset), training_dtype(run.args))
-    measure = count_graphs()
     in_parts = recomputes(run.args) or getattr(run.model, "is_activation_checkpointing", False)
     blocks = compile_blocks(run.model, in_parts, **decision.settings)
     try:
@@ -125,8 +122,7 @@ def apply(decision: Decision, run: Run) -> Decision:
         _pack_without_filling(run)
         return skipped(f"compilation failed: {one_line(error)}")
     run.on_end(partial(uncompile_blocks, run.model))
-    run.measure_training(NAME, lambda: count_graphs("recompilations", "recompile_s"))
-    return decision.with_evidence(blocks=blocks, **measure())
+    return decision.with_evidence(blocks=blocks)
 
 
 def _train_once(run: Run, samples: list[Sample]) -> None:
@@ -149,22 +145,3 @@ def _pack_without_filling(run: Run) -> None:
     for encoder in find_encoders(run.model):
         if is_packed(encoder):
             pack_encoders(encoder)
-
-
-def count_graphs(graphs: str = "graphs", seconds: str = "compile_s") -> Callable[[], dict[str, float]]:
-    """Starts to count; what it returns gives the graphs that torch compiled since, and the seconds that took.
-
-    The counts are those of the process, which has no list of graphs per model (`get_compilation_metrics` keeps 64).
-    """
-    from torch._dynamo.utils import calculate_time_spent, counters  # half a second to import
-
-    def read() -> tuple[int, float]:
-        return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
-
-    first = read()
-
-    def measure() -> dict[str, float]:
-        last = read()
-        return {graphs: last[0] - first[0], seconds: round(last[1] - first[1], 1)}
-
-    return measure

@@ -6,11 +6,11 @@ Evidence: up to 32 distinct training sequences are encoded both ways; the roundi
 spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
 harmless for a varied set can drown them: above 5 % of the spread, or where a probe overflows, the encoders stay in
 float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
-With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (`models/frozen_weights.py`) and
-dequantised at each use, 1 or 0.56 bytes a weight. The same noise decides, with half precision and then without; above
-the bound the run is refused, with the number; `--bf16 false` leaves half precision out. The saved model keeps bits and
+With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (bitsandbytes) and
+dequantised at each use, 1 or 0.56 bytes a weight. The same noise decides; above the bound the run is refused, with the
+number; `--bf16 false` leaves half precision out. The saved model keeps bits and
 precision, and predicts with them.
-Cost: the probe, 32 sequences twice; in bits three times, and the encoders' codes are made.
+Cost: the probe, 32 sequences twice; in bits, the encoders' codes are made.
 """
 
 from __future__ import annotations
@@ -22,26 +22,33 @@ from typing import Any
 import torch
 
 from ..data.columns import read_columns
-from ..models.frozen_weights import quantized_bytes, quantized_layers
 from ..processes.sharding import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
-from .stored_base import asked_bits, asked_flag
 
 NAME = "encoder_precision"
 KIND: Kind = "N"
 PROBE_SEQUENCES = 32
 MAX_NOISE = 0.05  # of the spread between sequences
+ADAPTERS = (
+    "--load_in_8bit and --load_in_4bit are for frozen encoders. For adapters beside such weights, load the model with "
+    "transformers' BitsAndBytesConfig, adapt it with peft.get_peft_model, and pass it to FastTrainer"
+)
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def asked_bits(args: Any) -> int | None:
+    """What `--load_in_8bit` and `--load_in_4bit` ask for; None without either."""
+    return 8 if args.load_in_8bit else 4 if args.load_in_4bit else None
 
 
 def decide(context: Context) -> Decision:
     """Applies to frozen encoders on hardware with a native half precision, and in 8 or 4 bits where asked for."""
     bits, is_wanted = asked_bits(context.args), context.wants(NAME, KIND)
-    if not is_wanted and (bits is None or not context.model.frozen_inputs):
+    if not is_wanted and bits is None:
         return off()
     if not context.model.frozen_inputs:
-        return skipped("no frozen encoder")
+        return refused(ADAPTERS) if bits else skipped("no frozen encoder")
     if bits is not None:
         best = best_precision(context.hardware)
         says_no = best != "fp32" and context.user_set(best) and not getattr(context.args, best)  # --bf16 false
@@ -55,7 +62,9 @@ def decide(context: Context) -> Decision:
 
 
 def _decide_bits(context: Context, bits: int, best: str) -> Decision:
-    args, flag = context.args, asked_flag(context.args)
+    args, flag = context.args, f"--load_in_{bits}bit"
+    if args.load_in_8bit and args.load_in_4bit:
+        return refused("--load_in_8bit and --load_in_4bit: give one of the two")
     if NAME in (args.without or []):
         return refused(f"{flag} and --without {NAME} contradict each other: keep one")
     if context.data.num_rows is None:
@@ -78,7 +87,7 @@ def _settings(context: Context, dtype: str) -> dict[str, Any]:
 def apply(decision: Decision, run: Run) -> Decision:
     """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so.
 
-    In bits that were asked for, half precision gives way first; what is beyond the bound without it is refused.
+    Bits that were asked for and are beyond the bound are refused.
 
     Raises:
         MissingDependencyError: bits without a bitsandbytes that works here.
@@ -95,32 +104,19 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.model.to(run.args.device)
     samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
     reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
-    for tried in dict.fromkeys([dtype, "fp32"] if bits else [dtype]):
-        set_encoder_dtype(run.model, tried, mode, bits)
-        noise = {name: relative_noise(_encode(run.model, name, samples[name]), reference[name]) for name in samples}
-        shown = {name: round(value, 4) if math.isfinite(value) else "not finite" for name, value in noise.items()}
-        evidence = {"noise_share": shown, "bound": bound}
-        beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
-        if not beyond:
-            return _describe(decision, run.model, tried).with_evidence(**evidence)
+    set_encoder_dtype(run.model, dtype, mode, bits)
+    noise = {name: relative_noise(_encode(run.model, name, samples[name]), reference[name]) for name in samples}
+    shown = {name: round(value, 4) if math.isfinite(value) else "not finite" for name, value in noise.items()}
+    evidence = {"noise_share": shown, "bound": bound}
+    beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
+    if not beyond:
+        return decision.with_evidence(**evidence)
     set_encoder_dtype(run.model, "fp32", mode)
     if bits:
-        reason = f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit"
+        remedy = f"leave out --load_in_{bits}bit" + ("" if dtype == "fp32" else f", or add --{dtype} false")
+        reason = f"{_explain(beyond, f'{bits} bit', bound)}: {remedy}"
         return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
     return skipped(_explain(beyond, dtype, bound), evidence)
-
-
-def _describe(decision: Decision, model: Any, dtype: str) -> Decision:
-    """The decision as it was carried out, with the bytes that codes save."""
-    if "bits" not in decision.settings:
-        return decision
-    layers = quantized_layers(model.encoders).values()
-    numbers = sum(layer.in_features * layer.out_features for layer in layers)
-    saved = numbers * model.encoder_dtype.itemsize - quantized_bytes(model.encoders)
-    products = f"products in {dtype}" if dtype != "fp32" else "products in float32"
-    reason = f"{decision.reason}, {products}: {saved / 2**20:.1f} MiB less of weights"
-    decision = replace(decision, reason=reason, settings={**decision.settings, "dtype": dtype})
-    return decision.with_evidence(layers=len(layers), bytes_saved=saved)
 
 
 def _explain(beyond: dict[str, float], dtype: str, bound: float) -> str:

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from ..data.varlen_layout import locate_labels
-from ..models.exact_loss import exact_loss, has_loss_of
+from ..models.losses import exact_loss, has_loss_of
 from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, off, skipped
 

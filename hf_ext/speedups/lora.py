@@ -1,31 +1,24 @@
-"""LoRA: encoders stay as they are, small matrices beside their linear layers train.
-
-Class L: the update of each weight has a rank of at most r, so the model learns something else than full fine-tuning; it
-happens only with `--use_peft`. Effect: AdamW keeps two numbers per trainable parameter, a small share of all, and a
-checkpoint holds adapters and heads only. It saves no activations by itself: adapters on all linear layers keep as much
-as full fine-tuning does, `--lora_dropout` above 0 keeps a copy of each input, fewer `--lora_target_modules` keep less;
-what a step takes says `hf-ext doctor`. Models with towers (`AffinityModel`) bring their adapters; others are wrapped in
-a `peft.PeftModel`. Source: see `hf_ext/models/lora.py`.
-Conflicts: a model made by `model_init` comes too late to be wrapped; where every tower is frozen there is nothing to
-adapt.
-"""
+"""LoRA, and the frozen weights beside it in half precision."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import set_seed
 
+from ..checkpoints.weights import keep_source_digests
 from ..errors import PlanRefused
 from ..memory.stored import optimizer_bytes, trained
+from ..models.blocks import find_base_layers
 from ..models.families import FAMILIES
-from ..models.lora import LoraSettings, has_adapters, wrap_with_lora
-from .base import Context, Decision, Kind, Run, applied, refused
+from ..models.lora import LoraSettings, has_adapters, narrow, wrap_with_lora
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
+from .precision import Precision
 
-NAME = "lora"
-KIND: Kind = "L"
 FROZEN = "every tower is frozen, so there is nothing for --use_peft to adapt: give --tower_training lora"
 
 
@@ -39,45 +32,113 @@ def lora_settings(args: Any) -> LoraSettings:
     return LoraSettings(*given)
 
 
-def decide(context: Context) -> Decision:
-    """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
-    args, model = context.args, context.model
-    if not args.use_peft:
-        return context.unasked(NAME, "give --use_peft: it changes what is learned")
-    if NAME in (args.without or []):
-        return refused("--use_peft and --without lora contradict each other: keep one")
-    if not model.num_parameters:
-        return refused("there is no model yet to adapt: pass the model itself instead of model_init")
-    if model.frozen_inputs and not model.trains_encoders:
-        return refused(FROZEN)
-    if not args.lora_target_modules and not model.families:
-        return refused(
-            "which layers to adapt is not known of a model without a configuration: give --lora_target_modules"
-        )
-    settings = vars(lora_settings(args))
-    is_known = args.lora_target_modules or set(model.families) & set(FAMILIES)
-    reason = f"adapters train beside {'frozen' if is_known else 'all'} linear layers"
-    return applied(reason if is_known else f"{reason} that repeat", settings)
+class Lora:
+    """LoRA: encoders stay as they are, small matrices beside their linear layers train.
 
-
-def apply(decision: Decision, run: Run) -> Decision:
-    """Wraps `run.model` where it has no adapters yet, seeded by `args.seed`; counts what trains.
-
-    Raises:
-        ArgumentError: a named target matches no layer.
-        PlanRefused: a model with towers, none of which has adapters.
+    Class L: the update of each weight has a rank of at most r, so the model learns something else than full
+    fine-tuning; it happens only with `--use_peft`. Effect: AdamW keeps two numbers per trainable parameter, a small
+    share of all, and a checkpoint holds adapters and heads only. It saves no activations by itself: adapters on all
+    linear layers keep as much as full fine-tuning does, `--lora_dropout` above 0 keeps a copy of each input, fewer
+    `--lora_target_modules` keep less; what a step takes says `hf-ext doctor`. Models with towers (`AffinityModel`)
+    bring their adapters; others are wrapped in a `peft.PeftModel`. Source: see `hf_ext/models/lora.py`.
+    Conflicts: a model made by `model_init` comes too late to be wrapped; where every tower is frozen there is nothing
+    to adapt.
     """
-    if not has_adapters(run.model):
-        if hasattr(run.model, "frozen_inputs"):
-            raise PlanRefused("lora: no tower of this model has adapters: build it with --tower_training lora.")
-        set_seed(run.args.seed)  # Trainer seeds later; without this the adapters would not follow --seed
-        run.model = wrap_with_lora(run.model, LoraSettings(**decision.settings))
-    layers = [module for module in run.model.modules() if isinstance(module, BaseTunerLayer)]
-    ranks = sorted({rank for layer in layers for rank in getattr(layer, "r", {}).values()})
-    num_trained = sum(parameter.numel() for parameter in trained(run.model))
-    reason = (
-        f"{decision.reason}: {num_trained:,} of {sum(p.numel() for p in run.model.parameters()):,} parameters train"
-    )
-    evidence = {"rank": ranks[0] if len(ranks) == 1 else ranks, "adapted_layers": len(layers)}
-    adamw_bytes = optimizer_bytes(run.model, "adamw_torch_fused")[0]
-    return replace(decision, reason=reason).with_evidence(**evidence, adamw_bytes=adamw_bytes)
+
+    NAME: ClassVar[str] = "lora"
+    KIND: ClassVar[Kind] = "L"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
+        args, model = context.args, context.model
+        if not args.use_peft:
+            return context.unasked(cls.NAME, "give --use_peft: it changes what is learned")
+        if cls.NAME in (args.without or []):
+            return refused("--use_peft and --without lora contradict each other: keep one")
+        if not model.num_parameters:
+            return refused("there is no model yet to adapt: pass the model itself instead of model_init")
+        if model.frozen_inputs and not model.trains_encoders:
+            return refused(FROZEN)
+        if not args.lora_target_modules and not model.families:
+            return refused(
+                "which layers to adapt is not known of a model without a configuration: give --lora_target_modules"
+            )
+        settings = vars(lora_settings(args))
+        is_known = args.lora_target_modules or set(model.families) & set(FAMILIES)
+        reason = f"adapters train beside {'frozen' if is_known else 'all'} linear layers"
+        return applied(reason if is_known else f"{reason} that repeat", settings)
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Wraps `run.model` where it has no adapters yet, seeded by `args.seed`; counts what trains.
+
+        Raises:
+            ArgumentError: a named target matches no layer.
+            PlanRefused: a model with towers, none of which has adapters.
+        """
+        if not has_adapters(run.model):
+            if hasattr(run.model, "frozen_inputs"):
+                raise PlanRefused("lora: no tower of this model has adapters: build it with --tower_training lora.")
+            set_seed(run.args.seed)  # Trainer seeds later; without this the adapters would not follow --seed
+            run.model = wrap_with_lora(run.model, LoraSettings(**decision.settings))
+        layers = [module for module in run.model.modules() if isinstance(module, BaseTunerLayer)]
+        ranks = sorted({rank for layer in layers for rank in getattr(layer, "r", {}).values()})
+        num_trained = sum(parameter.numel() for parameter in trained(run.model))
+        reason = (
+            f"{decision.reason}: {num_trained:,} of {sum(p.numel() for p in run.model.parameters()):,} parameters train"
+        )
+        evidence = {"rank": ranks[0] if len(ranks) == 1 else ranks, "adapted_layers": len(layers)}
+        adamw_bytes = optimizer_bytes(run.model, "adamw_torch_fused")[0]
+        return replace(decision, reason=reason).with_evidence(**evidence, adamw_bytes=adamw_bytes)
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class HalfBase:
+    """Frozen weights beside LoRA adapters in half precision: 2 bytes each instead of 6.
+
+    Class I. Effect: under autocast (`precision`) a float32 weight that does not train is rounded at every use, and the
+    rounded copy kept for the backward pass. Here it is stored rounded: 4 bytes less per weight (2 of storage, 2 of
+    copies), no cast per pass, and the same numbers. Adapters, heads, norms, embeddings and losses stay in float32.
+    Evidence: layers, and bytes saved of weights and of copies.
+    Cost: for a `PeftModel` hashing its frozen weights before instead of at the first save.
+    Conflicts: FSDP and DeepSpeed gather what they have split in half precision themselves; `--save_full` keeps weights
+    that are saved in float32; layers of DoRA, whose norms are taken from the weights, stay as they are. The base stays
+    in half precision after the run; `merged_copy` and `trainer.save_merged` merge in float32, from the encoder read
+    again (`AffinityModel`) or the rounded weights.
+    """
+
+    NAME: ClassVar[str] = "lora_base"
+    KIND: ClassVar[Kind] = "I"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """Applies to LoRA where training runs under autocast and the model is whole on each device."""
+        if not context.wants(cls.NAME, cls.KIND):
+            return off()
+        args, trains_in = context.args, Precision.decide(context)
+        if not (args.use_peft or context.model.has_adapters):
+            return skipped("no LoRA")
+        if trains_in.status != "applied":
+            return skipped("nothing is computed in half precision, so that float32 is what the weights are used in")
+        if are_weights_split(args):
+            return skipped("the weights are spread over processes, which send them in half precision as it is")
+        dtype = trains_in.settings["mixed_precision"]
+        return applied(f"{dtype}, as autocast rounds them", {"dtype": dtype})
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Narrows the frozen linear layers of `run.model`."""
+        if getattr(run.model.config, "save_full", False):
+            return skipped("--save_full keeps the weights that are saved in float32")
+        layers = find_base_layers(run.model)
+        if not layers:
+            return skipped("no frozen float32 layer beside an adapter")
+        dtype = _DTYPES[decision.settings["dtype"]]
+        if isinstance(run.model, PeftModel):
+            keep_source_digests(run.model)
+        saved = narrow(layers, dtype)
+        reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights, and as much of copies"
+        return replace(decision, reason=reason).with_evidence(layers=len(layers), bytes_saved=saved)

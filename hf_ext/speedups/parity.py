@@ -105,7 +105,7 @@ def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[torch.Tensor
 
 
 def _judge(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
-    """States and gradients `after` against those `before`; `exact` ones in float32, where `sample` runs in autocast."""
+    """States and gradients `after` against those `before`; `exact` are in float32 where autocast is on."""
     ratio, problem = _compare("states", exact[0], before[0], after[0], sample)
     found = Parity((after[0] - before[0]).abs().max().item(), ratio, problem)
     if before[1] is None or not before[1].isfinite().all():  # they overflow in the training dtype: no kernel's doing

@@ -6,8 +6,8 @@ their own precision, and counts on nothing that has no gradient: ESM's contact h
 unused weights are an error (`--ddp_find_unused_parameters false`, activation checkpointing).
 State dicts follow the phase: split while training, as the YAML says; whole for `save_model` and pushes.
 Order of what else changes a layer: LoRA and attention, compile (`compile.py`), activation checkpointing, sharding.
-Take either `--activation_checkpointing` or `fsdp_activation_checkpointing` of the YAML; both recompute a layer inside
-its sharding, and give the same numbers.
+Take either `--activation_checkpointing` or `fsdp_activation_checkpointing` of the YAML (Trainer refuses both): each
+recomputes a layer inside its sharding, with the same numbers.
 Conflicts: FSDP 1; `fsdp_activation_checkpointing` with a `PeftModel`, whose adapters PEFT 0.21 then leaves out when it
 saves. `fsdp_cpu_ram_efficient_loading`: accelerate 1.15 takes each entry of a checkpoint, buffers too (ESM's rotation,
 an AffinityModel's scales), for a sharded parameter when it hands out weights. Optimizers whose state is not split as
@@ -71,9 +71,6 @@ def _decide_fsdp2(context: Context) -> Decision:
     args = context.args
     plugin = read_fsdp2(args)
     assert plugin is not None
-    if recomputes(args) and plugin.activation_checkpointing:
-        reason = "--activation_checkpointing and fsdp_activation_checkpointing do the same: leave one of them out"
-        return refused(reason)
     if plugin.cpu_ram_efficient_loading:
         return refused(LOADS_IN_ONE)
     optimizer = optimizer_name(args)

@@ -10,12 +10,11 @@ from torch.optim import AdamW, Optimizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.generation.model import AntibodyGenerator
-from ..models.host_optimizer import find_host_optimizer, move_to_host
 from ..models.lora import unwrap_peft
-from ..models.muon import MuonAdamW, block_matrices
+from ..models.optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
 from ..optional import require
 from ..speedups.base import optimizer_name
-from ..speedups.cpu_offload import BITSANDBYTES
+from ..speedups.optimizers import BITSANDBYTES
 
 
 def finish_optimizer(trainer: Any, optimizer: Any, is_new: bool) -> Any:
@@ -57,7 +56,7 @@ def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
     if not is_new or not isinstance(optimizer, AdamW):
         raise ArgumentError(
             f"--speedups muon: the trainer was given an optimizer ({type(optimizer).__name__}). Leave one of "
-            "them out; hf_ext.models.muon.MuonAdamW can be built and passed without the flag."
+            "them out; hf_ext.models.optimizers.MuonAdamW can be built and passed without the flag."
         )
     return MuonAdamW(optimizer, block_matrices(model))
 

@@ -64,14 +64,6 @@ class PlannedRun:
         self.plan.record(name, **evidence)
         self.save()
 
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Adds what speed-ups measure in here to the plan, if it ends without an error."""
-        measures = {name: start() for name, start in self.run.measurements.items()}
-        yield
-        for name, measure in measures.items():
-            self.record(name, **measure())
-
     def save(self) -> None:
         """Writes `plan.json` on the main process, unless another run works in the output folder.
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..models.host_optimizer import find_host_optimizer
 from ..reporting.progress import LiveProgress, describe_training, find_shortfall
 
 REFRESH_S = 5.0
@@ -78,15 +77,3 @@ class SpeedLine(TrainerCallback):
             logger.info("Slow: %s", shortfall)
         if is_due:
             self._due, self._is_shown = self._clock() + (REFRESH_S if bars or tables else LINE_S), True
-
-
-class HostSteps(TrainerCallback):
-    """Keeps in the plan what a `HostOptimizer` has saved: bytes of states that the card did not hold."""
-
-    def __init__(self, trainer: Any):
-        self._trainer = trainer
-
-    def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Writes it down."""
-        if (found := find_host_optimizer(optimizer)) is not None:
-            self._trainer._ext_planned.record("cpu_offload", device_bytes_saved=found.state_bytes())

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.encoder_choice import CANDIDATES, Candidate, choose_encoder
+from hf_ext.models.families import CANDIDATES, Candidate, choose_encoder
 
 TRAININGS = ("frozen", "lora", "full")
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import BertModel, EsmModel
 
 from hf_ext.models.blocks import find_blocks
-from hf_ext.models.muon import MuonAdamW
+from hf_ext.models.optimizers import MuonAdamW
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 
@@ -56,10 +56,11 @@ def test_blocks_are_compiled_and_the_run_ends_in_the_weights_of_one_without(tmp_
     decision = trainer.plan["compile"]
     assert decision.status == "applied"
     assert decision.evidence["blocks"] == len(find_blocks(trainer.model)) >= 3
-    assert decision.evidence["graphs"] >= 1
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs >= 1
     trainer.train()
     assert largest_weight_difference(trainer.model, stock.model) < 1e-6
-    assert trainer.plan["compile"].evidence["recompilations"] <= 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= graphs + 1
     trainer.end()
     assert all(block._compiled_call_impl is None for block in find_blocks(trainer.model))
 

@@ -25,7 +25,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.errors import PlanRefused
-from hf_ext.speedups import cpu_threads
+from hf_ext.speedups.precision import VARIABLES
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -348,7 +348,7 @@ def test_what_reads_no_padding_trains_as_ever(tmp_path):
 def process(torch_settings, monkeypatch):
     """What runs set here for the process: two threads, and oneDNN's products, whatever they are worth."""
     gc.collect()  # trainers of tests before
-    for name in cpu_threads.VARIABLES:
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("hf_ext.plan.count_cpu_cores", lambda: 2)
     monkeypatch.setattr("hf_ext.speedups.precision.MAX_ERROR", 1.0)

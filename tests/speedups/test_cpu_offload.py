@@ -12,7 +12,7 @@ from token_rows import pad_rows
 
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.host_optimizer import find_host_optimizer
+from hf_ext.models.optimizers import find_host_optimizer
 from hf_ext.plan import make_plan
 
 A100 = describe_hardware("A100")
@@ -56,17 +56,6 @@ def test_a_run_whose_steps_are_on_the_host_equals_the_cards(tmp_path, kind):
     assert [log.get("loss") for log in plain.state.log_history] == [log.get("loss") for log in ours.state.log_history]
 
 
-def test_the_plan_says_what_left_the_card(tmp_path):
-    trainer = make_member(tmp_path, max_steps=6)
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    num = sum(p.numel() for p in trained)
-    assert trainer.plan["cpu_offload"].evidence == {"pinned_bytes": 8 * num}
-    trainer.train()
-    evidence = trainer.plan["cpu_offload"].evidence
-    stepped = [p for p in trained if p in find_host_optimizer(trainer.optimizer).state]  # the contact head is not
-    assert evidence["device_bytes_saved"] == 8 * sum(p.numel() for p in stepped) + 4 * len(stepped)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("given", [{}, {"speedups": BOTH}], ids=["adamw", "muon"])
 def test_a_run_goes_on_bit_for_bit_with_the_offload_and_without(tmp_path, given):
@@ -101,7 +90,6 @@ def test_on_a_card_a_run_learns_what_it_learns_with_its_states_there(tmp_path, s
         trainer.train()
     pairs = zip(plain.state.log_history[:10], ours.state.log_history[:10], strict=True)
     assert all(abs(one["loss"] - other["loss"]) < 1e-2 for one, other in pairs)
-    assert ours.plan["cpu_offload"].evidence["device_bytes_saved"] > 0
     assert {p.device.type for p in ours.model.parameters()} == {"cuda"}
     states = find_host_optimizer(ours.optimizer).state.values()
     assert {value.device.type for values in states for value in values.values()} == {"cpu"}

@@ -14,8 +14,8 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from ...data.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...errors import ArgumentError
-from ..exact_loss import IGNORED, exact_loss
 from ..lora import merge_layers
+from ..losses import IGNORED, exact_loss
 from .configuration import GeneratorConfig
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder

@@ -1,4 +1,6 @@
-"""Any optimizer of torch, stepped in host memory: its states leave the card, in any training loop.
+"""Muon for matrices of repeated layers beside AdamW for the rest; and any optimizer of torch, stepped in host memory.
+
+In host memory its states leave the card, in any training loop:
 
     optimizer = HostOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
     optimizer = move_to_host(optimizer)  # one that has stepped already, with its state
@@ -11,7 +13,7 @@ changes weights in between (a checkpoint, averaging, clamping) is what the next 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +22,106 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import send_to_device
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import AdamW, Muon, Optimizer
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import ArgumentError
+from .blocks import find_blocks
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+ADJUST_LR = "match_rms_adamw"
+
+
+class MuonAdamW(Optimizer):
+    """Takes matrices out of an AdamW: Muon orthogonalizes their updates, AdamW goes on with the rest.
+
+    One `state_dict`; schedulers, clipping and accumulation see ordinary parameter groups. A group says under
+    `"algorithm"` ("muon" or "adamw") who steps it and holds that one's settings. Matrices keep the learning rate and
+    weight decay of the group they came from: an update of n x m is scaled by 0.2 sqrt(max(n, m)), which gives it the
+    root mean square of an AdamW update.
+
+    Args:
+        adamw: freshly made; its groups and settings are taken over, and it must not be stepped itself any more.
+        matrices: two-dimensional parameters of `adamw`.
+
+    Raises:
+        ValueError: no matrices, one that `adamw` does not have, or a parameter that is not two-dimensional.
+
+    Cost: per n x m matrix (n <= m) and step 10 n^2 m + 5 n^3 multiply-adds in bfloat16; one number kept per weight.
+    Source: torch.optim.Muon; https://kellerjordan.github.io/posts/muon; scaling: arXiv:2502.16982.
+    """
+
+    def __init__(self, adamw: AdamW, matrices: Iterable[nn.Parameter]):
+        chosen = {id(matrix) for matrix in matrices}
+        held = {id(p) for group in adamw.param_groups for p in group["params"]}
+        if not chosen or not chosen <= held:
+            raise ValueError(f"{len(chosen - held)} of {len(chosen)} matrices are not among AdamW's parameters.")
+        moved, rest = [], []
+        for group in adamw.param_groups:
+            own = [p for p in group["params"] if id(p) in chosen]
+            left = [p for p in group["params"] if id(p) not in chosen]
+            if own:
+                moved.append({"params": own, "lr": group["lr"], "weight_decay": group["weight_decay"]})
+            if left:
+                rest.append({**group, "params": left, "algorithm": "adamw"})
+        self._muon, self._adamw = Muon(moved, adjust_lr_fn=ADJUST_LR), adamw
+        super().__init__([*({**group, "algorithm": "muon"} for group in self._muon.param_groups), *rest], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of both; returns what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for name, inner in (("muon", self._muon), ("adamw", self._adamw)):
+            # Handed over anew each time: loading a state and splitting groups replace both.
+            inner.state = self.state
+            inner.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
+            inner.step()
+        return loss
+
+
+def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
+    """Weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.
+
+    Of `nn.Linear`, of what has its `in_features` and `out_features`, of GPT-2's `Conv1D`, and of
+    `nn.MultiheadAttention`, whose query, key and value are one matrix. Not embeddings and what is tied to them, tables
+    of positions, convolutions and stacks of matrices (three dimensions and more, which torch's Muon does not take),
+    norms, biases, and nothing outside of the layers: heads, poolers, a patch projection. Not adapters either: LoRA's
+    two factors are no matrix of the model, and orthogonalizing each by itself is not what Muon does to their product.
+
+    Args:
+        model: any; None has none.
+    """
+    if model is None:
+        return []
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    found: dict[int, Any] = {
+        id(weight): weight
+        for block in find_blocks(model)
+        for name, module in block.named_modules()
+        if "lora_" not in name
+        for weight in _maps(module)
+    }
+    return [weight for key, weight in found.items() if weight.requires_grad and weight.ndim == 2 and key not in tables]
+
+
+def _maps(module: Any) -> list[nn.Parameter]:
+    """The weights that a module multiplies what comes in with."""
+    names: tuple[str, ...]
+    if isinstance(module, nn.MultiheadAttention):
+        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # what goes out is a Linear
+    else:
+        is_map = isinstance(module, Conv1D) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
+        names = ("weight",) if is_map else ()
+    found = (getattr(module, name, None) for name in names)
+    return [weight for weight in found if isinstance(weight, nn.Parameter)]
+
+
+# --- in host memory ---------------------------------------------------------------------------------------------------
 
 
 class HostOptimizer(Optimizer):
@@ -84,11 +183,6 @@ class HostOptimizer(Optimizer):
         with self._on_host():
             self.wrapped.load_state_dict(state_dict)
         self._move_state()  # torch leaves some values where they were loaded to
-
-    def state_bytes(self) -> int:
-        """Bytes of the states in host memory, which the device does not hold; 0 before the first step of most."""
-        kept = (value for values in self.state.values() for value in values.values())
-        return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
 
     def _move_state(self) -> None:
         for parameter, values in self.state.items():  # one at a time, so that each frees its part of the device
