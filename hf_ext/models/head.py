@@ -44,6 +44,10 @@ def pool(states: torch.Tensor, batch: Mapping[str, torch.Tensor], method: str) -
     return summed / weights.sum(1, keepdim=True).clamp(min=1)
 
 
+HEADS = ("mlp", "product", "gated")
+ONE_LAYER = ("product", "gated")  # of these one hidden layer, so one size
+
+
 class RegressionHead(nn.Module):
     """Standardise each embedding feature, then layers with one output.
 

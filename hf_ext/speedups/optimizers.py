@@ -86,7 +86,8 @@ class CpuOffload(ByTrainer):
 
     Class I. Effect: the optimizer's states, 8 bytes per trained number with AdamW, leave the card. Each step copies
     weights and gradients to the host, steps there and copies the weights back: after accumulation, averaging over
-    processes, clipping and loss scaling, so that all of them act as before. With `--speedups all cpu_offload`, around AdamW, Adafactor, RMSprop, Adagrad, and around Muon's hybrid
+    processes, clipping and loss scaling, so that all of them act as before.
+    With `--speedups all cpu_offload`, around AdamW, Adafactor, RMSprop, Adagrad, and around Muon's hybrid
     (`--speedups all muon cpu_offload`). Under DDP each process steps everything on its host: right, and as many times
     the memory and the work. Checkpoints are those of the optimizer itself: a run goes on with or without the offload.
     With `fsdp_offload_params: true` (accelerate_configs/fsdp2_offload.yaml), weights and gradients live there too; ZeRO
