@@ -12,11 +12,11 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1415, 11),
-    "affinity": (3624, 36),
+    "affinity": (3623, 36),
     "arguments": (609, 9),
     "checkpoints": (1880, 13),
     "comparing": (822, 7),
-    "data": (2780, 20),
+    "data": (2717, 20),
     "doctor": (928, 10),
     "embeddings": (420, 5),
     "evaluation": (1684, 13),

@@ -200,7 +200,7 @@ def _take_rows(path: Path, lines: pd.DataFrame, asked: list[str]) -> pd.DataFram
 
 
 def _read_sequence(cell: Any, policy: DataArguments) -> str:
-    return judge_sequence(read_cell(cell) if isinstance(cell, str) else cell, policy).sequence
+    return judge_sequence(read_cell(cell) if isinstance(cell, str) else cell, policy).value
 
 
 def _list(values: Sequence[Any]) -> str:

@@ -205,17 +205,12 @@ class AntibodyCollator:
             `antigen_index`: (n,), int64: which antigen each row has. `input_ids`: (k, longest antigen), int64, in the
             order in which they first occur; `attention_mask`: of that shape, int64. With `states_of`, `encoder_outputs`
             in place of `input_ids`: one tensor in a tuple, (k, longest antigen, width), zero where padding is.
-
-        Raises:
-            DataError: labels in some rows only; or an affinity that is infinite.
         """
-        num_labelled = sum(row.get("labels") is not None for row in rows)
-        if num_labelled not in (0, len(rows)):
-            raise DataError(f"{num_labelled} of {len(rows)} rows of a batch have labels: give them to all, or to none.")
         batch: dict[str, Any] = {}
-        if num_labelled:
+        if "labels" in rows[0]:
             batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], IGNORED)
-        batch["affinity"] = torch.tensor([_affinity(row.get("affinity"), "A row") for row in rows])
+        affinities = [row.get("affinity") for row in rows]
+        batch["affinity"] = torch.tensor([math.nan if one is None else float(one) for one in affinities])
         index, keys = factorize(np.asarray(row["input_ids"], np.int64).tobytes() for row in rows)
         batch["antigen_index"] = torch.from_numpy(index)
         antigens = [np.frombuffer(key, np.int64) for key in keys]

@@ -230,34 +230,28 @@ def _decode(text: str, where: str) -> Any:
 
 
 def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Iterator[Columns]:
-    """Damage is a DataError with row group and row, never an exception of Arrow's, and loses no row.
+    """Damage is a DataError with the row, never an exception of Arrow's, and loses no row.
 
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
     Without them a flipped bit of a stored number is another number, which nobody can see.
     """
     _check_regular(path)
-    row, group = 0, ""
+    row = 0
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             check_columns(names, needed, str(path))
-            # `metadata.row_group(n).column(m)` is not looked at: of a damaged footer pyarrow 26 aborts the process.
-            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-            if sum(sizes) != file.metadata.num_rows:
-                raise ValueError(f"row groups of {sizes} rows for {file.metadata.num_rows} rows")
             kept = [name for name in names if reads_all or name in needed]
-            for number, size in enumerate(sizes):
-                group, end = f", row group {number + 1}", row + size
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], columns=kept):
-                    batch.validate(full=True)
-                    yield np.arange(row + 1, row + 1 + len(batch)), {name: batch.column(name) for name in kept}
-                    row += len(batch)
-                if row != end:
-                    raise ValueError(f"it ends after row {row}, the footer says {end}")
+            for batch in file.iter_batches(BATCH_ROWS, columns=kept):
+                batch.validate(full=True)
+                yield np.arange(row + 1, row + 1 + len(batch)), {name: batch.column(name) for name in kept}
+                row += len(batch)
+            if row != file.metadata.num_rows:
+                raise ValueError(f"it ends after row {row}, the footer says {file.metadata.num_rows}")
     except DataError:
         raise
     except _DAMAGE as error:
         after = f" after row {row}" if row else ""
         text = ascii(" ".join(str(error).split())[:200])[1:-1]
-        message = f"{path}{group}: not a readable Parquet file{after} ({text}). Write or copy it again."
+        message = f"{path}: not a readable Parquet file{after} ({text}). Write or copy it again."
         raise DataError(message) from error

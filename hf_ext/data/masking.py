@@ -89,10 +89,6 @@ class MaskedLMCollator:
             raise ArgumentError(f"{type(self.tokenizer).__name__} has no mask token: use a masked language model's.")
         if not 0 < mlm_probability <= 1:
             raise ArgumentError(f"mlm_probability={mlm_probability}: must be above 0 and at most 1; ESM uses 0.15.")
-        if len(columns) != tokenizer.num_parts:
-            raise ArgumentError(f"columns={[*columns]}: the tokenizer takes {tokenizer.num_parts} column(s).")
-        if min(limits, default=1) < 1:
-            raise ArgumentError(f"max_residues={max_residues}: must be at least 1.")
         self.max_residues = min(limits, default=None)
         name = "+".join(columns)
         self.tokenizers, self.columns = {name: tokenizer}, {name: [*columns]}

@@ -54,9 +54,10 @@ def read_parts(
 
     Args:
         name: a Hub id (`owner/name`); a local .csv, .tsv, .jsonl, .json (a list), .fasta/.fa/.faa (each also .gz) or
-            .parquet; a pattern (`rows/*.parquet`) of such files; a folder with files named train, validation (valid, val, dev) and
-            test, each whole or in shards (`train-00000-of-00002.parquet`), there or in its folder `data`; or a folder
-            written by `save_to_disk`. FASTA headers `>id pKd=7.3 group=a` give the columns id, sequence, pKd, group.
+            .parquet; a pattern (`rows/*.parquet`) of such files; a folder with files named train, validation (valid,
+            val, dev) and test, each whole or in shards (`train-00000-of-00002.parquet`), there or in its folder `data`;
+            or a folder written by `save_to_disk`. FASTA headers `>id pKd=7.3 group=a` give the columns id, sequence,
+            pKd, group.
         columns: those that must be there; None for all that are.
         reads_all: keep the other columns as well.
         config_name, revision: of a Hub dataset.

@@ -184,7 +184,7 @@ def test_shards_clones_patterns_and_saved_folders_are_read_with_their_splits(tmp
         assert splits_of(name, streaming) == whole, name
     for name in (shards / "train-*", tmp_path / "one"):
         assert [*splits_of(name, streaming).values()] == [train], name
-    with pytest.raises(DataError, match="Did you mean 'sequence'"):
+    with pytest.raises(DataError, match="did you mean 'sequence'"):
         read_parts(str(tmp_path / "saved"), ["sequenc"], streaming=streaming)
     write(tmp_path / "a1.csv", CSV)
     write(tmp_path / "a2.csv", CSV)
@@ -337,7 +337,7 @@ def test_two_hundred_damaged_parquet_files(tmp_path, request):
     assert counts[NAMED] > 80
 
 
-def test_damage_in_a_page_names_row_group_and_row(tmp_path):
+def test_damage_in_a_page_is_named(tmp_path):
     path = tmp_path / "a.parquet"
     form = {"use_dictionary": False, "write_page_checksum": True}
     pq.write_table(make_table(random.Random(0)), path, row_group_size=GROUP_ROWS, **form)
@@ -347,8 +347,8 @@ def test_damage_in_a_page_names_row_group_and_row(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError) as error:
         read(path)
-    assert str(error.value).startswith(f"{path}, row group 2: not a readable Parquet file after row 80 (")
-    with pytest.raises(DataError, match="row group 2"):
+    assert str(error.value).startswith(f"{path}: not a readable Parquet file (")
+    with pytest.raises(DataError, match="not a readable Parquet"):
         list(read_table(str(path), COLUMNS, streaming=True))
 
 

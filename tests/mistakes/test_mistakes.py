@@ -45,7 +45,7 @@ FILES = [
     Mistake(
         "a column in other case",
         Case(columns={"kd": BASE["pKd"]}, words="--label_column pkd"),
-        ("{file}: there is no column 'pkd'. Did you mean 'pKd'?",),
+        ("{file}: there is no column 'pkd' (did you mean 'pKd'?). Columns:",),
         Case(columns={"kd": BASE["pKd"]}, words="--label_column kd"),
     ),
     *(
@@ -54,7 +54,7 @@ FILES = [
             Case(columns=CHAINS, words=f"--sequence_columns heavy{sign}light"),
             (
                 f"there is no column 'heavy{sign}light'",
-                "with a blank between: --sequence_columns heavy light. Columns:",
+                "(write several with a blank between: heavy light). Columns:",
             ),
             Case(columns=CHAINS, words="--sequence_columns heavy light"),
         )
@@ -63,7 +63,7 @@ FILES = [
     Mistake(
         "a column with a blank for an underscore",
         Case(columns={"p_kd_mean": BASE["pKd"], "pKd_mea": BASE["pKd"]}, words="--label_column pKd-mean"),
-        ("Did you mean 'p_kd_mean'?",),
+        ("did you mean 'p_kd_mean'?",),
     ),
     Mistake(
         "several columns that are not there",
@@ -196,7 +196,7 @@ LABELS = [
     Mistake(
         "several labels in a cell",
         labels(["membrane;nucleus", "nucleus"] * 30),
-        ("membrane;nucleus and nucleus look like several labels in one cell", "one number per row"),
+        ("membrane;nucleus and nucleus look like names of classes", "predicts numbers"),
     ),
     Mistake("units everywhere", labels(["7 nM", "8 nM"] * 30), ("row 2, column 'pKd', value '7 nM'", "decimal point")),
     Mistake(
@@ -451,7 +451,7 @@ MANY = Case(
 
 def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path):
     text = fault(MANY, tmp_path, group_column="antibody", split_column="split")
-    assert text.startswith("35 values cannot be used, of 6 kinds:")
+    assert text.startswith("35 values cannot be used:")
     for words in (
         "row 2, column 'sequence', value '': the sequence is empty",
         "  ... and 27 more in column 'sequence': the sequence is empty",  # 20 lines for 6 kinds are 3 each
