@@ -20,7 +20,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 from ..errors import DataError
 from .arguments import DataArguments
 from .columns import as_array, as_text, check_columns, distinct
-from .proteins import clean_chains, remedy_if_missing
+from .proteins import clean_chains
 from .reading import SOURCE_ROW
 from .row_errors import NO_SPLIT, Judged, RowError, append_rejected, is_missing, judge_cells, refuse, shorten
 from .splits import canonical_split
@@ -109,8 +109,7 @@ class RowSchema:
         table = data.select(names) if isinstance(data, pa.Table) else data.select_columns(names).with_format("arrow")[:]
         rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
-        remedy = remedy_if_missing(args.sequence_columns, self.needs_labels, self.needs_splits)
-        columns, errors, changes = clean_chains(chains, args, rows, remedy)
+        columns, errors, changes = clean_chains(chains, args, rows)
         if self.needs_labels:
             errors += self._add_labels(columns, table, rows, path)
         for name in self.text_columns:

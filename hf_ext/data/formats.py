@@ -11,7 +11,7 @@ import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,7 @@ def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
 
 
 def _check_regular(path: Path) -> None:
-    try:
-        kind = irregular_kind(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
-    if kind:
+    if kind := irregular_kind(path):
         raise DataError(f"{path}: is {kind}, not a regular file. Save the rows in a file, and name that.")
 
 
@@ -101,9 +97,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: not a regular file, damaged or cut gzip data, unreadable, or not UTF-8 text; with file and row.
     """
-    _check_regular(path)
     number = 0
     try:
+        _check_regular(path)
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -116,13 +112,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             f"of a workbook or an archive (Excel, zip), save or unpack the table as CSV; name gzip .gz and Parquet "
             ".parquet."
         ) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, OSError) as error:
         raise DataError(
-            f"{path}: the gzip data is damaged or cut off after row {number} ({error}). Copy or download it again; if "
-            f"it is not packed, take .gz off its name."
+            f"{path}: cannot be read after row {number} ({error}). If the gzip data is damaged or cut off, copy or "
+            f"download it again; if it is not packed, take .gz off its name."
         ) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read after row {number} ({error.strerror}).") from error
 
 
 def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iterator[Record]:
@@ -190,22 +184,20 @@ def _read_fasta(path: Path) -> Iterator[Record]:
     """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that comes
     twice, the first value."""
     row, record, parts = 0, None, []  # type: int, dict[str, Any] | None, list[str]
-    for number, line in read_lines(path):
+    for number, line in chain(read_lines(path), [(0, ">")]):
         text = line.strip()
-        if text.startswith(">"):
-            if record is not None:
-                yield row, {**record, "sequence": "".join(parts)}
-            name, rest = (*text[1:].split(None, 1), "", "")[:2]
-            row, record, parts = number, {"id": name}, []
-            found = _KEY.split(rest)[1:]
-            for key, value in zip(found[::2], found[1::2]):
-                record.setdefault(key, value.strip())
-        elif text and record is None:
-            raise DataError(f"{path}, row {number}: FASTA records start with '>'; this line belongs to none.")
-        else:
+        if not text.startswith(">"):
             parts.append(text)
-    if record is not None:
-        yield row, {**record, "sequence": "".join(parts)}
+            continue
+        if record is not None:
+            yield row, {**record, "sequence": "".join(parts)}
+        elif any(parts):
+            raise DataError(f"{path}, row 1: FASTA records start with '>'; the first lines belong to none.")
+        name, rest = (*text[1:].split(None, 1), "", "")[:2]
+        row, record, parts = number, {"id": name}, []
+        found = _KEY.split(rest)[1:]
+        for key, value in zip(found[::2], found[1::2]):
+            record.setdefault(key, value.strip())
 
 
 def _read_json(path: Path) -> Iterator[Record]:
@@ -235,9 +227,9 @@ def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Itera
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
     Without them a flipped bit of a stored number is another number, which nobody can see.
     """
-    _check_regular(path)
     row = 0
     try:
+        _check_regular(path)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             check_columns(names, needed, str(path))

@@ -23,8 +23,7 @@ STOP = "*"
 # ESM-2's tokens, in the order of their ids.
 ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
 LEAVE_OUT = "Fill it in, or leave the row out."
-NAME_COLUMN = "Fill it in, leave the row out, or name the column in --missing_chains if rows may lack this chain."
-NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows that lack this chain, do without it."
+NAME_COLUMN = f"{LEAVE_OUT} If rows may lack this chain, name the column in --missing_chains of training."
 
 # A, C, G, T and N are 26 % of the residues in Swiss-Prot, so 24 of them in a row are one protein in 10^14 by chance;
 # repeats of few letters (poly-A, silk's GA) lack one of A, C, G and T. Shorter genes would be of seven residues.
@@ -47,7 +46,6 @@ def clean_chains(
     columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
     args: DataArguments,
     rows: np.ndarray,
-    if_missing: str = LEAVE_OUT,
 ) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:
     """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
@@ -61,7 +59,6 @@ def clean_chains(
         args: what they say of `max_residues` and `too_long`; and `missing_chains`, columns whose missing cells
             (`is_missing`) are "" and counted ("missing"), not refused.
         rows: (n,) the number of each row in its file.
-        if_missing: the remedy told for an empty cell of the others.
 
     Returns:
         The columns as text; an error for each refused cell; and column -> kind of change -> rows.
@@ -71,6 +68,7 @@ def clean_chains(
     cleaned: dict[str, pa.ChunkedArray] = {}
     errors: list[RowError] = []
     changes: dict[str, dict[str, int]] = {}
+    if_missing = NAME_COLUMN if len(columns) > 1 else LEAVE_OUT
     for name, values in columns.items():
         may_be_missing = name in args.missing_chains
         judge = partial(judge_sequence, args=args, if_missing=if_missing, may_be_missing=may_be_missing)
@@ -88,17 +86,6 @@ def clean_chains(
         bare = [int(rows[i]) for i in np.flatnonzero(~np.any(lengths, axis=0))]
         errors += [RowError(row, first, "", rule, remedy) for row in bare if row not in named]
     return cleaned, errors, changes
-
-
-def remedy_if_missing(columns: Sequence[str], needs_labels: bool, needs_splits: bool) -> str:
-    """What to do about an empty cell in one of these sequence columns.
-
-    A masked language model (splits without labels) does without no chain; a model that is trained already (no splits)
-    has learned to do so, or has not.
-    """
-    if len(columns) < 2 or (needs_splits and not needs_labels):
-        return LEAVE_OUT
-    return NAME_COLUMN if needs_splits else NOT_LEARNED
 
 
 def judge_sequence(

@@ -15,7 +15,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from ..errors import DataError
-from .columns import as_dataset, as_text, check_columns, show_name
+from .columns import as_dataset, as_text, check_columns
 from .formats import DELIMITERS, SUFFIXES, file_format, iter_tables
 from .splits import SPLITS, canonical_split
 
@@ -77,7 +77,7 @@ def read_parts(
     needed, reads_all = columns or (), reads_all or columns is None
     if files := _find_files(name):
         return [_read_files(paths, needed, reads_all, streaming, split) for split, paths in files.items()]
-    path = _local_path(name)
+    path = Path(name).expanduser()
     if not path.is_dir() and not is_on_hub(name):
         raise DataError(_not_found(path))
     loaded = _load(name, config_name, revision, streaming)
@@ -92,7 +92,7 @@ def read_parts(
 
 def is_on_hub(name: str) -> bool:
     """Whether `name` reads as a Hub dataset: no path that is there, no pattern, no file of a known format."""
-    path = _local_path(name)
+    path = Path(name).expanduser()
     return not path.exists() and not file_format(path) and _HUB_ID(name) is not None
 
 
@@ -105,7 +105,7 @@ def local_files(name: str | None) -> list[Path]:
     if name is None:
         return []
     paths = [path for paths in _find_files(name).values() for path in paths]
-    return paths or sorted(_local_path(name).rglob("*.arrow"))
+    return paths or sorted(Path(name).expanduser().rglob("*.arrow"))
 
 
 def peek_columns(name: str | None) -> dict[Path, list[str]]:
@@ -118,18 +118,9 @@ def peek_columns(name: str | None) -> dict[Path, list[str]]:
     return {path: next((table.column_names for _, table in iter_tables(path)), []) for path in paths}
 
 
-def _local_path(name: str) -> Path:
-    try:
-        path = Path(name).expanduser()
-        path.exists()
-    except (OSError, RuntimeError) as error:  # too long, not to be entered, an unknown ~user
-        raise DataError(f"{show_name(name)}: cannot be looked up ({error}). Use another name.") from error
-    return path
-
-
 def _find_files(name: str) -> Files:
     """What `name` means of files; nothing where it is none, or a folder of `save_to_disk`."""
-    path = _local_path(name)
+    path = Path(name).expanduser()
     if path.is_dir():
         if any((path / saved).exists() for saved in _SAVED):
             return {}
@@ -228,7 +219,7 @@ def _load(name: str, config_name: str | None, revision: str | None, streaming: b
     try:
         if is_on_hub(name):
             return load_dataset(name, config_name, revision=revision, streaming=streaming)
-        loaded = load_from_disk(str(_local_path(name)))
+        loaded = load_from_disk(str(Path(name).expanduser()))
         splits = loaded if isinstance(loaded, DatasetDict) else DatasetDict({"train": loaded})
         return {key: data.to_iterable_dataset() if streaming else data for key, data in splits.items()}
     except DatasetNotFoundError as error:

@@ -168,8 +168,10 @@ def build_collator(
     Sets `data_args.max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
 
     Raises:
-        ArgumentError: more than two sequence columns.
+        ArgumentError: more than two sequence columns, or chains that rows may lack.
     """
+    if data_args.missing_chains:
+        raise ArgumentError("missing_chains: only affinity models and generators do without a chain; drop it.")
     if len(data_args.sequence_columns) > 2:
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
     columns, limit = data_args.sequence_columns, limit_of_positions(model.config.to_dict())
