@@ -161,7 +161,7 @@ def read_predictions(
     there: dict[str, list[Any]] = {name: [_read_sequence(cell, policy) for cell in lines[name]] for name in compared}
     if label := next((name for name in (label_column, "label") if name in lines), None):
         compared[label] = np.asarray(rows["label"][:], np.float32)  # as a run writes them
-        found = parse_labels(lines[label].tolist(), label, lines.index.to_numpy()).labels
+        found, _, _ = parse_labels(lines[label].tolist(), label, lines.index.to_numpy())
         there[label] = found.astype(np.float32).tolist()
     for name, own in compared.items():
         others = [line for line, cell, here in zip(lines.index, there[name], own) if cell != here]

@@ -133,7 +133,7 @@ class PairEncoder:
             int64 arrays; `affinity`: float, NaN where None or NaN was given, or where there is no such column.
 
         Raises:
-            DataError: as above; columns of different lengths; or an affinity that is infinite.
+            DataError: as above; or columns of different lengths.
         """
         values = [None] * len(heavies) if affinities is None else affinities
         if not len(antigens) == len(heavies) == len(values):
@@ -145,7 +145,7 @@ class PairEncoder:
         return {
             "input_ids": [encoded[i] for i in number],
             "labels": [pair[1:] for pair in self.encode_pairs(heavies, lights)],
-            "affinity": [_affinity(value, f"Row {i}") for i, value in enumerate(values)],
+            "affinity": [math.nan if value is None else float(value) for value in values],
         }
 
 
@@ -253,10 +253,3 @@ def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> N
                 f"Row {i}, {what}: {shorten(sequence)!r} has {wrong!r}; allowed are {STANDARD}, {UNKNOWN} and {RARE}, "
                 "in upper case. Clean the column first."
             )
-
-
-def _affinity(value: float | None, row: str) -> float:
-    number = math.nan if value is None else float(value)
-    if math.isinf(number):
-        raise DataError(f"{row}, affinity: {value!r}; must be finite, or NaN where it is unknown.")
-    return number

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -111,7 +111,13 @@ class RowSchema:
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
         if self.needs_labels:
-            errors += self._add_labels(columns, table, rows, path)
+            name, mark_column = args.label_column, args.censor_column
+            marks = table[mark_column] if mark_column else None
+            labels, bounds, refused = parse_labels(table[name], name, rows, marks, mark_column or "")
+            if not np.isfinite(labels).any() and (problem := describe_classes(table[name])):
+                raise DataError(f"{path}, column {name!r}: {problem}")
+            columns |= {"label": pa.array(labels), "bound": pa.array(bounds)}
+            errors += refused
         for name in self.text_columns:
             found, judged, refused = judge_cells(as_text(table[name]), partial(self._judge_text, name), name, rows)
             columns[name] = found.spread([one.value for one in judged], pa.string())
@@ -122,15 +128,6 @@ class RowSchema:
         if errors:
             result = result.filter(pa.array(~np.isin(rows, [error.row for error in errors])))
         return CleanRows(result, errors, changes)
-
-    def _add_labels(self, columns: dict[str, Any], table: pa.Table, rows: np.ndarray, path: str) -> list[RowError]:
-        name, mark_column = self.args.label_column, self.args.censor_column
-        marks = table[mark_column] if mark_column else None
-        parsed = parse_labels(table[name], name, rows, marks=marks, mark_column=mark_column or "")
-        if not np.isfinite(parsed.labels).any() and (problem := describe_classes(table[name])):
-            raise DataError(f"{path}, column {name!r}: {problem}")
-        columns |= {"label": pa.array(parsed.labels), "bound": pa.array(parsed.bounds)}
-        return parsed.errors
 
     def _judge_text(self, name: str, text: str | None) -> Judged:
         """Names are one line each: in a CSV, a line end is mostly what stray quotes made of several rows."""
@@ -176,22 +173,13 @@ class _StreamRows:
         return cleaned.table.to_pydict()
 
 
-class ParsedLabels(NamedTuple):
-    """`labels` float64 (n,), NaN where refused; `bounds` int8 (n,): -1 true value <= label, 0 exact, +1 >= label."""
-
-    labels: np.ndarray
-    bounds: np.ndarray
-    errors: list[RowError]
-
-
 def parse_labels(
     values: pa.ChunkedArray | Sequence[Any],
     column: str,
     rows: np.ndarray,
-    *,
     marks: pa.ChunkedArray | Sequence[Any] | None = None,
     mark_column: str = "",
-) -> ParsedLabels:
+) -> tuple[np.ndarray, np.ndarray, list[RowError]]:
     """Turns cells into finite numbers and bounds; refuses what would poison a loss, naming the row.
 
     Args:
@@ -203,9 +191,10 @@ def parse_labels(
         mark_column: its name.
 
     Returns:
-        `ParsedLabels`. Refused per row: missing, other text (digits of other scripts and 1_000 too), beyond +-1e30, a
-        missing value written as nines (`find_placeholders`), an unknown mark, and a mark that contradicts the label's
-        own sign.
+        Labels, float64 (n,), NaN where refused; bounds, int8 (n,): -1 true value <= label, 0 exact, +1 >= label; and
+        an error for each row that is refused: missing, other text (digits of other scripts and 1_000 too), beyond
+        +-1e30, a missing value written as nines (`find_placeholders`), an unknown mark, and a mark that contradicts
+        the label's own sign.
 
     Cost: each distinct cell is parsed once; 0.3 s for 100,000 distinct ones.
     """
@@ -221,7 +210,7 @@ def parse_labels(
         errors += [RowError(int(rows[i]), mark_column, mark, rule, remedy) for i, mark in zip(wrong, shown)]
         bounds = np.where(given == UNSAID, bounds, given)
     errors += find_placeholders(labels, bounds, column, rows)
-    return ParsedLabels(labels, bounds.astype(np.int8), errors)
+    return labels, bounds.astype(np.int8), errors
 
 
 def judge_label(cell: object) -> Judged:

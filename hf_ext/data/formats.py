@@ -7,7 +7,6 @@ import gzip
 import json
 import logging
 import re
-import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -47,14 +46,12 @@ def file_format(path: Path) -> str:
 
 def irregular_kind(path: Path) -> str:
     """Returns what `path` is, or links to, if not a regular file, else "": a pipe or a device may never end."""
-    kind = stat.S_IFMT(path.stat().st_mode)
-    names = {stat.S_IFREG: "", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-    return names.get(kind, "a device")
+    if path.is_file() or not path.exists():
+        return ""
+    return "a folder" if path.is_dir() else "a named pipe, a socket or a device"
 
 
-def iter_tables(
-    path: Path, needed: Collection[str] = (), *, reads_all: bool = True
-) -> Iterator[tuple[np.ndarray, pa.Table]]:
+def iter_tables(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[np.ndarray, pa.Table]]:
     """Yields (rows, table) of 1,000 rows at most until the file ends, in constant memory but for a JSON list.
 
     CSV, TSV and FASTA give text; JSON and Parquet their own numbers and truth values, and text for all else. `rows` is
@@ -62,21 +59,21 @@ def iter_tables(
 
     Args:
         path: a file whose `file_format` is known.
-        needed: columns that must be there; where JSON or FASTA lacks one in all records of a table, so does the table.
-        reads_all: the other columns, too.
+        columns: those that must be there, and no others; where JSON or FASTA lacks one in all records of a table, so
+            does the table. None: all that are.
 
     Raises:
         DataError: see `read_parts`.
     """
     kind = file_format(path)
     if kind == ".parquet":
-        tables = _read_parquet(path, needed, reads_all)
+        tables = _read_parquet(path, columns)
     elif kind in DELIMITERS:
-        tables = _to_columns(_read_delimited(path, DELIMITERS[kind], needed))
+        tables = _to_columns(_read_delimited(path, DELIMITERS[kind], columns or ()))
     else:
         tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path))
-    for rows, columns in tables:
-        yield rows, pa.table({n: as_array(cells) for n, cells in columns.items() if reads_all or n in needed})
+    for rows, read in tables:
+        yield rows, pa.table({n: as_array(cells) for n, cells in read.items() if columns is None or n in columns})
 
 
 def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
@@ -221,7 +218,7 @@ def _decode(text: str, where: str) -> Any:
         raise DataError(f"{where}: not valid JSON ({error}). {hint}") from error
 
 
-def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Iterator[Columns]:
+def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[Columns]:
     """Damage is a DataError with the row, never an exception of Arrow's, and loses no row.
 
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
@@ -232,8 +229,8 @@ def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Itera
         _check_regular(path)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
-            check_columns(names, needed, str(path))
-            kept = [name for name in names if reads_all or name in needed]
+            check_columns(names, columns or (), str(path))
+            kept = [name for name in names if columns is None or name in columns]
             for batch in file.iter_batches(BATCH_ROWS, columns=kept):
                 batch.validate(full=True)
                 yield np.arange(row + 1, row + 1 + len(batch)), {name: batch.column(name) for name in kept}

@@ -168,8 +168,7 @@ def _open(
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
     parts = read_parts(
         args.dataset_name,
-        schema.needed,
-        reads_all=reads_all,
+        None if reads_all else schema.needed,
         config_name=args.dataset_config_name,
         revision=args.dataset_revision,
         streaming=args.streaming,

@@ -253,14 +253,13 @@ class SequenceCollator:
         """
         root = Path(folder)
         path = root / INPUTS_NAME
-        if not path.is_file():
-            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that `hf-ext train` wrote.")
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
             inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
             options = {name: settings[name] for name in OPTIONS}
-        except (ValueError, TypeError, KeyError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-            raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Copy the model again.") from error
+        except (OSError, ValueError, TypeError, KeyError) as error:  # JSONDecodeError is a ValueError
+            text = f"{path}: not there, or damaged ({type(error).__name__}: {error})."
+            raise DataError(f"{text} Give a folder that `hf-ext train` wrote, or copy the model again.") from error
         tokenizers = {}
         for i, (name, (columns, max_residues)) in enumerate(inputs.items()):
             place = root / "tokenizers" / str(i)

@@ -1,7 +1,6 @@
 """A fingerprint follows the content of a data set, not the process, the file or the memory it lies in."""
 
 import datetime
-import hashlib
 import random
 
 import numpy as np
@@ -21,9 +20,6 @@ def changed(**columns) -> Dataset:
 
 
 def test_a_changed_value_changes_the_hash_of_its_column_only():
-    by_hand = hashlib.blake2b(b"int64" + b"3,0;" + np.array([7, 8, 9], "<i8").tobytes(), digest_size=16).hexdigest()
-    expected = {"num_rows": 3, "content": {"n": by_hand}}
-    assert fingerprint(Dataset.from_dict({"n": [7, 8, 9]})) == expected
     before = fingerprint(changed())["content"]
     for name, values in (
         ("heavy", ["EVQ", "QVQL", "DI"]),

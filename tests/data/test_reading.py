@@ -197,14 +197,16 @@ def test_shards_clones_patterns_and_saved_folders_are_read_with_their_splits(tmp
 @pytest.mark.parametrize(("name", "streaming"), [("a.csv", True), ("a.jsonl.gz", False), ("a.parquet", False)])
 def test_pipes_and_devices_are_refused_at_once(tmp_path, name, streaming):
     os.mkfifo(tmp_path / name)
-    assert "is a named pipe, not a regular file" in fault(tmp_path / name, streaming=streaming)
+    assert "is a named pipe, a socket or a device, not a regular file" in fault(tmp_path / name, streaming=streaming)
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/dev/zero")
-    assert "is a device, not a regular file" in fault(tmp_path / name, streaming=streaming)
+    assert "is a named pipe, a socket or a device, not a regular file" in fault(tmp_path / name, streaming=streaming)
     (tmp_path / name).unlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / name))
-        assert "is a socket, not a regular file" in fault(tmp_path / name, streaming=streaming)
+        assert "is a named pipe, a socket or a device, not a regular file" in fault(
+            tmp_path / name, streaming=streaming
+        )
 
 
 def test_a_record_without_end_is_never_held_whole(tmp_path):
