@@ -77,14 +77,9 @@ class RowSchema:
         return [name for name in dict.fromkeys(names) if name and name not in args.sequence_columns]
 
     @property
-    def split_column(self) -> str | None:
-        """The column that says train, validation or test, where rows are split."""
-        return self.args.split_column if self.needs_splits else None
-
-    @property
     def text_columns(self) -> list[str]:
         """Columns that are kept as text: groups, id and split."""
-        names = (*self.groups, self.args.id_column, self.split_column)
+        names = (*self.groups, self.args.id_column, self.args.split_column if self.needs_splits else None)
         return [name for name in dict.fromkeys(names) if name and name not in self.args.sequence_columns]
 
     @property
@@ -135,7 +130,7 @@ class RowSchema:
             return Judged(text, "a line end inside the text", "Write it on one line; look for stray quotes, too.")
         if name in self.groups and not (text and text.strip()):
             return Judged(text, "the group is missing", "Name the group, or leave the row out.")
-        if name == self.split_column and canonical_split(text) is None:
+        if name == self.args.split_column and canonical_split(text) is None:
             remedy = "Use train, valid (or validation, val, dev) or test, or leave such rows out of the file."
             return Judged(text, NO_SPLIT, remedy)
         return Judged(text)

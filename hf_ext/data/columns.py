@@ -112,10 +112,7 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
 
     Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
     """
-    if isinstance(values, pa.Array):
-        if values.type == pa.string():
-            return values
-        values = values.to_pylist()
+    values = values.to_pylist() if isinstance(values, pa.Array) else values
     try:
         array = pa.array(values, from_pandas=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

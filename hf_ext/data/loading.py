@@ -117,7 +117,7 @@ def load_data(
     if needs_labels:
         report["repeats"] = repeat_report(splits, args.sequence_columns)
         if text := describe_repeats(report["repeats"]):
-            report["warnings" if report["repeats"]["is_much"] else "notes"].append(text)
+            report["notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
     return LoadedData(splits, report)

@@ -47,10 +47,8 @@ def nearest_identities(
 
     Cost: 10 ms a distinct antibody chain among 10,000 others, nothing for one that stands among them.
     """
-    place: dict[str, int] = {}
-    for index, one in enumerate(references):
-        place.setdefault(one, index)
-    known = list(place)
+    place = {one: index for index, one in reversed([*enumerate(references)])}
+    known = list(dict.fromkeys(references))
     found: dict[str, tuple[float, int]] = {}
     for query in dict.fromkeys(queries):
         cutoff = max(0.0, at_least - 1e-6)

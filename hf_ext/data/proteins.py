@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .arguments import DataArguments
-from .row_errors import Judged, RowError, is_missing, judge_cells, shorten
+from .row_errors import Judged, RowError, is_missing, judge_cells
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"
@@ -95,9 +95,7 @@ def judge_sequence(
     if is_missing(cell):
         if may_be_missing:
             return Judged("", changes=("missing",))
-        text = shorten(cell).strip() if isinstance(cell, str) else None
-        rule = "the sequence is missing" if text is None else "the sequence is empty"
-        return Judged("", f"{text!r} reads as a missing value" if text else rule, if_missing)
+        return Judged("", "the sequence is missing", if_missing)
     if not isinstance(cell, str):
         return Judged("", f"a sequence must be text, not {type(cell).__name__}", "Store the column as text.")
     text = cell.strip()

@@ -152,9 +152,8 @@ def _not_found(path: Path) -> str:
     if not folder.is_dir():
         return f"{path}: file not found, and there is no folder {folder}."
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() or file_format(entry))
-    near = get_close_matches(path.name, names, n=3, cutoff=0.4)
-    shown = f"Nearest names there: {', '.join(near)}." if near else f"Tables there: {', '.join(names[:10]) or 'none'}."
-    return f"{path}: file not found. {shown}"
+    near = get_close_matches(path.name, names, n=3, cutoff=0.4) or names[:10]
+    return f"{path}: file not found. There are: {', '.join(near) or 'no tables'}."
 
 
 def _read_files(paths: list[Path], columns: Collection[str] | None, streaming: bool, split: str | None) -> Part:

@@ -73,10 +73,12 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
     elif kind == "random":
         side = _random_sides(len(data), shares, seed)
     else:
-        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, shares[0], report)
+        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, shares[0])
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
         if kind == "cluster":
+            if not args.cluster_file:
+                report["identity"] = args.cluster_identity or CLUSTER_IDENTITY
             data = data.add_column(SPLIT_CLUSTER, groups.tolist())
     data = data.remove_columns(own_column)
     splits = DatasetDict(
@@ -85,7 +87,7 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
     return splits, report | {"sizes": {name: len(split) for name, split in splits.items()}}
 
 
-def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: dict[str, Any]) -> np.ndarray:
+def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.ndarray:
     """Returns int64 [n] cluster numbers: rows share one where their sequences share a family in every column.
 
     Families are those of `near_copies.find_families`: two rows that are at least as identical as asked in every column
@@ -96,7 +98,6 @@ def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: 
         data: the rows.
         args: `DataArguments`: `cluster_identity`, and `cluster_column` or all `sequence_columns`; or `cluster_file`.
         max_share: of the rows; a cluster that is larger is an error.
-        report: takes what was compared.
 
     Raises:
         DataError: a cluster larger than `max_share`; or see `read_cluster_file`.
@@ -106,22 +107,17 @@ def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: 
     identical as asked, such as antibodies below 0.9, and long proteins below 0.8: a bar shows how far it is.
     """
     if args.cluster_file:
-        name = str(args.id_column)
-        report |= {"file": args.cluster_file, "id_column": name}
-        groups = read_cluster_file(args.cluster_file, data[name][:], name)
+        groups = read_cluster_file(args.cluster_file, data[args.id_column][:], str(args.id_column))
     else:
-        identity = CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity
-        names = [args.cluster_column] if args.cluster_column else list(args.sequence_columns)
-        report |= {"identity": identity, "columns": names}
         groups = np.zeros(len(data), dtype=np.int64)
-        for name in names:
+        for name in [args.cluster_column] if args.cluster_column else args.sequence_columns:
             numbers, distinct_ones = factorize(data[name][:])
-            groups, _ = factorize(zip(groups.tolist(), find_families(distinct_ones, identity)[numbers].tolist()))
+            families = find_families(distinct_ones, args.cluster_identity or CLUSTER_IDENTITY)[numbers]
+            groups, _ = factorize(zip(groups.tolist(), families.tolist()))
     largest = int(np.bincount(groups).max())
     if largest > max_share * len(groups):
-        how = "" if args.cluster_file else f" at identity {identity:g}"
         raise DataError(
-            f"split=cluster: one cluster of near copies{how} holds {largest} of {len(groups)} rows, more than the "
+            f"split=cluster: one cluster of near copies holds {largest} of {len(groups)} rows, more than the "
             f"train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. Cluster "
             "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
         )

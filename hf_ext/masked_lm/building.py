@@ -163,7 +163,7 @@ def reading_model(args: MaskedLMArguments) -> AbstractContextManager[None]:
 def build_collator(
     tokenizer: Any, model: PreTrainedModel, args: MaskedLMArguments, data_args: DataArguments, seed: int
 ) -> MaskedLMCollator:
-    """The collator for a table's sequence column (two columns: a pair); `--id_column` identifies examples.
+    """The collator for a table's sequence column (two columns: a pair).
 
     Sets `data_args.max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
 
@@ -176,9 +176,7 @@ def build_collator(
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
     columns, limit = data_args.sequence_columns, limit_of_positions(model.config.to_dict())
     residues = ResidueTokenizer(tokenizer, len(columns), limit)
-    collator = MaskedLMCollator(
-        residues, columns, args.mlm_probability, seed, data_args.max_residues, data_args.id_column
-    )
+    collator = MaskedLMCollator(residues, columns, args.mlm_probability, seed, data_args.max_residues)
     data_args.max_residues = collator.max_residues
     return collator
 

@@ -72,8 +72,8 @@ def test_what_was_encoded_is_decoded_and_what_is_malformed_is_said(encoder):
     [
         (([""], ["A"], ["C"]), "Row 0, antigen: ''"),
         ((["A"], [""], ["C"]), "Row 0, heavy: ''"),
-        ((["A", "A"], ["A", "aC"], ["C", "C"]), "Row 1, heavy: 'aC' has 'a'; allowed are ACDEF"),
-        ((["A"], ["A"], ["A*"]), r"Row 0, light: 'A\*' has '\*'"),
+        ((["A", "A"], ["A", "aC"], ["C", "C"]), "Row 1, heavy: 'aC'; must be residues in upper case, of ACDEF"),
+        ((["A"], ["A"], ["A*"]), r"Row 0, light: 'A\*'"),
         ((["A"], ["A", "C"], ["A", "C"]), "1 antigens, 2 heavy chains"),
         ((["A", "C"], ["A", "C"], ["A"]), "2 heavy and 1 light"),
     ],

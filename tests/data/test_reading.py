@@ -141,8 +141,8 @@ def test_truncated_gzip_is_named(tmp_path, cut):
 def test_file_not_found_names_the_nearest_files(tmp_path):
     write(tmp_path / "binders.csv", CSV)
     write(tmp_path / "other.txt", CSV)
-    assert "file not found. Nearest names there: binders.csv." in fault(str(tmp_path / "binder.csv"))
-    assert "file not found. Tables there: binders.csv." in fault(str(tmp_path / "zzz.parquet"))
+    assert "file not found. There are: binders.csv." in fault(str(tmp_path / "binder.csv"))
+    assert "file not found. There are: binders.csv." in fault(str(tmp_path / "zzz.parquet"))
     assert f"there is no folder {tmp_path / 'no'}" in fault(str(tmp_path / "no" / "a.csv"))
     assert "other.txt: unknown format. Use .csv" in fault(str(tmp_path / "other.txt"))
 
