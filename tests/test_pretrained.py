@@ -136,8 +136,8 @@ def test_weights_that_are_no_regular_file_are_refused_at_once(folder, tmp_path):
     weights = folder / "model.safetensors"
     for make, kind in (
         (lambda: weights.mkdir(), "a folder"),
-        (lambda: os.mkfifo(weights), "a named pipe"),
-        (lambda: weights.symlink_to("/dev/zero"), "a device"),
+        (lambda: os.mkfifo(weights), "a named pipe, a socket or a device"),
+        (lambda: weights.symlink_to("/dev/zero"), "a named pipe, a socket or a device"),
     ):
         weights.rmdir() if weights.is_dir() else weights.unlink()
         make()

@@ -219,9 +219,8 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
     tokenizers = {}
     for name, columns in model.config.input_columns.items():
         index = model.tower_of(name).encoder
-        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), limit_of_positions(specs[index].config))
-        if max_length:
-            tokenizers[name].limit_tokens(max_length)
+        own = limit_of_positions(specs[index].config) or loaded[index].model_max_length
+        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), min(own, max_length or own))
         if data_args.max_residues and data_args.too_long != "error":
             residues = tokenizers[name].max_residues or data_args.max_residues
             tokenizers[name].max_residues = min(residues, data_args.max_residues)

@@ -155,7 +155,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments) -> NDArray[np.f
             "which row each is of. Write one line per row, in their order, or add that column (`hf-ext predict` does)."
         )
     for name in (name for name in args.sequence_columns if name in lines):
-        found = [judge_sequence(read_cell(cell), args).sequence for cell in lines[name]]
+        found = [judge_sequence(read_cell(cell), args).value for cell in lines[name]]
         if num := sum(one != other for one, other in zip(found, rows[name][:])):
             raise DataError(
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "

@@ -19,7 +19,7 @@ from ..arguments.predicting_fields import PredictingArguments
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
 from ..data.columns import as_dataset, read_columns
-from ..data.proteins import clean_chains, remedy_if_missing
+from ..data.proteins import clean_chains
 from ..data.row_errors import format_errors
 from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
@@ -271,9 +271,8 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
         present = [*map(str, frame.columns[:30])]
         raise DataError(f"rows have no column {missing[0]!r}: the model reads {[*columns]}, there are {present}.")
     cells = {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in columns}
-    if_missing = remedy_if_missing([*columns], needs_labels=False, needs_splits=False)
     args = DataArguments(sequence_columns=[*columns], missing_chains=[*missing_chains])
-    cleaned, errors, _ = clean_chains(cells, args, np.arange(1, 1 + len(frame)), if_missing)
+    cleaned, errors, _ = clean_chains(cells, args, np.arange(1, 1 + len(frame)))
     if errors:
         refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(

@@ -76,7 +76,7 @@ def load_rows(
         ArgumentError, DataError: as `load_data`; or a split is missing; or of a chain that rows may lack, training
             shows all or none (`find_missing`).
     """
-    data = load_data(data_args, output_dir=output_dir, seed=seed, needs_validation=True, table=table)
+    data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
     check_splits(data.splits)
     if data_args.streaming:
         return data

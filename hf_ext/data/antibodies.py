@@ -133,7 +133,7 @@ class PairEncoder:
             int64 arrays; `affinity`: float, NaN where None or NaN was given, or where there is no such column.
 
         Raises:
-            DataError: as above; columns of different lengths; or an affinity that is infinite.
+            DataError: as above; or columns of different lengths.
         """
         values = [None] * len(heavies) if affinities is None else affinities
         if not len(antigens) == len(heavies) == len(values):
@@ -145,7 +145,7 @@ class PairEncoder:
         return {
             "input_ids": [encoded[i] for i in number],
             "labels": [pair[1:] for pair in self.encode_pairs(heavies, lights)],
-            "affinity": [_affinity(value, f"Row {i}") for i, value in enumerate(values)],
+            "affinity": [math.nan if value is None else float(value) for value in values],
         }
 
 
@@ -205,17 +205,12 @@ class AntibodyCollator:
             `antigen_index`: (n,), int64: which antigen each row has. `input_ids`: (k, longest antigen), int64, in the
             order in which they first occur; `attention_mask`: of that shape, int64. With `states_of`, `encoder_outputs`
             in place of `input_ids`: one tensor in a tuple, (k, longest antigen, width), zero where padding is.
-
-        Raises:
-            DataError: labels in some rows only; or an affinity that is infinite.
         """
-        num_labelled = sum(row.get("labels") is not None for row in rows)
-        if num_labelled not in (0, len(rows)):
-            raise DataError(f"{num_labelled} of {len(rows)} rows of a batch have labels: give them to all, or to none.")
         batch: dict[str, Any] = {}
-        if num_labelled:
+        if "labels" in rows[0]:
             batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], IGNORED)
-        batch["affinity"] = torch.tensor([_affinity(row.get("affinity"), "A row") for row in rows])
+        affinities = [row.get("affinity") for row in rows]
+        batch["affinity"] = torch.tensor([math.nan if one is None else float(one) for one in affinities])
         index, keys = factorize(np.asarray(row["input_ids"], np.int64).tobytes() for row in rows)
         batch["antigen_index"] = torch.from_numpy(index)
         antigens = [np.frombuffer(key, np.int64) for key in keys]
@@ -250,18 +245,9 @@ def _unpadded(batch: dict[str, Any]) -> list[np.ndarray]:
 
 def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> None:
     for i, sequence in enumerate(sequences):
-        if not isinstance(sequence, str) or not (sequence or may_be_empty):
-            raise DataError(f"Row {i}, {what}: {sequence!r}; must be a sequence of residues. Leave the row out.")
-        if not _LETTERS.issuperset(sequence):
-            wrong = sorted(set(sequence) - _LETTERS)[0]
+        is_text = isinstance(sequence, str) and (sequence or may_be_empty)
+        if not is_text or not _LETTERS.issuperset(sequence):
             raise DataError(
-                f"Row {i}, {what}: {shorten(sequence)!r} has {wrong!r}; allowed are {STANDARD}, {UNKNOWN} and {RARE}, "
-                "in upper case. Clean the column first."
+                f"Row {i}, {what}: {shorten(sequence)!r}; must be residues in upper case, of {STANDARD}, {UNKNOWN} and "
+                f"{RARE}. Clean the column, or leave the row out."
             )
-
-
-def _affinity(value: float | None, row: str) -> float:
-    number = math.nan if value is None else float(value)
-    if math.isinf(number):
-        raise DataError(f"{row}, affinity: {value!r}; must be finite, or NaN where it is unknown.")
-    return number

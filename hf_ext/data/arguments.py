@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal, Optional
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
+from ..arguments.training_fields import option
 from ..errors import ArgumentError
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
@@ -21,32 +22,26 @@ class ReadingArguments:
 
     _argument_group_name = "data"  # in --help
 
-    dataset_name: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)
-        default=None,
-        metadata={
-            "help": "Hub dataset id, local CSV, TSV, JSONL, JSON list, FASTA (each also .gz) or Parquet file, pattern "
-            "of such files, or folder: with train, validation and test files, or of save_to_disk. Left out, training "
-            "generates demo data."
-        },
+    dataset_name: str | None = option(
+        None,
+        "Hub dataset id, local CSV, TSV, JSONL, JSON list, FASTA (each also .gz) or Parquet file, pattern "
+        "of such files, or folder: with train, validation and test files, or of save_to_disk. Left out, training "
+        "generates demo data.",
     )
-    dataset_config_name: Optional[str] = field(default=None, metadata={"help": "Configuration of a Hub dataset."})  # noqa: UP045
-    dataset_revision: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Commit, tag or branch of a Hub dataset; a commit makes the run repeatable."}
+    dataset_config_name: str | None = option(None, "Configuration of a Hub dataset.")
+    dataset_revision: str | None = option(
+        None, "Commit, tag or branch of a Hub dataset; a commit makes the run repeatable."
     )
-    streaming: bool = field(
-        default=False, metadata={"help": "Read rows while training instead of before; for data larger than memory."}
+    streaming: bool = option(False, "Read rows while training instead of before; for data larger than memory.")
+    id_column: str | None = option(None, "Column kept to name rows in predictions.")
+    bad_rows: Literal["error", "drop"] = option(
+        "error", "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."
     )
-    id_column: Optional[str] = field(default=None, metadata={"help": "Column kept to name rows in predictions."})  # noqa: UP045
-    bad_rows: Literal["error", "drop"] = field(
-        default="error",
-        metadata={"help": "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."},
+    max_residues: Annotated[int, COUNT] | None = option(
+        None, "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."
     )
-    max_residues: Annotated[int, COUNT] | None = field(
-        default=None,
-        metadata={"help": "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."},
-    )
-    too_long: Literal["error", "truncate"] = field(
-        default="error", metadata={"help": "Sequences that are too long: error (unusable), or truncate."}
+    too_long: Literal["error", "truncate"] = option(
+        "error", "Sequences that are too long: error (unusable), or truncate."
     )
 
 
@@ -56,33 +51,24 @@ class LabelledArguments(ReadingArguments):
 
     _argument_group_name = "data"
 
-    sequence_columns: list[str] = field(
-        default_factory=lambda: ["sequence"],
-        metadata={"help": "Columns with amino-acid sequences, one chain per column, for example: heavy light antigen."},
+    sequence_columns: list[str] = option(
+        ["sequence"], "Columns with amino-acid sequences, one chain per column, for example: heavy light antigen."
     )
-    missing_chains: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Sequence columns that rows may leave empty, for example light where some rows are nanobodies. A "
-            "row never lacks all of its sequences."
-        },
+    missing_chains: list[str] = option(
+        [],
+        "Sequence columns that rows may leave empty, for example light where some rows are nanobodies. A "
+        "row never lacks all of its sequences.",
     )
-    label_column: str = field(
-        default="label", metadata={"help": "Column to predict: numbers, or bounds such as <=7 and >10.5."}
+    label_column: str = option("label", "Column to predict: numbers, or bounds such as <=7 and >10.5.")
+    censor_column: str | None = option(
+        None,
+        "Column that marks labels known only as a bound: <, <=, >, >=, = or empty; or 0/1, where 1 means "
+        "that the true value is at or below the label.",
     )
-    censor_column: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "Column that marks labels known only as a bound: <, <=, >, >=, = or empty; or 0/1, where 1 means "
-            "that the true value is at or below the label."
-        },
-    )
-    group_column: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "Column of groups, such as antigen: final scores have the mean Spearman within those of 10 rows or "
-            "more, and a baseline predicts the mean of each."
-        },
+    group_column: str | None = option(
+        None,
+        "Column of groups, such as antigen: final scores have the mean Spearman within those of 10 rows or more, and a "
+        "baseline predicts the mean of each.",
     )
 
 
@@ -96,42 +82,31 @@ class DataArguments(LabelledArguments):
 
     _argument_group_name = "data"
 
-    split_column: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Column that says train, valid (validation, val, dev) or test for each row."}
+    split_column: str | None = option(
+        None, "Column that says train, valid (validation, val, dev) or test for each row."
     )
-    split: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "How to split where neither a column nor files say it: random (the default), group:COLUMN (whole "
-            "groups on one side) or cluster (similar sequences on one side, see --cluster_identity)."
-        },
+    split: str | None = option(
+        None,
+        "How to split where neither a column nor files say it: random (the default), group:COLUMN (whole "
+        "groups on one side) or cluster (similar sequences on one side, see --cluster_identity).",
     )
-    split_sizes: list[float] = field(
-        default_factory=lambda: [0.8, 0.1, 0.1],
-        metadata={"help": "Shares of train, validation and test; they sum to 1."},
+    split_sizes: list[float] = option([0.8, 0.1, 0.1], "Shares of train, validation and test; they sum to 1.")
+    split_seed: Annotated[int, SEED] = option(
+        42, "Seed of the split; apart from --seed, so that repeated runs share one test set."
     )
-    split_seed: Annotated[int, SEED] = field(
-        default=42, metadata={"help": "Seed of the split; apart from --seed, so that repeated runs share one test set."}
+    cluster_column: str | None = option(None, "Sequence column that --split cluster compares, instead of all together.")
+    cluster_identity: float | None = option(
+        None,
+        f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, stand on one "
+        f"side; left out: {CLUSTER_IDENTITY:g}. Below, see --cluster_file.",
     )
-    cluster_column: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Sequence column that --split cluster compares, instead of all together."}
+    cluster_file: str | None = option(
+        None,
+        "With --split cluster: clusters made by another program, two columns, representative and member, "
+        "separated by a tab, as `mmseqs easy-cluster` writes; members are named as in --id_column.",
     )
-    cluster_identity: Optional[float] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, stand on one "
-            f"side; left out: {CLUSTER_IDENTITY:g}. Below, see --cluster_file."
-        },
-    )
-    cluster_file: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "With --split cluster: clusters made by another program, two columns, representative and member, "
-            "separated by a tab, as `mmseqs easy-cluster` writes; members are named as in --id_column."
-        },
-    )
-    max_train_samples: Annotated[int, COUNT] | None = field(
-        default=None, metadata={"help": "Train on a random subset of this many rows (the first ones of a stream)."}
+    max_train_samples: Annotated[int, COUNT] | None = option(
+        None, "Train on a random subset of this many rows (the first ones of a stream)."
     )
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers import trainer_pt_utils
 
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from .columns import column_names, read_columns
 from .varlen_layout import IGNORED
 
@@ -130,7 +130,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         max_batch_size: rows per batch, or None.
 
     Raises:
-        ArgumentError: a number is below its least value.
         DataError: no rows, or a row that alone is larger than the budget.
 
     Cost: one pass over the rows per epoch, about 2 s per million; five to begin with.
@@ -150,10 +149,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         passes_per_step: int = 1,
         max_batch_size: int | None = None,
     ):
-        numbers = {"max_tokens": max_tokens, "world_size": world_size, "passes_per_step": passes_per_step}
-        for name, value in {**numbers, "max_batch_size": max_batch_size}.items():
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name}={value}: must be at least 1.")
         if len(lengths) == 0:
             raise DataError("There are no rows to make batches of.")
         self.lengths = np.asarray(lengths, np.int64).reshape(len(lengths), -1)

@@ -80,7 +80,7 @@ class Distinct(NamedTuple):
 
     def spread(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
         """A column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
-        taken = values if isinstance(values, pa.Array) else pa.array(values)
+        taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
         starts = range(0, len(self.number), CHUNK_ROWS)
         chunks = [taken.take(pa.array(self.number[i : i + CHUNK_ROWS])).cast(kind) for i in starts]
         return pa.chunked_array(chunks, type=kind)
@@ -112,10 +112,7 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
 
     Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
     """
-    if isinstance(values, pa.Array):
-        if values.type == pa.string():
-            return values
-        values = values.to_pylist()
+    values = values.to_pylist() if isinstance(values, pa.Array) else values
     try:
         array = pa.array(values, from_pandas=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -128,10 +125,7 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
     found = distinct(column)
-    cells = found.cells
-    if not pa.types.is_large_string(cells.type):
-        cells = pa.array(map(_write, cells.to_pylist()), pa.large_string())
-    return found.spread(cells, pa.string())
+    return found.spread(list(map(_write, found.cells.to_pylist())), pa.string())
 
 
 def _write(cell: Any) -> str | None:
@@ -155,18 +149,15 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
         wanted: the names that are missing, at least one.
         names: those that are there.
     """
-    listed = f"Columns: {', '.join(map(show_name, names[:MAX_NAMED]))}."
-    near = {name: _nearest(name, names) for name in wanted[:MAX_NAMED]}
-    if len(near) > 1:
-        hints = (f" (did you mean '{one}'?)" if one else "" for one in near.values())
-        several = ", ".join(f"'{show_name(name)}'{hint}" for name, hint in zip(near, hints))
-        return f"there are no columns {several}. {listed}"
-    ((name, one),) = near.items()
-    hint = f" Did you mean '{one}'?" if one else ""
-    parts = re.split(r"[,+;|\s]+", name)
-    if len(parts) > 1 and set(parts) <= set(names):
-        hint = f" Write several with a blank between: --sequence_columns {' '.join(map(show_name, parts))}."
-    return f"there is no column '{show_name(name)}'.{hint} {listed}"
+    named = []
+    for name in wanted[:MAX_NAMED]:
+        near, parts = _nearest(name, names), re.split(r"[,+;|\s]+", name)
+        hint = f" (did you mean '{near}'?)" if near else ""
+        if len(parts) > 1 and set(parts) <= set(names):
+            hint = f" (write several with a blank between: {' '.join(map(show_name, parts))})"
+        named.append(f"'{show_name(name)}'{hint}")
+    what = f"are no columns {', '.join(named)}" if len(named) > 1 else f"is no column {named[0]}"
+    return f"there {what}. Columns: {', '.join(map(show_name, names[:MAX_NAMED]))}."
 
 
 def _nearest(name: str, names: Sequence[str]) -> str | None:

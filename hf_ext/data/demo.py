@@ -7,7 +7,6 @@ CDR-H3 follows from the antigen's epitope.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +89,10 @@ def make_demo_pairs(num_rows: int = NUM_PAIRS, seed: int = 0) -> Dataset:
     return Dataset.from_dict(
         {
             "antigen": [f"MKTAYIAKQRQI{''.join(site * _SITE_RESIDUES for site in row)}SVAD" for row in sites],
-            "heavy": [f"{frame}{answer_epitope(row)}DYWGQGTLVTVSS" for row in sites],
+            "heavy": [f"{frame}{''.join(RULE[site] for site in row)}DYWGQGTLVTVSS" for row in sites],
             "light": [f"{_VK}RFSGSGSGTDFTLTISSLQPEDFATYYCQQSYSTPTFGQGTKVEIK"] * len(sites),
         }
     )
-
-
-def answer_epitope(sites: Sequence[str]) -> str:
-    """The part of CDR-H3 that the rule gives for the sites of an epitope."""
-    return "".join(RULE[site] for site in sites)
 
 
 def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from datasets.fingerprint import Hasher
 
@@ -98,24 +97,10 @@ def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
         rows = None if order is None else order.column(0).slice(start, BLOCK_ROWS)
         block = table.slice(start, BLOCK_ROWS) if rows is None else table.take(rows)
         for name, column in zip(block.column_names, block.columns):
-            _feed_array(hashes[name], column.combine_chunks())
+            array = column.combine_chunks()
+            array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+            hashes[name].update(pa.record_batch([array], names=[""]).serialize())
     return {name: sink.hexdigest() for name, sink in hashes.items()}
-
-
-def _feed_array(sink: Any, array: Any) -> None:
-    """Feeds the values alone: neither how the array lies in memory nor what stands under a null."""
-    sink.update(f"{len(array)},{array.null_count};".encode())
-    if array.null_count:
-        sink.update(np.packbits(array.is_null().to_numpy(zero_copy_only=False)))
-        array = array.drop_null()
-    kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        _feed_array(sink, pc.list_value_length(array))
-        _feed_array(sink, array.flatten())
-    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        sink.update(array.to_numpy(zero_copy_only=False).tobytes())
-    else:  # text; and all else, more slowly
-        sink.update(repr(array.to_pylist()).encode("utf-8", "surrogatepass"))
 
 
 @contextmanager

@@ -7,11 +7,10 @@ import gzip
 import json
 import logging
 import re
-import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +46,12 @@ def file_format(path: Path) -> str:
 
 def irregular_kind(path: Path) -> str:
     """Returns what `path` is, or links to, if not a regular file, else "": a pipe or a device may never end."""
-    kind = stat.S_IFMT(path.stat().st_mode)
-    names = {stat.S_IFREG: "", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-    return names.get(kind, "a device")
+    if path.is_file() or not path.exists():
+        return ""
+    return "a folder" if path.is_dir() else "a named pipe, a socket or a device"
 
 
-def iter_tables(
-    path: Path, needed: Collection[str] = (), *, reads_all: bool = True
-) -> Iterator[tuple[np.ndarray, pa.Table]]:
+def iter_tables(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[np.ndarray, pa.Table]]:
     """Yields (rows, table) of 1,000 rows at most until the file ends, in constant memory but for a JSON list.
 
     CSV, TSV and FASTA give text; JSON and Parquet their own numbers and truth values, and text for all else. `rows` is
@@ -62,21 +59,21 @@ def iter_tables(
 
     Args:
         path: a file whose `file_format` is known.
-        needed: columns that must be there; where JSON or FASTA lacks one in all records of a table, so does the table.
-        reads_all: the other columns, too.
+        columns: those that must be there, and no others; where JSON or FASTA lacks one in all records of a table, so
+            does the table. None: all that are.
 
     Raises:
         DataError: see `read_parts`.
     """
     kind = file_format(path)
     if kind == ".parquet":
-        tables = _read_parquet(path, needed, reads_all)
+        tables = _read_parquet(path, columns)
     elif kind in DELIMITERS:
-        tables = _to_columns(_read_delimited(path, DELIMITERS[kind], needed))
+        tables = _to_columns(_read_delimited(path, DELIMITERS[kind], columns or ()))
     else:
         tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path))
-    for rows, columns in tables:
-        yield rows, pa.table({n: as_array(cells) for n, cells in columns.items() if reads_all or n in needed})
+    for rows, read in tables:
+        yield rows, pa.table({n: as_array(cells) for n, cells in read.items() if columns is None or n in columns})
 
 
 def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
@@ -87,11 +84,7 @@ def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
 
 
 def _check_regular(path: Path) -> None:
-    try:
-        kind = irregular_kind(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
-    if kind:
+    if kind := irregular_kind(path):
         raise DataError(f"{path}: is {kind}, not a regular file. Save the rows in a file, and name that.")
 
 
@@ -101,9 +94,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: not a regular file, damaged or cut gzip data, unreadable, or not UTF-8 text; with file and row.
     """
-    _check_regular(path)
     number = 0
     try:
+        _check_regular(path)
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -116,13 +109,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             f"of a workbook or an archive (Excel, zip), save or unpack the table as CSV; name gzip .gz and Parquet "
             ".parquet."
         ) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, OSError) as error:
         raise DataError(
-            f"{path}: the gzip data is damaged or cut off after row {number} ({error}). Copy or download it again; if "
-            f"it is not packed, take .gz off its name."
+            f"{path}: cannot be read after row {number} ({error}). If the gzip data is damaged or cut off, copy or "
+            f"download it again; if it is not packed, take .gz off its name."
         ) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read after row {number} ({error.strerror}).") from error
 
 
 def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iterator[Record]:
@@ -190,22 +181,20 @@ def _read_fasta(path: Path) -> Iterator[Record]:
     """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that comes
     twice, the first value."""
     row, record, parts = 0, None, []  # type: int, dict[str, Any] | None, list[str]
-    for number, line in read_lines(path):
+    for number, line in chain(read_lines(path), [(0, ">")]):
         text = line.strip()
-        if text.startswith(">"):
-            if record is not None:
-                yield row, {**record, "sequence": "".join(parts)}
-            name, rest = (*text[1:].split(None, 1), "", "")[:2]
-            row, record, parts = number, {"id": name}, []
-            found = _KEY.split(rest)[1:]
-            for key, value in zip(found[::2], found[1::2]):
-                record.setdefault(key, value.strip())
-        elif text and record is None:
-            raise DataError(f"{path}, row {number}: FASTA records start with '>'; this line belongs to none.")
-        else:
+        if not text.startswith(">"):
             parts.append(text)
-    if record is not None:
-        yield row, {**record, "sequence": "".join(parts)}
+            continue
+        if record is not None:
+            yield row, {**record, "sequence": "".join(parts)}
+        elif any(parts):
+            raise DataError(f"{path}, row 1: FASTA records start with '>'; the first lines belong to none.")
+        name, rest = (*text[1:].split(None, 1), "", "")[:2]
+        row, record, parts = number, {"id": name}, []
+        found = _KEY.split(rest)[1:]
+        for key, value in zip(found[::2], found[1::2]):
+            record.setdefault(key, value.strip())
 
 
 def _read_json(path: Path) -> Iterator[Record]:
@@ -229,35 +218,29 @@ def _decode(text: str, where: str) -> Any:
         raise DataError(f"{where}: not valid JSON ({error}). {hint}") from error
 
 
-def _read_parquet(path: Path, needed: Collection[str], reads_all: bool) -> Iterator[Columns]:
-    """Damage is a DataError with row group and row, never an exception of Arrow's, and loses no row.
+def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[Columns]:
+    """Damage is a DataError with the row, never an exception of Arrow's, and loses no row.
 
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
     Without them a flipped bit of a stored number is another number, which nobody can see.
     """
-    _check_regular(path)
-    row, group = 0, ""
+    row = 0
     try:
+        _check_regular(path)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
-            check_columns(names, needed, str(path))
-            # `metadata.row_group(n).column(m)` is not looked at: of a damaged footer pyarrow 26 aborts the process.
-            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-            if sum(sizes) != file.metadata.num_rows:
-                raise ValueError(f"row groups of {sizes} rows for {file.metadata.num_rows} rows")
-            kept = [name for name in names if reads_all or name in needed]
-            for number, size in enumerate(sizes):
-                group, end = f", row group {number + 1}", row + size
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], columns=kept):
-                    batch.validate(full=True)
-                    yield np.arange(row + 1, row + 1 + len(batch)), {name: batch.column(name) for name in kept}
-                    row += len(batch)
-                if row != end:
-                    raise ValueError(f"it ends after row {row}, the footer says {end}")
+            check_columns(names, columns or (), str(path))
+            kept = [name for name in names if columns is None or name in columns]
+            for batch in file.iter_batches(BATCH_ROWS, columns=kept):
+                batch.validate(full=True)
+                yield np.arange(row + 1, row + 1 + len(batch)), {name: batch.column(name) for name in kept}
+                row += len(batch)
+            if row != file.metadata.num_rows:
+                raise ValueError(f"it ends after row {row}, the footer says {file.metadata.num_rows}")
     except DataError:
         raise
     except _DAMAGE as error:
         after = f" after row {row}" if row else ""
         text = ascii(" ".join(str(error).split())[:200])[1:-1]
-        message = f"{path}{group}: not a readable Parquet file{after} ({text}). Write or copy it again."
+        message = f"{path}: not a readable Parquet file{after} ({text}). Write or copy it again."
         raise DataError(message) from error

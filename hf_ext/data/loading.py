@@ -56,9 +56,7 @@ def load_data(
     output_dir: str | os.PathLike[str] | None,
     seed: int,
     needs_labels: bool = True,
-    needs_validation: bool = False,
     looks_for_leaks: bool = True,
-    may_lack_chains: bool | None = None,
     table: Dataset | None = None,
 ) -> LoadedData:
     """Reads, cleans, labels and splits the rows, takes the training subset and looks for leaks.
@@ -68,10 +66,7 @@ def load_data(
         output_dir: where `rejected_rows.csv` goes with `bad_rows="drop"`; nothing else is written.
         seed: of the training subset; the split has its own, `args.split_seed`.
         needs_labels: False for masked-language-model training; no label column is read then.
-        needs_validation: a seeded tenth of train becomes validation where `split_sizes` gives it no share (and no file,
-            nor the split column, says which rows); a note says so.
         looks_for_leaks: False leaves the leak report, which takes most of the time, empty.
-        may_lack_chains: whether the task can do without those of `missing_chains`; None: where labels are needed.
         table: rows in memory to use instead of `args.dataset_name` (the demo data).
 
     Returns:
@@ -85,10 +80,6 @@ def load_data(
     Cost: 131,072 rows with three sequence columns (56 MB): reading, 1 s of CPU for the rest, and the leak report; about
     1 GB of memory at the peak. Streams read only the first record here.
     """
-    if args.missing_chains and not (needs_labels if may_lack_chains is None else may_lack_chains):
-        raise ArgumentError(
-            f"missing_chains={args.missing_chains}: only affinity models and generators do without a chain; drop it."
-        )
     schema = RowSchema(args, needs_labels)
     rejected = None if output_dir is None else Path(output_dir) / REJECTED_FILE
     parts, report = _open(schema, table, rejected)
@@ -98,7 +89,7 @@ def load_data(
             splits = IterableDatasetDict({str(part.split): one for part, one in zip(parts, streams)})
             report["split"] = {"rule": "files", "notes": []}
         else:
-            splits, report["split"] = split_stream(concatenate_datasets(streams), args, needs_validation)
+            splits, report["split"] = split_stream(concatenate_datasets(streams), args)
         if args.max_train_samples is not None:
             splits["train"] = splits["train"].take(args.max_train_samples)
             report["train_subset"] = {"num_rows": args.max_train_samples}
@@ -110,7 +101,7 @@ def load_data(
     data = as_dataset(_join_bounds(tables))
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
-    splits, report["split"] = split_rows(data, args, needs_validation)
+    splits, report["split"] = split_rows(data, args)
     if needs_labels:
         check_labels(splits["train"], args.label_column, parts[0].path)
     num_train = len(splits["train"])
@@ -124,7 +115,7 @@ def load_data(
     if needs_labels:
         report["repeats"] = repeat_report(splits, args.sequence_columns)
         if text := describe_repeats(report["repeats"]):
-            report["warnings" if report["repeats"]["is_much"] else "notes"].append(text)
+            report["notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
     return LoadedData(splits, report)
@@ -174,8 +165,7 @@ def _open(
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
     parts = read_parts(
         args.dataset_name,
-        schema.needed,
-        reads_all=reads_all,
+        None if reads_all else schema.needed,
         config_name=args.dataset_config_name,
         revision=args.dataset_revision,
         streaming=args.streaming,

@@ -64,8 +64,6 @@ class MaskedLMCollator:
         mlm_probability: share of residues that are predicted, above 0 and at most 1.
         seed: any integer.
         max_residues: longer sequences are cropped to as many; default: what the tokenizer takes.
-        id_column: column that identifies an example, for data where equal sequences must be masked differently;
-            default: the sequence identifies it.
 
     Raises:
         ArgumentError: a value outside these, or a tokenizer without a mask token.
@@ -81,7 +79,6 @@ class MaskedLMCollator:
         mlm_probability: float = 0.15,
         seed: int = 0,
         max_residues: int | None = None,
-        id_column: str | None = None,
     ):
         self.tokenizer = tokenizer.tokenizer  # where Trainer looks for what to save beside the model
         limits = [limit for limit in (max_residues, tokenizer.max_residues) if limit is not None]
@@ -89,14 +86,10 @@ class MaskedLMCollator:
             raise ArgumentError(f"{type(self.tokenizer).__name__} has no mask token: use a masked language model's.")
         if not 0 < mlm_probability <= 1:
             raise ArgumentError(f"mlm_probability={mlm_probability}: must be above 0 and at most 1; ESM uses 0.15.")
-        if len(columns) != tokenizer.num_parts:
-            raise ArgumentError(f"columns={[*columns]}: the tokenizer takes {tokenizer.num_parts} column(s).")
-        if min(limits, default=1) < 1:
-            raise ArgumentError(f"max_residues={max_residues}: must be at least 1.")
         self.max_residues = min(limits, default=None)
         name = "+".join(columns)
         self.tokenizers, self.columns = {name: tokenizer}, {name: [*columns]}
-        self.mlm_probability, self.seed, self.id_column = mlm_probability, seed, id_column
+        self.mlm_probability, self.seed = mlm_probability, seed
         self._standard = tokenizer.table[[*STANDARD.encode()]]
         self.layout: LayoutMaker | None = None  # speed-ups ask for one
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live for long see it change
@@ -142,8 +135,7 @@ class MaskedLMCollator:
         """(n, 4) uint64: the seeds of a row's four streams."""
         epoch, digests = int(self._epoch), []
         for row, parts in zip(rows, sequences):
-            identity = "|".join(parts) if self.id_column is None else str(row[self.id_column])
-            text = f"{self.seed}\t{row.get(EPOCH_COLUMN, epoch)}\t{identity}"
+            text = f"{self.seed}\t{row.get(EPOCH_COLUMN, epoch)}\t{'|'.join(parts)}"
             digests.append(hashlib.blake2b(text.encode(), digest_size=32).digest())
         return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 4)
 

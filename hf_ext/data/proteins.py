@@ -6,15 +6,15 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .arguments import DataArguments
-from .columns import distinct
-from .row_errors import RowError, find_rows, is_missing, shorten
+from .row_errors import Judged, RowError, is_missing, judge_cells
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"
@@ -23,15 +23,14 @@ STOP = "*"
 # ESM-2's tokens, in the order of their ids.
 ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
 LEAVE_OUT = "Fill it in, or leave the row out."
-NAME_COLUMN = "Fill it in, leave the row out, or name the column in --missing_chains if rows may lack this chain."
-NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows that lack this chain, do without it."
+NAME_COLUMN = f"{LEAVE_OUT} If rows may lack this chain, name the column in --missing_chains of training."
 
 # A, C, G, T and N are 26 % of the residues in Swiss-Prot, so 24 of them in a row are one protein in 10^14 by chance;
 # repeats of few letters (poly-A, silk's GA) lack one of A, C, G and T. Shorter genes would be of seven residues.
 MIN_NUCLEOTIDES = 24
 _SEPARATORS = re.compile(r"[\s.,;:_-]+")
-_PLAIN = f"^[{STANDARD}{UNKNOWN}{RARE}]{{6,}}$"  # longer than every marker
-_NUCLEOTIDES = f"^[ACGTUN]{{{MIN_NUCLEOTIDES},}}$"
+_MAY_BE_NUCLEOTIDES = re.compile(r"[ACGTUN\s.,;:_-]+").fullmatch
+_IS_PLAIN = re.compile(f"[{STANDARD}{UNKNOWN}{RARE}]{{6,}}").fullmatch  # longer than every marker
 _NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]", re.IGNORECASE | re.ASCII).search
 
 # What is no residue -> what it is called, and the remedy.
@@ -43,20 +42,10 @@ _CHARACTERS = (
 )
 
 
-class Judged(NamedTuple):
-    """A cell as the `sequence` it is read as and the `changes` made for it; or the `rule` that refuses it."""
-
-    sequence: str = ""
-    rule: str = ""
-    remedy: str = ""
-    changes: tuple[str, ...] = ()
-
-
 def clean_chains(
     columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
     args: DataArguments,
     rows: np.ndarray,
-    if_missing: str = LEAVE_OUT,
 ) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:
     """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
@@ -70,7 +59,6 @@ def clean_chains(
         args: what they say of `max_residues` and `too_long`; and `missing_chains`, columns whose missing cells
             (`is_missing`) are "" and counted ("missing"), not refused.
         rows: (n,) the number of each row in its file.
-        if_missing: the remedy told for an empty cell of the others.
 
     Returns:
         The columns as text; an error for each refused cell; and column -> kind of change -> rows.
@@ -80,17 +68,17 @@ def clean_chains(
     cleaned: dict[str, pa.ChunkedArray] = {}
     errors: list[RowError] = []
     changes: dict[str, dict[str, int]] = {}
+    if_missing = NAME_COLUMN if len(columns) > 1 else LEAVE_OUT
     for name, values in columns.items():
-        found = distinct(values)
-        cells, judged = _judge_column(found.cells, args, name in args.missing_chains, if_missing)
-        refused = {one: (verdict.rule, verdict.remedy) for one, verdict in judged.items() if verdict.rule}
-        errors += find_rows(refused, found, name, rows)
-        num_rows = np.bincount(found.number, minlength=len(cells))
+        may_be_missing = name in args.missing_chains
+        judge = partial(judge_sequence, args=args, if_missing=if_missing, may_be_missing=may_be_missing)
+        found, judged, refused = judge_cells(values, judge, name, rows)
+        errors += refused
         counts: Counter[str] = Counter()
-        for one, verdict in judged.items():
-            counts.update(dict.fromkeys(verdict.changes, int(num_rows[one])))
+        for one, num in zip(judged, np.bincount(found.number, minlength=len(judged)).tolist()):
+            counts.update(dict.fromkeys(one.changes, num))
         changes |= {name: dict(counts)} if counts else {}
-        cleaned[name] = found.spread(cells, pa.string())
+        cleaned[name] = found.spread([one.value for one in judged], pa.string())
     if args.missing_chains:
         lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
         named, first = {error.row for error in errors}, next(iter(cleaned))
@@ -100,80 +88,42 @@ def clean_chains(
     return cleaned, errors, changes
 
 
-def remedy_if_missing(columns: Sequence[str], needs_labels: bool, needs_splits: bool) -> str:
-    """What to do about an empty cell in one of these sequence columns.
-
-    A masked language model (splits without labels) does without no chain; a model that is trained already (no splits)
-    has learned to do so, or has not.
-    """
-    if len(columns) < 2 or (needs_splits and not needs_labels):
-        return LEAVE_OUT
-    return NAME_COLUMN if needs_splits else NOT_LEARNED
-
-
-def _judge_column(
-    cells: pa.Array, args: DataArguments, may_be_missing: bool, if_missing: str
-) -> tuple[pa.Array, dict[int, Judged]]:
-    """Distinct cells as sequences, and what was found of those that are not plain residues."""
-    is_plain = _are_plain(cells, args.max_residues)
-    judged = {}
-    for one in np.flatnonzero(~is_plain).tolist():
-        cell = cells[one].as_py()
-        is_allowed = may_be_missing and is_missing(cell)
-        judged[one] = Judged(changes=("missing",)) if is_allowed else judge_sequence(cell, args, if_missing)
-    sequences = pa.array([verdict.sequence for verdict in judged.values()], pa.large_string())
-    if not is_plain.any():
-        return sequences, judged
-    return pc.replace_with_mask(cells, pa.array(~is_plain), sequences), judged
-
-
-def _are_plain(cells: pa.Array, max_residues: int | None) -> np.ndarray:
-    """(n,) whether a cell is residues and nothing else can be wrong with it: nearly all are, so no Python looks."""
-    if not pa.types.is_large_string(cells.type):
-        return np.zeros(len(cells), bool)
-    is_plain = pc.and_not(pc.match_substring_regex(cells, _PLAIN), pc.match_substring_regex(cells, _NUCLEOTIDES))
-    if max_residues is not None:
-        is_plain = pc.and_(is_plain, pc.less_equal(pc.binary_length(cells), max_residues))
-    return is_plain.fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def judge_sequence(cell: object, args: DataArguments, if_missing: str = LEAVE_OUT) -> Judged:
-    """A single cell by the rules of `clean_chains`."""
+def judge_sequence(
+    cell: object, args: DataArguments, if_missing: str = LEAVE_OUT, may_be_missing: bool = False
+) -> Judged:
+    """A single cell by the rules of `clean_chains`; "" where it is refused."""
+    if is_missing(cell):
+        if may_be_missing:
+            return Judged("", changes=("missing",))
+        return Judged("", "the sequence is missing", if_missing)
     if not isinstance(cell, str):
-        if is_missing(cell):
-            return Judged(rule="the sequence is missing", remedy=if_missing)
-        return Judged(rule=f"a sequence must be text, not {type(cell).__name__}", remedy="Store the column as text.")
+        return Judged("", f"a sequence must be text, not {type(cell).__name__}", "Store the column as text.")
     text = cell.strip()
-    if not text:
-        return Judged(rule="the sequence is empty", remedy=if_missing)
-    if is_missing(text):
-        return Judged(rule=f"{shorten(text)!r} reads as a missing value", remedy=if_missing)
     if rule := _find_nucleotides(text.upper()):
-        return Judged(rule=rule, remedy="Translate it into amino acids first.")
-    sequence = text.removesuffix(STOP)
-    if wrong := _NOT_RESIDUE(sequence):
-        rule, remedy = _explain(wrong.group(), wrong.start() + 1, len(text))
-        return Judged(rule=rule, remedy=remedy)
-    residues = sequence.upper()
-    changes = ["whitespace_stripped"] * (text != cell) + ["upper_cased"] * (residues != sequence)
-    changes += ["stop_codon_trimmed"] * (sequence != text)
-    if not residues:
-        return Judged(rule="the sequence is a stop codon alone", remedy=if_missing)
-    if args.max_residues is not None and len(residues) > args.max_residues:
+        return Judged("", rule, "Translate it into amino acids first.")
+    sequence, changes = text, ["whitespace_stripped"] * (text != cell)
+    if not _IS_PLAIN(text):
+        sequence = text.removesuffix(STOP)
+        if wrong := _NOT_RESIDUE(sequence):
+            return Judged("", *_explain(wrong.group(), wrong.start() + 1, len(text)))
+        if not sequence:
+            return Judged("", "the sequence is a stop codon alone", if_missing)
+        changes += ["upper_cased"] * (sequence != sequence.upper()) + ["stop_codon_trimmed"] * (sequence != text)
+    if args.max_residues is not None and len(sequence) > args.max_residues:
         if args.too_long == "error":
-            rule = f"{len(residues)} residues are more than max_residues={args.max_residues}"
-            return Judged(rule=rule, remedy="Raise --max_residues, leave the row out, or choose --too_long truncate.")
+            rule = f"{len(sequence)} residues are more than max_residues={args.max_residues}"
+            return Judged("", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate.")
         changes.append("longer_than_max_residues")
-    return Judged(residues, changes=tuple(changes))
+    return Judged(sequence.upper(), changes=tuple(changes))
 
 
 def _find_nucleotides(text: str) -> str:
     """The rule that refuses DNA and RNA, each of whose four letters is there; "" for what may be a protein."""
+    if not _MAY_BE_NUCLEOTIDES(text):
+        return ""
     letters = _SEPARATORS.sub("", text)
     found = set(letters)
-    if len(letters) < MIN_NUCLEOTIDES or not {"A", "C", "G"} <= found <= set("ACGTUN"):
-        return ""
-    if len(found & {"T", "U"}) != 1:
+    if len(letters) < MIN_NUCLEOTIDES or not {"A", "C", "G"} <= found or len(found & {"T", "U"}) != 1:
         return ""
     kind, alphabet = ("DNA", "ACGTN") if "T" in found else ("RNA", "ACGUN")
     return f"the sequence reads as {kind}, its {len(letters)} letters are all of {alphabet}"

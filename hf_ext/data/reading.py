@@ -15,7 +15,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from ..errors import DataError
-from .columns import as_dataset, as_text, check_columns, show_name
+from .columns import as_dataset, as_text, check_columns
 from .formats import DELIMITERS, SUFFIXES, file_format, iter_tables
 from .splits import SPLITS, canonical_split
 
@@ -40,7 +40,6 @@ def read_parts(
     name: str,
     columns: Collection[str] | None = None,
     *,
-    reads_all: bool = False,
     config_name: str | None = None,
     revision: str | None = None,
     streaming: bool = False,
@@ -55,11 +54,10 @@ def read_parts(
     Args:
         name: a Hub id (`owner/name`); a local .csv, .tsv, .jsonl, .json (a list), .fasta/.fa/.faa (each also .gz) or
             .parquet; a pattern (`rows/*.parquet`) of such files; a folder with files named train, validation (valid,
-            val, dev) and test, each whole or in shards (`train-00000-of-00002.parquet`), there or in its folder
-            `data`; or a folder written by `save_to_disk`. FASTA headers `>id pKd=7.3 group=a` give the columns id,
-            sequence, pKd, group.
-        columns: those that must be there; None for all that are.
-        reads_all: keep the other columns as well.
+            val, dev) and test, each whole or in shards (`train-00000-of-00002.parquet`), there or in its folder `data`;
+            or a folder written by `save_to_disk`. FASTA headers `>id pKd=7.3 group=a` give the columns id, sequence,
+            pKd, group.
+        columns: those that must be there, and no others; None for all that are.
         config_name, revision: of a Hub dataset.
         streaming: read while iterating instead of now.
 
@@ -74,10 +72,9 @@ def read_parts(
 
     Cost: 1 s for 131,072 rows of 430 residues.
     """
-    needed, reads_all = columns or (), reads_all or columns is None
     if files := _find_files(name):
-        return [_read_files(paths, needed, reads_all, streaming, split) for split, paths in files.items()]
-    path = _local_path(name)
+        return [_read_files(paths, columns, streaming, split) for split, paths in files.items()]
+    path = Path(name).expanduser()
     if not path.is_dir() and not is_on_hub(name):
         raise DataError(_not_found(path))
     loaded = _load(name, config_name, revision, streaming)
@@ -85,14 +82,14 @@ def read_parts(
     if len(loaded) > 1 and (None in known.values() or len(set(known.values())) < len(known)):
         raise DataError(f"{name} has the splits {', '.join(loaded)}; only train, validation and test are known.")
     return [
-        Part(f"{name} ({key})", _number_rows(data, needed, reads_all, name), known[key] if len(loaded) > 1 else None)
+        Part(f"{name} ({key})", _number_rows(data, columns, name), known[key] if len(loaded) > 1 else None)
         for key, data in loaded.items()
     ]
 
 
 def is_on_hub(name: str) -> bool:
     """Whether `name` reads as a Hub dataset: no path that is there, no pattern, no file of a known format."""
-    path = _local_path(name)
+    path = Path(name).expanduser()
     return not path.exists() and not file_format(path) and _HUB_ID(name) is not None
 
 
@@ -105,7 +102,7 @@ def local_files(name: str | None) -> list[Path]:
     if name is None:
         return []
     paths = [path for paths in _find_files(name).values() for path in paths]
-    return paths or sorted(_local_path(name).rglob("*.arrow"))
+    return paths or sorted(Path(name).expanduser().rglob("*.arrow"))
 
 
 def peek_columns(name: str | None) -> dict[Path, list[str]]:
@@ -118,18 +115,9 @@ def peek_columns(name: str | None) -> dict[Path, list[str]]:
     return {path: next((table.column_names for _, table in iter_tables(path)), []) for path in paths}
 
 
-def _local_path(name: str) -> Path:
-    try:
-        path = Path(name).expanduser()
-        path.exists()
-    except (OSError, RuntimeError) as error:  # too long, not to be entered, an unknown ~user
-        raise DataError(f"{show_name(name)}: cannot be looked up ({error}). Use another name.") from error
-    return path
-
-
 def _find_files(name: str) -> Files:
     """What `name` means of files; nothing where it is none, or a folder of `save_to_disk`."""
-    path = _local_path(name)
+    path = Path(name).expanduser()
     if path.is_dir():
         if any((path / saved).exists() for saved in _SAVED):
             return {}
@@ -164,43 +152,40 @@ def _not_found(path: Path) -> str:
     if not folder.is_dir():
         return f"{path}: file not found, and there is no folder {folder}."
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() or file_format(entry))
-    near = get_close_matches(path.name, names, n=3, cutoff=0.4)
-    shown = f"Nearest names there: {', '.join(near)}." if near else f"Tables there: {', '.join(names[:10]) or 'none'}."
-    return f"{path}: file not found. {shown}"
+    near = get_close_matches(path.name, names, n=3, cutoff=0.4) or names[:10]
+    return f"{path}: file not found. There are: {', '.join(near) or 'no tables'}."
 
 
-def _read_files(
-    paths: list[Path], needed: Collection[str], reads_all: bool, streaming: bool, split: str | None
-) -> Part:
+def _read_files(paths: list[Path], columns: Collection[str] | None, streaming: bool, split: str | None) -> Part:
     if unknown := [path for path in paths if not file_format(path)]:
         raise DataError(f"{unknown[0]}: unknown format. Use {', '.join(SUFFIXES)}; all but .parquet also with .gz.")
     label = str(paths[0])
     if len(paths) > 1:
         label += f" to {paths[-1].name} ({len(paths)} files, rows counted on)"
-    numbered = _iter_numbered(paths, needed, reads_all)
+    numbered = _iter_numbered(paths, columns)
     table = next(numbered, None)
     if table is None:
         what = "only a header, no rows" if file_format(paths[0]) in DELIMITERS else "no records"
         raise DataError(f"{label}: the file has {what}. Add at least one row.")
     if not streaming:
         table = _join([table, *numbered])
-    if any(column not in table.column_names for column in needed):  # only JSON and FASTA records can differ
-        check_columns(peek_columns(str(paths[0]))[paths[0]], needed, label)
+    if not set(columns or ()) <= set(table.column_names):  # only JSON and FASTA records can differ
+        check_columns(peek_columns(str(paths[0]))[paths[0]], columns or (), label)
     if not streaming:
         return Part(label, as_dataset(table), split)
     # Tuples: a list in gen_kwargs would be taken for shards.
     kept = tuple(name for name in table.column_names if name != SOURCE_ROW)
-    paths_and_columns = {"paths": tuple(map(str, paths)), "columns": kept}
-    return Part(label, IterableDataset.from_generator(_generate, gen_kwargs=paths_and_columns), split)
+    given = {"paths": tuple(map(str, paths)), "columns": kept}
+    return Part(label, IterableDataset.from_generator(_generate, gen_kwargs=given), split)
 
 
-def _iter_numbered(paths: Sequence[Path], needed: Collection[str], reads_all: bool) -> Iterator[pa.Table]:
+def _iter_numbered(paths: Sequence[Path], columns: Collection[str] | None) -> Iterator[pa.Table]:
     """Tables of one file after the other, with `source_row` in place of their own; rows are counted on."""
     before = last = 0
     for path in paths:
-        for rows, table in iter_tables(path, needed, reads_all=reads_all):
+        for rows, table in iter_tables(path, columns):
             last = before + int(rows[-1])
-            kept = [name for name in table.column_names if name != SOURCE_ROW and (reads_all or name in needed)]
+            kept = [name for name in table.column_names if name != SOURCE_ROW]
             yield pa.table({name: table.column(name) for name in kept} | {SOURCE_ROW: before + rows})
         before = last
 
@@ -218,7 +203,7 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _generate(paths: Sequence[str], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for table in _iter_numbered([*map(Path, paths)], columns, False):
+    for table in _iter_numbered([*map(Path, paths)], columns):
         for record in table.to_pylist():
             yield {name: record.get(name) for name in (*columns, SOURCE_ROW)}
 
@@ -228,7 +213,7 @@ def _load(name: str, config_name: str | None, revision: str | None, streaming: b
     try:
         if is_on_hub(name):
             return load_dataset(name, config_name, revision=revision, streaming=streaming)
-        loaded = load_from_disk(str(_local_path(name)))
+        loaded = load_from_disk(str(Path(name).expanduser()))
         splits = loaded if isinstance(loaded, DatasetDict) else DatasetDict({"train": loaded})
         return {key: data.to_iterable_dataset() if streaming else data for key, data in splits.items()}
     except DatasetNotFoundError as error:
@@ -238,11 +223,11 @@ def _load(name: str, config_name: str | None, revision: str | None, streaming: b
         raise DataError(f"{kind} {name!r} could not be loaded: {error}") from error
 
 
-def _number_rows(data: Any, needed: Collection[str], reads_all: bool, label: str) -> Dataset | IterableDataset:
+def _number_rows(data: Any, columns: Collection[str] | None, label: str) -> Dataset | IterableDataset:
     names = [key for key in (data.column_names or []) if key != SOURCE_ROW]
     if names:
-        check_columns(names, needed, label)
-        data = data.select_columns([key for key in names if reads_all or key in needed])
+        check_columns(names, columns or (), label)
+        data = data.select_columns([key for key in names if columns is None or key in columns])
     if isinstance(data, IterableDataset):
         return data.map(_add_row_number, with_indices=True)
     if not len(data):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DataError
 from ..files import write_cell
-from .columns import Distinct
+from .columns import Distinct, distinct
 
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
@@ -37,6 +37,41 @@ class RowError(NamedTuple):
 Located = tuple[str, RowError]  # (file, error)
 
 
+class Judged(NamedTuple):
+    """A cell as the `value` it is read as and the `changes` made for it; or the `rule` that refuses it."""
+
+    value: Any
+    rule: str = ""
+    remedy: str = ""
+    changes: tuple[str, ...] = ()
+
+
+def judge_cells(
+    cells: Any, judge: Callable[[Any], Judged], column: str, rows: np.ndarray
+) -> tuple[Distinct, list[Judged], list[RowError]]:
+    """Judges each distinct cell of a column once.
+
+    Args:
+        cells: n of them, see `distinct`.
+        judge: what becomes of one.
+        column: its name.
+        rows: (n,) the row of each cell in its file.
+
+    Returns:
+        The distinct cells, what was found of each, and an error for each row that has a refused one.
+    """
+    found = distinct(cells)
+    values = found.cells.to_pylist()
+    judged = [judge(cell) for cell in values]
+    is_refused = np.array([bool(one.rule) for one in judged], bool)[found.number]
+    errors = []
+    for index in np.flatnonzero(is_refused):
+        number = found.number[index]
+        one = judged[number]
+        errors.append(RowError(int(rows[index]), column, shorten(values[number]), one.rule, one.remedy))
+    return found, judged, errors
+
+
 def shorten(value: object, limit: int = 40) -> str:
     """Returns `value` as printable ASCII text of at most `limit` characters, the cut shown as `...`."""
     text = "" if value is None else str(value)
@@ -51,43 +86,23 @@ def is_missing(value: object) -> bool:
     return isinstance(value, str) and (not value.strip() or value.strip().upper() in MISSING_MARKERS)
 
 
-def find_rows(
-    refused: Mapping[int, tuple[str, str]], values: Distinct, column: str, rows: np.ndarray
-) -> list[RowError]:
-    """An error for each row that has one of the refused cells.
-
-    Args:
-        refused: number of a distinct cell -> (rule, remedy).
-        values: of the column.
-        column: its name.
-        rows: (n,) the row of each value in its file.
-    """
-    if not refused:
-        return []
-    shown = {one: shorten(values.cells[one].as_py()) for one in refused}
-    found = np.flatnonzero(np.isin(values.number, [*refused]))
-    return [RowError(int(rows[i]), column, shown[one], *refused[one]) for i, one in zip(found, values.number[found])]
-
-
 def format_errors(located: Sequence[Located]) -> str:
     """Returns the error text: a count, then each error with file, row, column, value, rule and remedy.
 
-    Up to 20 are all listed, kind by kind. Of more, each kind (a rule in a column of a file) has its first ones listed,
-    at least 3, and the others counted, so that one look at the text is enough to mend the file.
+    Each kind (a rule in a column of a file) has its first ones listed, 20 in all but at least 3, and the others
+    counted, so that one look at the text is enough to mend the file.
     """
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for path, error in located:
         kind = (path, error.column, _rule_kind(error.rule))
         place = f"  {path}, row {error.row}, column {error.column!r}, value '{error.value}'"
         kinds.setdefault(kind, []).append(f"{place}: {error.rule}. {error.remedy}")
-    num, is_short = len(located), len(located) <= MAX_LISTED
-    several = f", of {len(kinds)} kinds" if len(kinds) > 1 and not is_short else ""
-    lines = [f"{num} value{'s' if num != 1 else ''} cannot be used{several}:"]
-    shown = MAX_LISTED if is_short else max(MIN_LISTED, MAX_LISTED // len(kinds))
+    lines = [f"{len(located)} value{'s' if len(located) != 1 else ''} cannot be used:"]
+    shown = max(MIN_LISTED, MAX_LISTED // max(1, len(kinds)))
     for (_, column, rule), texts in [*kinds.items()][:MAX_LISTED]:
         lines += texts[:shown]
         if len(texts) > shown:
-            lines.append(f"  ... and {len(texts) - shown:,} more" + f" in column {column!r}: {rule}" * bool(several))
+            lines.append(f"  ... and {len(texts) - shown:,} more in column {column!r}: {rule}")
     if len(kinds) > MAX_LISTED:
         lines.append(f"  ... and {len(kinds) - MAX_LISTED} more kinds")
     return "\n".join(lines)

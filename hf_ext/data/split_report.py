@@ -22,9 +22,6 @@ LEAK_IDENTITY = (0.9, 0.7)  # from high to low
 MAX_CHECKED = 2000  # rows, a seeded sample
 MAX_NAMED = 5
 MAX_LISTED = 3  # groups of rows that repeat each other
-# Of the labels' variance: below, the ceiling is a Pearson correlation above 0.95, which few models meet.
-MUCH_NOISE = 0.1
-MANY_REPEATS = 0.05  # of the rows: fewer, such as a wild type measured on each plate, say little about the others
 
 
 def leak_report(
@@ -110,8 +107,7 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict
 
     Returns:
         num_rows (that repeat others' sequences), num_groups, num_disagreeing (groups), and where that is not 0: noise,
-        share (of the labels' variance), is_much (whether repeats are so many, and so far apart, that the whole set is
-        in doubt), rows (of the first groups: [{"split", "row", "label"}]).
+        share (of the labels' variance), rows (of the first groups: [{"split", "row", "label"}]).
 
     Cost: one pass; 1 s for 131,072 rows of three sequences.
     """
@@ -133,10 +129,9 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict
         squares = float(((table["label"] - groups.transform("mean")) ** 2).sum())
         noise = math.sqrt(squares / (report["num_rows"] - report["num_groups"]))
         share = min(1.0, noise**2 / float(table["label"].var(ddof=0)))
-        is_much = report["num_rows"] >= MANY_REPEATS * len(table) and share > MUCH_NOISE
         first = islice(table[disagrees].groupby([*columns], sort=False), MAX_LISTED)
         rows = [one[["split", "row", "label"]].to_dict("records") for _, one in first]
-        report |= {"noise": noise, "share": share, "is_much": is_much, "rows": rows}
+        report |= {"noise": noise, "share": share, "rows": rows}
     return report
 
 
@@ -166,23 +161,17 @@ def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[
         {column: {split: rows without a sequence there}}; without columns that no row lacks.
 
     Raises:
-        DataError: all training rows lack a chain; or none does, but rows of another split do.
+        DataError: all training rows lack a chain, or none does but rows of another split do.
     """
     found = {}
     for column in columns:
         nums = {name: sum(not one for one in split[column][:]) for name, split in splits.items()}
-        num_train = len(splits["train"])
-        if nums["train"] == num_train:
+        if any(nums.values()) and nums["train"] in (0, len(splits["train"])):
+            lacking = [f"{num:,} of {len(splits[name]):,} {name} rows" for name, num in nums.items()]
             raise DataError(
-                f"column {column!r}: all {num_train:,} training rows lack it, so nothing can be learned from it. "
-                "Leave it out of --sequence_columns and --missing_chains, or split otherwise."
-            )
-        if any(nums.values()) and not nums["train"]:
-            others = [f"{num:,} of {len(splits[name]):,} {name} rows" for name, num in nums.items() if num]
-            raise DataError(
-                f"column {column!r}: {' and '.join(others)} lack it, but none of {num_train:,} training rows: what a "
-                "missing chain means cannot be learned from them. Split otherwise, so that training has such rows "
-                "(--split, --split_seed), or leave these rows out."
+                f"column {column!r}: {', '.join(lacking)} lack it. What a missing chain means is learned from training "
+                "rows of both kinds: split otherwise (--split, --split_seed), leave out the rows that lack it, or the "
+                "column (--sequence_columns, --missing_chains)."
             )
         if nums["train"]:
             found[column] = nums

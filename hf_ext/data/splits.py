@@ -21,9 +21,7 @@ from .near_copies import find_families
 
 SPLITS = ("train", "validation", "test")
 SPLIT_FILE = "_split_file"  # column of rows from several files: the split that each one's file is; never a result's
-VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose the best model
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
-_TAKEN = "--split_sizes leaves no rows for validation, by which the best model is chosen; a tenth of train"
 
 
 def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
@@ -36,21 +34,12 @@ def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
     return as_dataset(data.with_format("arrow")[:].filter(pa.array(mask)))
 
 
-def find_shares(args: DataArguments, needs_validation: bool) -> tuple[float, float, float]:
-    """The shares of `args.split_sizes`; where validation is needed and has none, a tenth of train's is its."""
-    train, validation, test = check_sizes(args.split_sizes)
-    taken = VALIDATION_SHARE * train if needs_validation and validation == 0 else 0.0
-    return train - taken, validation + taken, test
-
-
 def canonical_split(value: object) -> str | None:
     """Returns "train", "validation" or "test" for a name in any case (valid, val and dev too), otherwise None."""
     return ALIASES.get(str(value).strip().lower()) if value is not None else None
 
 
-def split_rows(
-    data: Dataset, args: DataArguments, needs_validation: bool = False
-) -> tuple[DatasetDict, dict[str, Any]]:
+def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[str, Any]]:
     """Divides rows into train, validation and test; the same seed gives the same split on every machine.
 
     Args:
@@ -60,7 +49,6 @@ def split_rows(
             groups allow); or "cluster" (similar rows on one side, see `find_clusters`, or by
             `cluster_file`). `split_sizes` are shares of train, validation and test; a share of 0 leaves that split out.
             `split_seed`: any integer.
-        needs_validation: a tenth of train's share becomes validation's where that has none; a note says so.
 
     Returns:
         The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" they have
@@ -74,7 +62,7 @@ def split_rows(
 
     Cost: random and group take milliseconds; see `find_clusters` for cluster.
     """
-    shares, seed, rule = find_shares(args, needs_validation), args.split_seed, args.split or "random"
+    shares, seed, rule = check_sizes(args.split_sizes), args.split_seed, args.split or "random"
     own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
     named_by = args.split_column or (None if args.split else next(iter(own_column), None))
     report: dict[str, Any] = {"rule": rule, "seed": seed, "notes": []}
@@ -85,14 +73,13 @@ def split_rows(
     elif kind == "random":
         side = _random_sides(len(data), shares, seed)
     else:
-        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, shares[0], report)
+        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, shares[0])
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
         if kind == "cluster":
+            if not args.cluster_file:
+                report["identity"] = args.cluster_identity or CLUSTER_IDENTITY
             data = data.add_column(SPLIT_CLUSTER, groups.tolist())
-    if not named_by and shares != check_sizes(args.split_sizes):
-        num = int((side == 1).sum())
-        report["notes"].append(f"{_TAKEN}: {num:,} rows ({shares[1]:.0%} of all, seed {seed}) became it")
     data = data.remove_columns(own_column)
     splits = DatasetDict(
         {name: keep_rows(data, side == number) for number, name in enumerate(SPLITS) if (side == number).any()}
@@ -100,7 +87,7 @@ def split_rows(
     return splits, report | {"sizes": {name: len(split) for name, split in splits.items()}}
 
 
-def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: dict[str, Any]) -> np.ndarray:
+def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.ndarray:
     """Returns int64 [n] cluster numbers: rows share one where their sequences share a family in every column.
 
     Families are those of `near_copies.find_families`: two rows that are at least as identical as asked in every column
@@ -111,7 +98,6 @@ def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: 
         data: the rows.
         args: `DataArguments`: `cluster_identity`, and `cluster_column` or all `sequence_columns`; or `cluster_file`.
         max_share: of the rows; a cluster that is larger is an error.
-        report: takes what was compared.
 
     Raises:
         DataError: a cluster larger than `max_share`; or see `read_cluster_file`.
@@ -121,22 +107,17 @@ def find_clusters(data: Dataset, args: DataArguments, max_share: float, report: 
     identical as asked, such as antibodies below 0.9, and long proteins below 0.8: a bar shows how far it is.
     """
     if args.cluster_file:
-        name = str(args.id_column)
-        report |= {"file": args.cluster_file, "id_column": name}
-        groups = read_cluster_file(args.cluster_file, data[name][:], name)
+        groups = read_cluster_file(args.cluster_file, data[args.id_column][:], str(args.id_column))
     else:
-        identity = CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity
-        names = [args.cluster_column] if args.cluster_column else list(args.sequence_columns)
-        report |= {"identity": identity, "columns": names}
         groups = np.zeros(len(data), dtype=np.int64)
-        for name in names:
+        for name in [args.cluster_column] if args.cluster_column else args.sequence_columns:
             numbers, distinct_ones = factorize(data[name][:])
-            groups, _ = factorize(zip(groups.tolist(), find_families(distinct_ones, identity)[numbers].tolist()))
+            families = find_families(distinct_ones, args.cluster_identity or CLUSTER_IDENTITY)[numbers]
+            groups, _ = factorize(zip(groups.tolist(), families.tolist()))
     largest = int(np.bincount(groups).max())
     if largest > max_share * len(groups):
-        how = "" if args.cluster_file else f" at identity {identity:g}"
         raise DataError(
-            f"split=cluster: one cluster of near copies{how} holds {largest} of {len(groups)} rows, more than the "
+            f"split=cluster: one cluster of near copies holds {largest} of {len(groups)} rows, more than the "
             f"train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. Cluster "
             "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
         )
@@ -149,16 +130,15 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
     That is what `mmseqs easy-cluster` writes as `..._cluster.tsv`; it may be packed with gzip, as `.gz`.
 
     Raises:
-        DataError: no such file, not a file of UTF-8 text, a line without two fields, a member of two clusters, or rows
-            that are in none.
+        DataError: no such file, not a file of UTF-8 text, a line without two fields, or rows that are in no
+            cluster.
     """
     cluster_of: dict[str, str] = {}
     for row, line in read_lines(Path(path).expanduser()):
         representative, tab, member = line.partition("\t")
         if not tab or not member or "\t" in member:
             raise DataError(f"{path}, row {row}: {line[:60]!r} is not representative, tab, member.")
-        if cluster_of.setdefault(member, representative) != representative:
-            raise DataError(f"{path}, row {row}: {member!r} is in the cluster of {cluster_of[member]!r} too.")
+        cluster_of[member] = representative
     missing = [one for one in ids if one not in cluster_of]
     if missing:
         raise DataError(
@@ -186,22 +166,18 @@ def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int,
     return side
 
 
-def split_stream(
-    data: IterableDataset, args: DataArguments, needs_validation: bool = False
-) -> tuple[IterableDatasetDict, dict[str, Any]]:
+def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDatasetDict, dict[str, Any]]:
     """Divides a stream without reading it: each row goes by its split column, or by a seeded hash.
 
     "random" hashes the row's sequences, so identical rows stay together; "group:COLUMN" hashes the group. Sizes are
     met on average only. Each split reads the whole stream and keeps its rows. No validation is carved out of a split
     column. Arguments as of `split_rows`; clusters need all rows at once, and `DataArguments` refuses them.
     """
-    shares, column, rule = find_shares(args, needs_validation), args.split_column, args.split or "random"
+    shares, column, rule = check_sizes(args.split_sizes), args.split_column, args.split or "random"
     report: dict[str, Any] = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
     keys = [column] if column else [check_rule(rule)[1]] if check_rule(rule)[1] else args.sequence_columns
     if not column:
         report["notes"].append("a stream: rows are assigned by a seeded hash, sizes hold on average")
-        if shares != check_sizes(args.split_sizes):
-            report["notes"].append(f"{_TAKEN} ({shares[1]:.0%} of all, seed {args.split_seed}) becomes it")
     splits = IterableDatasetDict()
     for number, name in enumerate(SPLITS):
         if column or shares[number] > 0:

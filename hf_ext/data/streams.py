@@ -21,7 +21,7 @@ from datasets.iterable_dataset import BufferShuffledExamplesIterable
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
-from ..errors import ArgumentError, CheckpointError, DataError
+from ..errors import CheckpointError, DataError
 
 START = {"pass": 0, "rows": 0, "state": None, "last_row": None}  # a position is a dictionary that JSON can hold
 
@@ -89,7 +89,6 @@ class StreamBatchSampler(Sampler[list[Any]]):
             data loaders fetch ahead of training, over all processes.
 
     Raises:
-        ArgumentError: (`state_dict`) a batch whose position is not kept.
         CheckpointError: (while iterating) the stream does not fit the position it is to continue from.
         DataError: (while iterating) the stream has no rows, or can be read only once and was.
 
@@ -122,18 +121,8 @@ class StreamBatchSampler(Sampler[list[Any]]):
             yield batch
 
     def state_dict(self, num_batches: int) -> dict[str, Any]:
-        """The position after the first `num_batches` batches, over all processes; JSON can hold it.
-
-        Raises:
-            ArgumentError: they were not handed out yet, or so long ago that the position was forgotten.
-        """
-        back = self._num_batches - num_batches
-        if not 0 <= back < len(self._positions):
-            oldest = self._num_batches - len(self._positions) + 1
-            raise ArgumentError(
-                f"num_batches={num_batches}: positions after {oldest} to {self._num_batches} batches are known."
-            )
-        return dict(self._positions[-1 - back])
+        """The position after the first `num_batches` batches, over all processes; JSON can hold it."""
+        return dict(self._positions[num_batches - self._num_batches - 1])
 
     def load_state_dict(self, state: Mapping[str, Any], num_batches: int = 0, num_dropped: int | None = None) -> None:
         """Makes the next iteration, and only that one, start at a position.

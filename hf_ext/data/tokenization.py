@@ -60,6 +60,7 @@ class ResidueTokenizer:
     Raises:
         DataError: the vocabulary does not give one known id per standard residue, wherever it stands; or a pair begins
             or ends otherwise than a single sequence.
+        ArgumentError: `max_length` leaves no room for a residue of each part.
 
     Cost: about 50 tokenizer calls once; then about 100 M residues/s (the pure-Python EsmTokenizer: 0.5 M/s).
     """
@@ -74,22 +75,13 @@ class ResidueTokenizer:
         self.pad_token_id = int(tokenizer.pad_token_id)
         self.template = _read_template(tokenizer, num_parts)
         self.table = _read_table(tokenizer, self.template)
-        limit = max_length or int(min(tokenizer.model_max_length, _NO_LIMIT))
+        limit = int(min(max_length or tokenizer.model_max_length, _NO_LIMIT))
         self.max_residues: int | None = None if limit >= _NO_LIMIT else limit - self.template.num_special
-
-    def limit_tokens(self, max_length: int) -> None:
-        """Lowers the limit to `max_length` tokens, special ones included.
-
-        Raises:
-            ArgumentError: that leaves no room for a residue of each part.
-        """
-        residues = max_length - self.template.num_special
-        if residues < self.num_parts:
+        if limit - self.template.num_special < num_parts:
             raise ArgumentError(
-                f"max_length={max_length}: {self.template.num_special} tokens are special ones, so nothing is left for "
+                f"max_length={limit}: {self.template.num_special} tokens are special ones, so nothing is left for "
                 "residues. Give more, or leave it out."
             )
-        self.max_residues = min(residues, self.max_residues or residues)
 
     def __call__(self, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes n rows; `parts` holds one list of n strings per part.
@@ -318,14 +310,13 @@ class SequenceCollator:
         """
         root = Path(folder)
         path = root / INPUTS_NAME
-        if not path.is_file():
-            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that `hf-ext train` wrote.")
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
             inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
             options = {name: settings[name] for name in OPTIONS}
-        except (ValueError, TypeError, KeyError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-            raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Copy the model again.") from error
+        except (OSError, ValueError, TypeError, KeyError) as error:  # JSONDecodeError is a ValueError
+            text = f"{path}: not there, or damaged ({type(error).__name__}: {error})."
+            raise DataError(f"{text} Give a folder that `hf-ext train` wrote, or copy the model again.") from error
         tokenizers = {}
         for i, (name, (columns, max_residues)) in enumerate(inputs.items()):
             place = root / "tokenizers" / str(i)

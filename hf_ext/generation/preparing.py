@@ -146,9 +146,7 @@ def load_pairs(
         output_dir=output_dir,
         seed=seed,
         needs_labels=has_affinities,
-        needs_validation=True,
         looks_for_leaks=False,
-        may_lack_chains=True,
         table=table,
     )
     splits, report = loaded.splits, loaded.report

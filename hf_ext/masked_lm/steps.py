@@ -178,20 +178,20 @@ def reading_model(args: MaskedLMArguments) -> AbstractContextManager[None]:
 def build_collator(
     tokenizer: Any, model: PreTrainedModel, args: MaskedLMArguments, data_args: DataArguments, seed: int
 ) -> MaskedLMCollator:
-    """The collator for a table's sequence column (two columns: a pair); `--id_column` identifies examples.
+    """The collator for a table's sequence column (two columns: a pair).
 
     Sets `data_args.max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
 
     Raises:
-        ArgumentError: more than two sequence columns.
+        ArgumentError: more than two sequence columns, or chains that rows may lack.
     """
+    if data_args.missing_chains:
+        raise ArgumentError("missing_chains: only affinity models and generators do without a chain; drop it.")
     if len(data_args.sequence_columns) > 2:
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
     columns, limit = data_args.sequence_columns, limit_of_positions(model.config.to_dict())
     residues = ResidueTokenizer(tokenizer, len(columns), limit)
-    collator = MaskedLMCollator(
-        residues, columns, args.mlm_probability, seed, data_args.max_residues, data_args.id_column
-    )
+    collator = MaskedLMCollator(residues, columns, args.mlm_probability, seed, data_args.max_residues)
     data_args.max_residues = collator.max_residues
     return collator
 

@@ -68,7 +68,7 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(folder):
         ("", "names no file"),
         ("new/", "names no file"),
         (".", "is a folder, not a file"),
-        ("pipe", "is a named pipe, not a file"),
+        ("pipe", "is a named pipe, a socket or a device, not a file"),
         ("x" * 300, "cannot be written: File name too long"),
         ("~nobody-of-that-name/x.csv", "cannot be written: Could not determine home"),
         ("loop", "cannot be written: "),

@@ -38,11 +38,7 @@ def load_cells(folder, cells, **given):
 
 
 REFUSED = {
-    "": "the sequence is empty",
-    "   ": "the sequence is empty",
-    None: "the sequence is missing",
-    "NA": "'NA' reads as a missing value",
-    "nan": "'nan' reads as a missing value",
+    **dict.fromkeys(("", "   ", None, "NA", "nan"), "the sequence is missing"),
     "*": "the sequence is a stop codon alone",
     "MK*VLA": "stop codon '*' inside the sequence, at position 3 of 6",
     "MKTV**": "stop codon '*' inside the sequence, at position 5 of 6",

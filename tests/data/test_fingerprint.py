@@ -1,11 +1,8 @@
 """A fingerprint follows the content of a data set, not the process, the file or the memory it lies in."""
 
-import datetime
-import hashlib
 import random
 
 import numpy as np
-import pyarrow as pa
 import torch
 from datasets import Dataset, Value, concatenate_datasets, load_dataset, load_from_disk
 from torch.utils.data import Dataset as TorchDataset
@@ -21,9 +18,6 @@ def changed(**columns) -> Dataset:
 
 
 def test_a_changed_value_changes_the_hash_of_its_column_only():
-    by_hand = hashlib.blake2b(b"int64" + b"3,0;" + np.array([7, 8, 9], "<i8").tobytes(), digest_size=16).hexdigest()
-    expected = {"num_rows": 3, "content": {"n": by_hand}}
-    assert fingerprint(Dataset.from_dict({"n": [7, 8, 9]})) == expected
     before = fingerprint(changed())["content"]
     for name, values in (
         ("heavy", ["EVQ", "QVQL", "DI"]),
@@ -67,21 +61,6 @@ def test_how_the_rows_lie_in_memory_does_not_matter(tmp_path, monkeypatch):
     shuffled = table.shuffle(seed=1)
     assert fingerprint(shuffled) == fingerprint(shuffled.flatten_indices())
     assert fingerprint(shuffled)["content"] != whole["content"]
-
-
-def test_lists_are_followed_where_they_are_cut():
-    for values, other, kind in (
-        ([[1, 2], [3]], [[1], [2, 3]], pa.list_(pa.int32())),
-        ([["A", None]], [["A", ""]], pa.list_(pa.string())),
-        ([{"a": 1}, None], [{"a": 1}, {"a": None}], pa.struct({"a": pa.int8()})),
-        ([b"\x00", b""], [b"", b"\x00"], pa.binary()),
-        ([datetime.datetime(2024, 1, 1)], [datetime.datetime(2024, 1, 2)], pa.timestamp("us")),
-        (["a", "b", "a"], ["a", "b", "b"], pa.dictionary(pa.int8(), pa.string())),
-    ):
-        # `Dataset` decodes some of these types: the table is compared through the same door as one read from a file.
-        prints = [fingerprint(Dataset(pa.table({"x": pa.array(part, kind)}))) for part in (values, values, other)]
-        assert prints[0] == prints[1]
-        assert prints[0] != prints[2]
 
 
 class Made(TorchDataset):

@@ -71,7 +71,7 @@ def test_loading_gives_typed_columns_and_a_json_report(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (("", 1), "row 4, column 'sequence', value '': the sequence is empty"),
+        (("", 1), "row 4, column 'sequence', value '': the sequence is missing"),
         (("MK-TVL", 1), "gap '-' at position 3 of 6. Take gaps out"),
         ((BASE, "strong"), "row 4, column 'label', value 'strong': the label is not a number"),
     ],
@@ -97,7 +97,7 @@ def test_dropped_rows_are_listed_in_a_file_and_counted(tmp_path):
     assert [row["source_row"] for row in all_rows(data.splits)] == [3, 4, 5, 6, *range(8, 22)]
     assert data.report["rows_rejected"] == 2
     assert sum(data.report["rejected_by_rule"].values()) == 3
-    assert data.report["rejected_by_rule"]["the sequence is empty"] == 1
+    assert data.report["rejected_by_rule"]["the sequence is missing"] == 1
     with open(tmp_path / "out" / "rejected_rows.csv", newline="") as handle:
         listed = list(csv.DictReader(handle))
     assert [(row["row"], row["column"], row["value"]) for row in listed] == [

@@ -65,12 +65,6 @@ def test_masks_differ_between_epochs_seeds_and_examples(make_collator):
     assert per_row(collator(rows)) == first
     assert per_row(make_collator(seed=1)(rows)) != first
 
-    named = [{**rows[0], "id": "a"}, {**rows[0], "id": "b"}]
-    by_id = per_row(make_collator(id_column="id")(named))
-    assert by_id[0] != by_id[1]
-    by_sequence = per_row(make_collator()(named))
-    assert by_sequence[0] == by_sequence[1]
-
 
 # --- what is masked --------------------------------------------------------------------------------------------------
 

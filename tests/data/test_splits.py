@@ -94,7 +94,7 @@ def test_cluster_split_keeps_near_duplicates_together_and_a_random_split_does_no
     splits, report = split_rows(data, rule="cluster", sizes=SIZES)
     assert crossing(splits, "family") == 0
     assert report["num_clusters"] == 20
-    assert (report["identity"], report["columns"]) == (0.8, ["sequence"])
+    assert report["identity"] == 0.8
     assert report["sizes"] == {"train": 60, "validation": 20, "test": 20}
     assert crossing(split_rows(data, sizes=SIZES)[0], "family") > 0
 
@@ -136,12 +136,9 @@ def test_clusters_of_another_program_are_kept_together(tmp_path):
     data = table(20, name=[f"p{2 * i}" for i in range(20)], family=[i // 2 for i in range(20)])
     options = {"rule": "cluster", "sizes": SIZES, "cluster_file": str(path), "id_column": "name"}
     splits, report = split_rows(data, **options)
-    assert (crossing(splits, "family"), report["num_clusters"], report["file"]) == (0, 10, str(path))
+    assert (crossing(splits, "family"), report["num_clusters"]) == (0, 10)
     path.write_text("p0\tp0\n")
     with pytest.raises(DataError, match="19 of 20 rows are in no cluster, for example 'p2'"):
-        split_rows(data, **options)
-    path.write_text("p0\tp0\np2\tp0\n")
-    with pytest.raises(DataError, match="row 2: 'p0' is in the cluster of 'p0' too"):
         split_rows(data, **options)
     path.write_text("p0 p0\n")
     with pytest.raises(DataError, match="row 1: 'p0 p0' is not representative, tab, member"):
@@ -284,7 +281,6 @@ def test_noise_and_ceiling_by_hand():
             "num_disagreeing": 1,
             "noise": noise,
             "share": share,
-            "is_much": True,
         }
     )
     assert report["rows"] == [[{"split": "train", "row": 1, "label": 6.0}, {"split": "train", "row": 3, "label": 7.0}]]
