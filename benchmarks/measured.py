@@ -401,6 +401,27 @@ def eight_bit() -> str:
     return table(rows, headers)
 
 
+def hard_memory_limit() -> str:
+    """Runs under a hard limit of memory; of each, how it ended."""
+    result = read("hard_memory_limit")
+    words = {
+        "without_limit": "no limit",
+        "stop": f"{result['share']:.0%} of that, `--oom_policy stop`",
+        "step_down": f"{result['share']:.0%} of that, `--oom_policy step_down`",
+        "begun_on_its_rung": "no limit, begun with the batch on which that ended",
+    }
+    rows = []
+    for name, text in words.items():
+        run = result[name]
+        if "error" in run:
+            rows.append([text, "-", "ended: out of memory", "-", "-"])
+            continue
+        rungs = "; ".join(f"from step {rung['step']}: {rung['rung']}" for rung in run["rungs"]) or "as asked for"
+        cells = [f"{run['added_bytes'] / 2**20:,.0f} MiB", rungs, f"{run['cpu_seconds']:.0f} s"]
+        rows.append([text, *cells, run["weights_sha256"][:8]])
+    return table(rows, ["ESM-2 8M's shape, 16 rows", "taken", "batch", "CPU time", "weights, SHA-256"])
+
+
 def optimizer_states() -> str:
     """Loss of AdamW with states in 32 and in 8 bits; mean and standard deviation over seeds."""
     result = read("optimizer_states")
@@ -559,7 +580,7 @@ MEASURED: dict[str, Callable[[], str]] = {
     **{made.__name__: made for made in (embed_once, default_runs, scores, compare, scaling, same_numbers, faults)},
     **{made.__name__: made for made in (evaluation, activation_checkpointing, attention_backward, cpu_step)},
     **{made.__name__: made for made in (element_wise, command_times, embedding_store, host_optimizer, eight_bit)},
-    **{made.__name__: made for made in (optimizer_states, memory_ledger, generator_speed)},
+    **{made.__name__: made for made in (hard_memory_limit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16", on_gpus=False),
     "cpu_step_fast_bf16": partial(cpu_step, "cpu_step_fast_bf16"),

@@ -45,7 +45,6 @@ from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
 from .training.backends import Backend, check_optimizer, choose_backend
-from .training.batch_size import find_batch_size
 from .training.checks import Checks, check_training
 from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
@@ -53,6 +52,7 @@ from .training.export import Exporter
 from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
 from .training.nan_guard import NanGuard
+from .training.oom_policy import OomPolicy, find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run
@@ -138,6 +138,7 @@ class FastTrainer(Trainer):
             loaders=Loaders(self),
             masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
             nan_guard=NanGuard(self, planned.run.padding),
+            oom_policy=OomPolicy(self),
             evaluator=Evaluator(self, (early_stopping, collapse_alarm)),
             stopper=Stopper(self),
             early_stopping=early_stopping,
@@ -319,13 +320,14 @@ class FastTrainer(Trainer):
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As in Trainer."""
+        """As in Trainer; where memory does not suffice and `oom_policy` says so, in parts."""
+        compute, parts = partial(super().training_step, model), self._ext_parts
         if not self.is_in_train:  # a loop of the user's own
-            return super().training_step(model, inputs, *args, **kwargs)
-        self._ext_parts.checks.see(inputs)
+            return compute(inputs, *args, **kwargs)
+        parts.checks.see(inputs)
         with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):  # which is asked for four times in there
-            loss = super().training_step(model, inputs, *args, **kwargs)
-        self._ext_parts.nan_guard.losses.append(loss)
+            loss = parts.oom_policy.compute(inputs, lambda batch: compute(batch, *args, **kwargs))
+        parts.nan_guard.losses.append(loss)
         return loss
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,13 +11,13 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1407, 11),
+    ".": (1408, 11),
     "affinity": (3673, 36),
-    "arguments": (577, 8),
+    "arguments": (583, 8),
     "checkpoints": (1610, 11),
     "comparing": (822, 7),
-    "data": (3195, 26),
-    "doctor": (927, 10),
+    "data": (3276, 27),
+    "doctor": (928, 10),
     "embeddings": (425, 5),
     "evaluation": (1682, 13),
     "generation": (2687, 26),
@@ -25,12 +25,12 @@ BUDGET = {
     "masked_lm": (559, 8),
     "memory": (667, 7),
     "models": (2895, 32),
-    "pde": (1164, 16),
+    "pde": (1165, 16),
     "processes": (186, 3),
-    "reporting": (2166, 21),
-    "speedups": (1852, 20),
+    "reporting": (2169, 21),
+    "speedups": (1871, 20),
     "tasks": (469, 3),
-    "training": (1982, 16),
+    "training": (2058, 16),
 }
 SEAMS, PRIVATE = 22, 10
 

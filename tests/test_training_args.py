@@ -40,7 +40,7 @@ def test_the_added_fields_stand_behind_those_of_trainer_and_are_off_by_default()
     assert names[: len(inherited)] == inherited  # given by place they are Trainer's
     args, added = make(), {*names[len(inherited) :]} - {"embedding_cache_dir"}
     assert {name: getattr(args, name) for name in added if getattr(args, name)} == {
-        **{"attention": "auto", "resume": "no"},
+        **{"attention": "auto", "resume": "no", "oom_policy": "stop"},
         **{"early_stopping_min_delta": 0.01, "lora_r": 8, "lora_alpha": 16},
     }
 
@@ -62,7 +62,7 @@ REFUSED = [
     # words
     ("speedups", ["turbo"], "'turbo': allowed are all, .*embedding_cache"),
     ("without", "packing,ddp", "'packing,ddp': allowed are all, "),
-    ("activation_policy", "Half", "allowed are none, half"),
+    ("oom_policy", "Stop", "allowed are stop, step_down"),
     ("attention", None, "allowed are auto, "),
     ("resume", "AUTO", "allowed are 'auto'"),
     ("resume", "", "allowed are 'auto'"),

@@ -1,4 +1,4 @@
-"""The memory ledger beside what the allocator counts; the batch finder on memory that runs out.
+"""The memory ledger beside what the allocator counts; the batch finder and the ladder on memory that runs out.
 
 On a CPU the ledger is held against torch's own allocation events, and memory runs out by imitation: an error at the
 model's door, for more rows than a number.
@@ -7,7 +7,8 @@ model's door, for more rows than a number.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,16 +28,19 @@ from .shapes import SHAPES, Shape, make_collator, make_rows
 from .sides import free_memory
 from .work import Work
 
+SHARE = 0.6  # of the memory of a run without a limit
 STEPS = 4
+LADDER = {"full": Shape("ESM-2 150M", "esm", "150M"), "toy": SHAPES["toy"][0]}
 ROWS = {"full": 32, "toy": 4}
 GIB = 2**30
 
 
 def measure(work: Work) -> None:
-    """Reports a row per case of the ledger, then the finder."""
+    """Reports a row per case of the ledger, then the finder, then the ladder."""
     for case in choose_cases(work):
         work.add("ledger", try_to(partial(check_case, case), work, case=case.name))
     work.report(finder=try_to(find_batch, work))
+    work.report(ladder=try_to(step_down, work))
 
 
 def try_to(action: Callable[[Work], dict[str, Any]], work: Work, **about: Any) -> dict[str, Any]:
@@ -94,16 +98,55 @@ def find_batch(work: Work) -> dict[str, Any]:
     """What `--speedups find_batch_size` tried and took, of steps of more rows than fit."""
     shape, rows = SHAPES[work.size][0], 2 * ROWS[work.size]
     limit = None if work.device.type == "cuda" else rows // 2
-    trained = train(shape, work, rows, 1, limit, speedups=["find_batch_size"])
+    with limited(None, work):
+        trained = train(shape, work, rows, 1, limit, speedups=["find_batch_size"])
     found = trained["decisions"].get("find_batch_size", {})
     return {
         "model": shape.name,
         "rows_per_step": rows,
         "imitated": limit is not None,
         "found": found,
-        "losses": trained["losses"],
-        "peak_gib": trained["peak_bytes"] / GIB,
+        **_short(trained),
     }
+
+
+def step_down(work: Work) -> dict[str, Any]:
+    """A run without a limit, one with too little memory, and one that begins where that ended."""
+    shape, rows = LADDER[work.size], ROWS[work.size]
+    free = train(shape, work, rows, 1, None)
+    is_real = work.device.type == "cuda"
+    allowed = int(SHARE * free["peak_bytes"])
+    with limited(allowed if is_real else None, work):
+        stepped = train(shape, work, rows, 1, None if is_real else rows // 2, oom_policy="step_down")
+    rungs = stepped["decisions"].get("oom_ladder", {}).get("taken", [])
+    found = {"model": shape.name, "rows": rows, "imitated": not is_real, "rungs": rungs, **_short(stepped)}
+    found |= {"without_limit_gib": free["peak_bytes"] / GIB, "allowed_gib": allowed / GIB if is_real else None}
+    last = rungs[-1]["rung"] if rungs else ""
+    if last.endswith("at a time"):
+        smaller = int(last.split()[0])
+        begun = train(shape, work, smaller, rows // smaller, None)
+        pairs = zip(stepped["losses"], begun["losses"])
+        found["largest_difference_of_a_loss_from_a_run_begun_there"] = max(abs(a - b) for a, b in pairs)
+    return found
+
+
+def _short(trained: dict[str, Any]) -> dict[str, Any]:
+    return {"losses": trained["losses"], "peak_gib": trained["peak_bytes"] / GIB}
+
+
+@contextmanager
+def limited(allowed_bytes: int | None, work: Work) -> Iterator[None]:
+    """Within it torch's allocator takes no more than so many bytes of the GPU."""
+    free_memory(work.device)
+    if allowed_bytes is None:
+        yield
+        return
+    total = torch.cuda.get_device_properties(work.device).total_memory
+    torch.cuda.set_per_process_memory_fraction(allowed_bytes / total, work.device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, work.device)
 
 
 def train(shape: Shape, work: Work, rows: int, passes: int, limit: int | None, **given: Any) -> dict[str, Any]:
@@ -117,7 +160,7 @@ def train(shape: Shape, work: Work, rows: int, passes: int, limit: int | None, *
     if limit is not None:
         model.register_forward_pre_hook(_refuse_above(limit), with_kwargs=True)
     settings: dict[str, Any] = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": passes}
-    settings |= {"preset": "max_speed", "without": ["compile"], "max_steps": STEPS}
+    settings |= {"preset": "max_speed", "without": ["compile"], "oom_policy": "stop", "max_steps": STEPS}
     settings |= {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": 0}
     settings |= {"use_cpu": work.device.type == "cpu", "remove_unused_columns": False, **given}
     with tempfile.TemporaryDirectory() as folder:

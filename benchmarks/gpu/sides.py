@@ -121,7 +121,8 @@ class Bench:
             given |= {"preset": "baseline", "train_sampling_strategy": "group_by_length", "optim": "adamw_torch_fused"}
             given |= {half: True} if half else {}
         else:
-            given |= {"preset": "max_speed"}
+            # Out of memory is answered alike on all sides: by `run_fitting`.
+            given |= {"preset": "max_speed", "oom_policy": "stop"}
             given |= {"without": ["compile"]} if side == EAGER else {}
         collator = make_collator(seed)
         args = FastTrainingArguments(output_dir=folder, **given)

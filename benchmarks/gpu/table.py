@@ -89,9 +89,11 @@ def _memory(entry: dict[str, Any]) -> str:
         f"ledger off by {min(off):+.1%} to {max(off):+.1%} in {len(off)} cases" if off else "no case of the ledger fits"
     )
     failed = [row.get("case", "") for row in found.get("ledger", []) if "failed" in row]
-    failed += ["finder"] if "failed" in found.get("finder", {}) else []
+    failed += [name for name in ("finder", "ladder") if "failed" in found.get(name, {})]
     text += f"; failed: {', '.join(failed)}" if failed else ""
-    return f"{text}; finder: {found.get('finder', {}).get('found', {}).get('rows', '-')} rows"
+    finder, ladder = found.get("finder", {}).get("found", {}), found.get("ladder", {})
+    rungs = ", ".join(rung["rung"] for rung in ladder.get("rungs", [])) or "none"
+    return f"{text}; finder: {finder.get('rows', '-')} rows; ladder: {rungs}"
 
 
 def _processes(entry: dict[str, Any]) -> str:

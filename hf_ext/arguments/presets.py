@@ -14,7 +14,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     # What stock Trainer does: the control of every comparison.
     "baseline": {"speedups": [], "cached_batch_size": None},
     # Everything that leaves learning as it is (classes I and N), and a larger batch for heads on cached embeddings.
-    "max_speed": {"speedups": ["all"], "cached_batch_size": 1024},
+    "max_speed": {"speedups": ["all"], "cached_batch_size": 1024, "oom_policy": "step_down"},
     # Small cards: one row at a time through encoders that train, activations recomputed, no second copy of anything.
     "low_memory": {
         "speedups": ["all"],
@@ -24,6 +24,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "cached_batch_size": 256,
         "activation_policy": "attention",
         "dataloader_pin_memory": False,
+        "oom_policy": "step_down",
     },
     # Validation sets that take longer than is worth it: 5 % of the rows every second epoch; all of them before a new
     # best model replaces the old one, at the end, and every fifth time.

@@ -54,6 +54,11 @@ class SpeedArguments:
         "What is computed again in the backward pass instead of kept. half: every second layer. attention: "
         "all but attention. full: everything.",
     )
+    oom_policy: Literal["stop", "step_down"] = option(
+        "stop",
+        "If memory runs out: end the run, or repeat the step with fewer rows at a time, which does not "
+        "change what is learned.",
+    )
 
 
 @dataclass(repr=False)

@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ..memory.report import MemoryReport
 from ..speedups.cpu_offload import BITSANDBYTES
 from ..speedups.stored_base import asked_bits
-from ..tasks.sketch import Finding
+from ..tasks.sketch import Finding, Level
 from .gather import Facts
 from .machine import COLAB_DRIVE, DEFAULT_WHEELS_FROM, advise, lacks_kernels
 
@@ -125,7 +125,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
             f"a step on the longest rows takes {report.forecast.peak / 2**30:.1f} GiB, {have}, of which "
             f"{(report.room or 0) / 2**30:.1f} are counted on"
         )
-        yield Finding("memory", "stops", text, options or smaller)
+        level: Level = "warns" if main.plan.applied("oom_ladder") else "stops"  # else the first such step ends it
+        yield Finding("memory", level, text, options or smaller)
 
 
 def _disk(facts: Facts) -> Iterator[Finding]:

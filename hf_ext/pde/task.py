@@ -23,6 +23,7 @@ class OperatorTask(ShippedTask):
     defaults = {
         "output_dir": "outputs/pde_operator",
         "speedups": ["all", "muon"],  # --without muon for AdamW alone
+        "oom_policy": "step_down",
         "learning_rate": 6e-3,
         "weight_decay": 0.01,
         "warmup_steps": 0.1,

@@ -216,6 +216,11 @@ class ThroughputCallback(TrainerCallback):
         if self._counter is not None:
             self._counter.labels = labels
 
+    def begin_again(self) -> None:
+        """Says that the step at hand is computed again from its beginning: what was counted of it is forgotten."""
+        if self._counter is not None:
+            self._counter.take()
+
     def resume(self) -> None:
         """Says that evaluation, saving or logging is over and the loop goes on."""
         if self._counter is not None:

@@ -23,7 +23,7 @@ from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
 from .stored_base import HalfBase, QuantizedBase
-from .trainer_fields import DataLoading, Ddp, EmbeddingCache, FindBatchSize, LengthGrouping
+from .trainer_fields import DataLoading, Ddp, EmbeddingCache, FindBatchSize, LengthGrouping, OomLadder
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
@@ -43,6 +43,7 @@ REGISTRY: tuple[Speedup, ...] = (
     FindBatchSize,  # after the rows of a step are decided
     LengthGrouping,
     TokenBudget,
+    OomLadder,
     DataLoading,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ..processes.sharding import fsdp_version
 from . import packing
-from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -185,7 +185,7 @@ class FindBatchSize(ByTrainer):
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Changes nothing: `hf_ext/training/batch_size.py` does it when training begins, and sets Trainer's fields.
+        """Changes nothing: `hf_ext/training/oom_policy.py` does it when training begins, and sets Trainer's fields.
 
         Refused where the loss compares the rows of a batch; of class L where it is the user's own, which may be a mean.
         """
@@ -196,6 +196,43 @@ class FindBatchSize(ByTrainer):
             reason = f"{decision.reason}; the loss is {run.own_loss}, of which a mean changes a little with the batch"
             return replace(decision, kind="L", reason=reason)
         return decision
+
+
+class OomLadder(ByTrainer):
+    """A step for which memory does not suffice is made again with fewer rows at a time, and the run goes on.
+
+    Class I. Effect (`--oom_policy step_down`): where forward or backward is out of memory, all micro-batches of that
+    optimizer step are computed again from the same weights, rows and random numbers, in parts of half as many rows;
+    then of a quarter, down to one. Losses are sums over the items of the step, so parts add up to the same gradient;
+    the learning rate, the schedule and the order of rows do not change. Where a loss is not such a sum (the user's own,
+    a ranking), and of a model that normalises over batches, nothing is made again. What would help beside that
+    (activations recomputed, 8-bit states, quantised or frozen weights) is named in the error, never taken. Evaluations
+    and optimizer steps that do not fit end the run.
+    Hardware: any; one process. Of several, those that have room would wait for one that begins again: there the run
+    ends with a message that names a smaller batch, of which `find_batch_size` finds the largest that fits.
+    Cost: random states kept once per optimizer step (about 20 microseconds).
+    Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_executable_batch_size` begins anew.
+    """
+
+    NAME = "oom_ladder"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """On request, on one process."""
+        args, problem = context.args, context.replicas
+        if args.oom_policy != "step_down" or cls.NAME in (args.without or []):
+            return off()
+        if args.auto_find_batch_size:
+            problem = "--auto_find_batch_size begins training anew where memory does not suffice: leave it out"
+        elif are_weights_split(args):
+            problem = "weights are split over processes, which wait for each other in a step: take fewer rows at a time"
+        elif context.world_size > 1:
+            problem = (
+                "several processes wait for each other within a step: --speedups all find_batch_size finds what fits"
+            )
+        if problem:
+            return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
+        return applied("a step that does not fit is made again with fewer rows at a time")
 
 
 class Ddp(ByTrainer):

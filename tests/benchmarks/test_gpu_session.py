@@ -69,6 +69,9 @@ def test_a_toy_session_finishes_every_part_and_measures_what_it_says(toy):
     assert [row["case"] for row in found["memory"]["ledger"]] == ["full", "LoRA"]
     assert all(abs(row["predicted_over_measured"] - 1) < 0.05 for row in found["memory"]["ledger"])
     assert found["memory"]["finder"]["found"]["rows"] == 4  # of 8, above which the imitation raises
+    ladder = found["memory"]["ladder"]
+    assert [rung["rung"] for rung in ladder["rungs"]] == ["2 rows at a time"]
+    assert ladder["largest_difference_of_a_loss_from_a_run_begun_there"] == 0
     ddp = found["processes"]["runs"][-1]
     assert (ddp["file"], ddp["backend"], ddp["passed"]) == ("ddp", "gloo", True)
 
@@ -289,7 +292,7 @@ def test_a_session_of_a_card_fills_the_tables_with_what_failed_in_it_and_a_toy_d
     rows = {line.split("|")[2].strip(): line for line in parts.splitlines()}
     assert "timed out" in rows["tests"]
     assert "not measured" in rows["processes"]
-    assert "finder: 4 rows" in rows["memory"]
+    assert "ladder: 2 rows at a time" in rows["memory"]
 
 
 def test_the_commands_of_the_page_parse_and_every_part_stands_on_it():

@@ -145,6 +145,8 @@ def test_the_finder_takes_what_fits_on_every_process_and_a_step_that_does_not_en
     for rank in ranks:
         found = rank["finds_what_fits_on_both"]
         assert (found["found"], found["tried"]) == ([2, 4], [[1, True], [2, True], [4, False]])
+        assert "Out of memory in step 1 (CUDA out of memory" in found["ended"]
+        assert "find_batch_size" in found["ended"]
     loss, weight = differences(load_numbers(launched[0], "found"), load_numbers(launched[0], "plain"), 3)
     assert loss < 1e-5
     assert weight < 1e-4

@@ -43,7 +43,7 @@ from watched_runs import make_trainer as make_watched_trainer
 
 import hf_ext.trainer
 from hf_ext.embeddings.encode import SMALLEST_SHARD
-from hf_ext.errors import ArgumentError, DataError, HfExtError, PlanRefused
+from hf_ext.errors import ArgumentError, DataError, HfExtError, MemoryExhausted, PlanRefused
 from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.hub import HubError, push
 from hf_ext.trainer import FastTrainer
@@ -186,7 +186,7 @@ def computes_auxiliary_terms(folder: Path) -> None:
 
 @check
 def finds_what_fits_on_both(folder: Path) -> dict[str, Any]:
-    """Three steps of two micro-batches where process 1 has room for three rows."""
+    """Three steps of two micro-batches where process 1 has room for three rows, or none has any."""
 
     def make(name: str, room: Room, **given: Any) -> FastTrainer:
         model = make_esm()
@@ -201,10 +201,13 @@ def finds_what_fits_on_both(folder: Path) -> dict[str, Any]:
     for name, trainer in (("plain", plain), ("found", found)):
         trainer.train()
         save_numbers(folder.parent, name, trainer)
+    ended = make("ended", Room(), preset="max_speed", without=["compile"])
+    Room(0).watch(ended.model.esm.encoder.layer[0])  # on both: none is left to end one that waits for the other
     tried = found.plan["find_batch_size"].evidence["tried"]
     return {
         "found": [found.args.per_device_train_batch_size, found.args.gradient_accumulation_steps],
         "tried": [[one["size"], one["fits"]] for one in tried],
+        "ended": said(MemoryExhausted, ended.train),
     }
 
 

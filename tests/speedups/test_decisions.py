@@ -77,6 +77,7 @@ ASKED = {
     "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "activation_checkpointing": ({"activation_policy": "full"}, None),
     "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
+    "oom_ladder": ({"oom_policy": "step_down"}, None),
     "find_batch_size": ({"speedups": ["find_batch_size"]}, None),
     "batch_size": ({"effective_batch_size": 64}, "--effective_batch_size"),
 }
@@ -156,6 +157,10 @@ FACTS = [
     ("cpu_offload", {"speedups": "cpu_offload", "hardware": "cpu"}, "refused", "on cpu there is nothing to gain"),
     ("cpu_offload", {"speedups": "cpu_offload", "optim": "sgd"}, "refused", "keeps at most momentum"),
     ("cpu_offload", {"speedups": "cpu_offload", "optim": "adamw_bnb_8bit"}, "refused", "use --optim adamw_torch"),
+    ("oom_ladder", {"oom_policy": "step_down", "auto_find_batch_size": True}, "refused", "leave it out"),
+    ("oom_ladder", {"preset": "max_speed"}, "applied", ""),
+    ("oom_ladder", {"preset": "max_speed", "world_size": 2}, "skipped", "find_batch_size finds what fits"),
+    ("oom_ladder", {"oom_policy": "step_down", "world_size": 2}, "refused", ""),
     ("find_batch_size", {"speedups": "find_batch_size", "auto_find_batch_size": True}, "refused", "leave it out"),
     ("find_batch_size", {"speedups": "find_batch_size", "data": STREAM}, "refused", ""),
     ("find_batch_size", {"speedups": "find_batch_size", "max_tokens_per_batch": 100}, "refused", ""),
