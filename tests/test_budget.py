@@ -21,7 +21,7 @@ BUDGET = {
     "embeddings": (425, 5),
     "evaluation": (1682, 13),
     "generation": (2687, 26),
-    "hub": (368, 6),
+    "hub": (341, 6),
     "masked_lm": (559, 8),
     "memory": (667, 7),
     "models": (2895, 32),
