@@ -11,10 +11,10 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1408, 11),
+    ".": (1399, 11),
     "affinity": (3673, 36),
     "arguments": (583, 8),
-    "checkpoints": (1610, 11),
+    "checkpoints": (1604, 11),
     "comparing": (822, 7),
     "data": (3276, 27),
     "doctor": (928, 10),
@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": (2169, 21),
     "speedups": (1871, 20),
     "tasks": (469, 3),
-    "training": (2058, 16),
+    "training": (2034, 16),
 }
 SEAMS, PRIVATE = 22, 10
 
