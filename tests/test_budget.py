@@ -11,17 +11,17 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1399, 11),
+    ".": (1422, 11),
     "affinity": (3673, 36),
-    "arguments": (583, 8),
-    "checkpoints": (1604, 11),
+    "arguments": (578, 7),
+    "checkpoints": (1595, 11),
     "comparing": (822, 7),
     "data": (3276, 27),
     "doctor": (928, 10),
     "embeddings": (425, 5),
     "evaluation": (1682, 13),
-    "generation": (2687, 26),
-    "hub": (341, 6),
+    "generation": (2686, 26),
+    "hub": (314, 5),
     "masked_lm": (559, 8),
     "memory": (667, 7),
     "models": (2895, 32),
@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": (2169, 21),
     "speedups": (1871, 20),
     "tasks": (469, 3),
-    "training": (2034, 16),
+    "training": (2026, 16),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from transformers import set_seed
 
-from ..arguments.predicting_fields import PredictingArguments
+from ..arguments.training_fields import PredictingArguments
 from ..data.arguments import DataArguments
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.columns import read_columns

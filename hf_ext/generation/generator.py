@@ -13,12 +13,11 @@ from ..affinity.predictor import find_device
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.antibodies import ANTIGEN_TOKENIZER
 from ..errors import ArgumentError
-from ..hub.fetch import fetch_folder
 from ..models.configuration import EncoderSpec
 from ..models.encoders import load_tokenizer
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
-from ..pretrained import reading
+from ..pretrained import fetch_folder, reading
 
 # What a model needs; never pickled weights, whatever else lies in a repository.
 _FILES = [
