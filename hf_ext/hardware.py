@@ -44,7 +44,6 @@ class Hardware:
         flash_attention_2: FlashAttention-2 kernels run (sm80+); whether the package imports is `optional`'s question.
         memory_gib: device memory (host memory on CPU); None where not known.
         peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16"; a missing key is a number nobody published.
-        num_cores: streaming multiprocessors on CUDA, usable cores on CPU; 1, the least, where not known.
         source: who says so.
         device_name: the driver's name of a live device; empty for a described one.
     """
@@ -58,14 +57,11 @@ class Hardware:
     tf32: bool = False
     flash_attention_2: bool = False
     memory_gib: float | None = None
-    num_cores: int = 1
     peak_tflops: dict[str, float] = dataclasses.field(default_factory=dict)
     device_name: str = ""
 
 
-def cuda_card(
-    name: str, sm: tuple[int, int], num_sms: int, memory_gib: float | None, source: str, **peak: float
-) -> Hardware:
+def cuda_card(name: str, sm: tuple[int, int], memory_gib: float | None, source: str, **peak: float) -> Hardware:
     """A CUDA device; all flags follow from the compute capability.
 
     Sources: fp16/bf16/tf32 units, CUDA guide and Transformer Engine support matrix; FlashAttention README.
@@ -79,7 +75,6 @@ def cuda_card(
         tf32=sm >= (8, 0),
         flash_attention_2=sm >= (8, 0),
         memory_gib=memory_gib,
-        num_cores=num_sms,
         source=source,
         peak_tflops=peak,
     )
@@ -96,7 +91,7 @@ def _read_rows() -> Iterator[tuple[Hardware, str]]:
             major, minor = map(int, row["capability"].split("."))
             peaks = {name: float(row[name]) for name in PRECISIONS if row[name]}
             size, source = float(row["memory_gib"]), row["source"]
-            yield cuda_card(row["name"], (major, minor), int(row["num_sms"]), size, source, **peaks), row["driver"]
+            yield cuda_card(row["name"], (major, minor), size, source, **peaks), row["driver"]
 
 
 ROWS = tuple(_read_rows())
@@ -112,8 +107,7 @@ def describe_hardware(name: str) -> Hardware:
 
     Args:
         name: a table name ("T4", "A100-80GB", "cpu-avx512-bf16"; any case, spaces or hyphens), a family ("A100" is the
-            40 GB card, "V100" the 16 GB one, "H100" the SXM one), a driver's name ("NVIDIA A100-SXM4-80GB"), or a
-            compute capability ("sm75").
+            40 GB card, "V100" the 16 GB one, "H100" the SXM one), or a compute capability ("sm75").
 
     Returns:
         The table's row; for "smXY" the abilities of that capability, without memory or peaks.
@@ -124,14 +118,12 @@ def describe_hardware(name: str) -> Hardware:
     key = re.sub(r"[ _-]+", "-", name.strip()).lower()
     for row, _ in ROWS:
         if key in (row.name.lower(), row.name.lower().replace("-", "")):
-            return _fresh(row)
+            return row
     for row, _ in ROWS:  # the first of a family has the least memory, so a plan made for it also fits the others
         if re.fullmatch(re.escape(key) + r"-(\d+gb|sxm)", row.name.lower()):
-            return _fresh(row)
+            return row
     if match := re.fullmatch(r"sm-?(\d{1,2})(\d)", key):
-        return cuda_card(f"sm{match[1]}{match[2]}", (int(match[1]), int(match[2])), 1, None, CUDA_GUIDE)
-    if (row_by_driver := _find_row(name, None)) is not None:
-        return _fresh(row_by_driver)
+        return cuda_card(f"sm{match[1]}{match[2]}", (int(match[1]), int(match[2])), None, CUDA_GUIDE)
     spelled = {known.lower(): known for known in known_hardware()}
     nearest = difflib.get_close_matches(key, list(spelled), n=1, cutoff=0.4)
     hint = f" Did you mean {spelled[nearest[0]]!r}?" if nearest else ""
@@ -141,7 +133,7 @@ def describe_hardware(name: str) -> Hardware:
 
 
 def detect_hardware(device: str | torch.device | None = None) -> Hardware:
-    """Says what a device of this machine can do; memory, core count and bf16 come from the driver, not from the table.
+    """Says what a device of this machine can do; memory and bf16 come from the driver, not from the table.
 
     A CUDA card is matched by its full driver name and its memory, so a laptop, Ti, SUPER or MIG variant, which has
     other peaks, is never taken for the card in the table; it gets its compute capability's abilities and no peaks.
@@ -172,20 +164,15 @@ def detect_hardware(device: str | torch.device | None = None) -> Hardware:
     )
 
 
-def _fresh(row: Hardware, **changes: Any) -> Hardware:
-    """A copy whose `peak_tflops` may be changed without changing the table."""
-    return dataclasses.replace(row, peak_tflops=dict(row.peak_tflops), **changes)
-
-
-def _find_row(device_name: str, memory_gib: float | None) -> Hardware | None:
-    """The row of a driver's device name, or None; with memory, only if the size fits the row's nominal one."""
+def _find_row(device_name: str, memory_gib: float) -> Hardware | None:
+    """The row of a driver's device name whose nominal memory fits, or None."""
     bare = re.sub(r"^(NVIDIA|Tesla)\s+", "", re.sub(r"^NVIDIA\s+", "", device_name.strip()), flags=re.IGNORECASE)
     for row, pattern in ROWS:
         if not pattern or not re.fullmatch(pattern, bare, flags=re.IGNORECASE):
             continue
         # Same name, other size is another card: the RTX 3080 with 12 GB has 70 SMs, the 3060 with 8 GB a narrower bus,
         # and a vGPU profile only a share. Drivers report 91 % (T4, ECC on) to 100 % of the nominal size.
-        if memory_gib is None or row.memory_gib is None or 0.88 <= memory_gib / row.memory_gib <= 1.02:
+        if 0.88 <= memory_gib / (row.memory_gib or 1) <= 1.02:
             return row
     return None
 
@@ -194,25 +181,24 @@ def _detect_cuda(index: int) -> Hardware:
     import torch
 
     name = torch.cuda.get_device_name(index)
-    properties = torch.cuda.get_device_properties(index)
-    memory_gib = round(properties.total_memory / 2**30, 2)
-    live = {"memory_gib": memory_gib, "num_cores": properties.multi_processor_count, "device_name": name}
+    memory_gib = round(torch.cuda.get_device_properties(index).total_memory / 2**30, 2)
+    live: dict[str, Any] = {"memory_gib": memory_gib, "device_name": name}
     with torch.cuda.device(index):  # is_bf16_supported asks about the current device only
         live["native_bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
     if torch.version.hip is not None:  # AMD: capabilities are gfx numbers, so none of the sm rules hold
         row = Hardware(name, "rocm", "torch ROCm build; conservative", native_fp16=True)
-        return _fresh(row, **live)
+        return dataclasses.replace(row, **live)
     sm = torch.cuda.get_device_capability(index)
     known = _find_row(name, memory_gib)
     if known is not None and known.compute_capability == sm:
-        return _fresh(known, **live)
-    return _fresh(cuda_card(name, sm, 1, None, f"{CUDA_GUIDE}: sm{sm[0]}{sm[1]}, not in the table"), **live)
+        return dataclasses.replace(known, **live)
+    return dataclasses.replace(cuda_card(name, sm, None, f"{CUDA_GUIDE}: sm{sm[0]}{sm[1]}, not in the table"), **live)
 
 
 def _detect_cpu() -> Hardware:
     flags = _cpu_flags()
     row = "cpu-amx-bf16" if "amx_bf16" in flags else "cpu-avx512-bf16" if "avx512_bf16" in flags else "cpu"
-    return _fresh(describe_hardware(row), num_cores=count_cpu_cores(), memory_gib=_host_memory_gib(), device_name="cpu")
+    return dataclasses.replace(describe_hardware(row), memory_gib=_host_memory_gib(), device_name="cpu")
 
 
 def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

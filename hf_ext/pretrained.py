@@ -1,20 +1,56 @@
-"""What goes wrong while reading published configurations, tokenizers and weights, in one sentence each."""
+"""Fetches published models, and says in one sentence what goes wrong while their files are read."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
 from safetensors import SafetensorError, safe_open
 
 from .errors import ArgumentError
 from .files import nearest_existing
+
+
+def fetch_folder(name_or_path: str | Path, revision: str | None, files: Sequence[str]) -> Path:
+    """A model's folder: a local one as it is, or a snapshot of a Hub model with those of its files.
+
+    Args:
+        revision: commit, tag or branch of a Hub model.
+        files: patterns of the names that are downloaded; pickled weights should match none.
+
+    Raises:
+        ArgumentError: neither a folder nor a model that the Hub hands out, or a revision of a folder.
+
+    Cost: of a Hub model one download; the Hub's cache keeps it.
+    """
+    if Path(name_or_path).is_dir():
+        if revision is not None:
+            raise ArgumentError(f"revision={revision!r}: {name_or_path} is a folder here, which has no revisions.")
+        return Path(name_or_path)
+    name = str(name_or_path)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*files]))
+    except (HFValidationError, HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        at = f" at revision {revision!r}" if revision else ""
+        raise ArgumentError(
+            f"Model {name!r}{at}: no folder here, and the Hub did not hand it out ({' '.join(str(error).split())}). "
+            "Check the name (OWNER/NAME), the revision and the network; for a private or gated model run `hf auth "
+            "login` or set HF_TOKEN."
+        ) from error
 
 
 @contextmanager

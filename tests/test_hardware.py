@@ -18,8 +18,8 @@ read_flags = hardware._cpu_flags
 def card(monkeypatch):
     """Makes torch report one CUDA card with the given driver name, capability, memory in GiB and SM count."""
 
-    def plug_in(name: str, sm: tuple[int, int], memory_gib: float, num_sms: int = 10) -> None:
-        properties = SimpleNamespace(total_memory=int(memory_gib * GIB), multi_processor_count=num_sms, major=sm[0])
+    def plug_in(name: str, sm: tuple[int, int], memory_gib: float) -> None:
+        properties = SimpleNamespace(total_memory=int(memory_gib * GIB), multi_processor_count=10, major=sm[0])
         fakes = {
             "is_available": lambda: True,
             "device_count": lambda: 1,
@@ -50,16 +50,12 @@ def test_what_each_device_can_do():
 
 def test_names_are_found_in_any_spelling_and_a_family_is_its_smallest_card():
     for spelled, name in {
-        "Tesla T4": "T4",
         "A100": "A100-40GB",
         "v100": "V100-16GB",
         "a100 80gb": "A100-80GB",
         "H100": "H100-SXM",
         "GH200": "GH200-96GB",
         "rtx_4090": "RTX-4090",
-        "NVIDIA H100 80GB HBM3": "H100-SXM",
-        "Tesla P100-PCIE-16GB": "P100",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000",
     }.items():
         assert describe_hardware(spelled).name == name
 
@@ -145,7 +141,6 @@ def test_the_cpu_is_recognised_by_its_instruction_flags(tmp_path, monkeypatch):
         monkeypatch.setattr(hardware, "_cpu_flags", lambda seen=seen: seen)
         found = detect_hardware("cpu")
         assert (found.name, found.native_bf16, found.kind) == (name, bf16, "cpu")
-        assert found.num_cores >= 1
     assert read_flags(tmp_path / "missing") == frozenset()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arguments.parser import parse_command
-from ..arguments.predicting_fields import PredictingArguments
+from ..arguments.training_fields import PredictingArguments
 from ..cli import quick_imports
 from ..data.arguments import LabelledArguments
 from .arguments import EvaluateArguments

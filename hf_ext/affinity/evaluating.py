@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments.predicting_fields import PredictingArguments
+from ..arguments.training_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments
 from ..data.reading import peek_columns

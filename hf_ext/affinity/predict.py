@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..arguments.parser import parse_command
-from ..arguments.predicting_fields import PredictingArguments
+from ..arguments.training_fields import PredictingArguments
 from ..cli import quick_imports
 from ..data.arguments import ReadingArguments
 from .arguments import PredictArguments

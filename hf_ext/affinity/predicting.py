@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments.predicting_fields import PredictingArguments
+from ..arguments.training_fields import PredictingArguments
 from ..data.arguments import DataArguments, ReadingArguments
 from ..data.loading import load_sequences
 from ..data.reading import peek_columns

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from ..arguments.predicting_fields import PredictingArguments
+from ..arguments.training_fields import PredictingArguments
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
 from ..data.columns import as_dataset, read_columns
@@ -24,9 +24,9 @@ from ..data.row_errors import format_errors
 from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
-from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
 from ..models.postprocess import half_width
+from ..pretrained import fetch_folder
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .baselines import embed_distinct

@@ -1,11 +1,11 @@
-"""What `FastTrainingArguments` add to those of Trainer, in the groups of `--help`; ranges stand in the types."""
+"""What `FastTrainingArguments` add to those of Trainer, and how models predict; ranges stand in the types."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from .checks import ABOVE_ZERO, COUNT, NOT_NEGATIVE
+from .checks import ABOVE_ZERO, COUNT, NOT_NEGATIVE, check_ranges, ranges_in_types
 from .presets import PRESETS
 
 CACHE_DIR = "~/.cache/hf_ext/embeddings"
@@ -133,6 +133,31 @@ class EvaluatingArguments:
     early_stopping_min_delta: Annotated[float, NOT_NEGATIVE] = option(
         0.01, "Smallest improvement worth training for, in the unit of the metric."
     )
+
+
+# --- commands that read a model and train nothing --------------------------------------------------------------------
+
+# Those that predictions gain from; `attention`, so that what is put into the cache is what training would compute.
+SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "attention", "embedding_cache", "data_loading"]
+
+
+@dataclass
+class PredictingArguments:
+    """Device, precision, rows at a time, speed-ups, and where embeddings are kept."""
+
+    _argument_group_name = "computing"  # in --help
+
+    use_cpu: bool = option(False, "Compute on the CPU where there is an accelerator.")
+    bf16: bool = option(False, "Compute in bfloat16.")
+    fp16: bool = option(False, "Compute in float16.")
+    per_device_eval_batch_size: Count = option(256, "Rows at a time on each device.")
+    embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
+    speedups: list[str] = option(SPEEDUPS, "Speed-ups to use where they fit: names, or 'all'.")
+    without: list[str] = option([], "Speed-ups to leave out.")
+    disable_tqdm: bool = option(False, "Show no progress bars.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ranges_in_types(PredictingArguments))
 
 
 def training_names() -> set[str]:

@@ -168,9 +168,6 @@ def copy_file(source: Path, target: Path) -> None:
     """
     shutil.copyfile(source, target)
     sync(target)
-    if hasattr(os, "posix_fadvise"):  # so that reading back reads the disk and not the memory just written
-        with target.open("rb") as copy:
-            os.posix_fadvise(copy.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _check_places(local: Path, target: Path) -> None:

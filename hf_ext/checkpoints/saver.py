@@ -216,11 +216,8 @@ class Saver:
         state.best_model_checkpoint = str(place) if place.is_dir() else None
         is_it = state.best_global_step == best or (best is None and place.is_dir())
         if self._trainer.args.load_best_model_at_end and not is_it:
-            logger.warning(
-                "No checkpoint of the best step, %s, was saved: %s.",
-                state.best_global_step,
-                "the last weights are kept" if best is None else f"checkpoint-{best}, the best one that was, is taken",
-            )
+            taken = "the last weights are kept" if best is None else f"checkpoint-{best} is taken"
+            logger.warning("No checkpoint of the best step, %s, was saved: %s.", state.best_global_step, taken)
 
     def verify_best(self) -> None:
         """Before the best model is loaded; raises CheckpointError, on all processes, where it does not verify."""

@@ -114,7 +114,7 @@ def save_checkpoint_weights(model: Any, folder: Path, state_dict: dict[str, Any]
     else:
         save_weights(model, folder, state_dict)
         return
-    content = {**read_base(model), **_describe_frozen(model)}
+    content = {**read_base(model), "tensors": _digest_frozen(model)}
     (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -153,17 +153,17 @@ def keep_source_digests(model: Any) -> None:
 
     Cost: about 1 s per GB and core.
     """
-    model._source_digests = _describe_frozen(model)["tensors"]
+    model._source_digests = _digest_frozen(model)
 
 
-def _describe_frozen(model: Any) -> dict[str, Any]:
-    """sha256 of each frozen tensor and over all of them, their number and bytes. Kept on the model until one changes.
+def _digest_frozen(model: Any) -> dict[str, str]:
+    """sha256 of each frozen tensor. Kept on the model until one changes.
 
     Cost: reads every byte once, about 1 s per GB and core; a change through `.data` is not noticed.
     """
     tensors = _once(frozen_entries(model))
     key = [(name, id(tensor), tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()]
-    kept = getattr(model, "_frozen_description", None)
+    kept = getattr(model, "_frozen_digests", None)
     if kept and kept[0] == key:
         return kept[1]
     # Of weights that were rounded in memory, those of what they were rounded from.
@@ -171,14 +171,8 @@ def _describe_frozen(model: Any) -> dict[str, Any]:
     rounded = {name: sources[name] for name, t in tensors.items() if name in sources and t.dtype in _ROUNDED}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         digests = dict(zip(tensors, pool.map(lambda name: rounded.get(name) or _digest(tensors[name]), tensors)))
-    description = {
-        "sha256": hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
-        "num_tensors": len(tensors),
-        "num_bytes": sum(tensor.nbytes for tensor in tensors.values()),
-        "tensors": digests,
-    }
-    model._frozen_description = (key, description)
-    return description
+    model._frozen_digests = (key, digests)
+    return digests
 
 
 def _digest(tensor: torch.Tensor) -> str:
@@ -189,19 +183,16 @@ def _digest(tensor: torch.Tensor) -> str:
 
 def _check_frozen(model: Any, folder: Path) -> None:
     """Refuses frozen weights that are not those that the checkpoint was trained on."""
-    saved, now = read_json(folder / FROZEN), _describe_frozen(model)
-    if saved.get("sha256") == now["sha256"]:
+    saved, now = read_json(folder / FROZEN), _digest_frozen(model)
+    before = saved["tensors"]  # which the manifest vouches for
+    others = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    if not others:
         return
-    before = saved.get("tensors")
-    if not isinstance(before, dict):
-        raise CheckpointError(f"{folder / FROZEN}: no hashes of tensors in it; it is damaged.")
-    others = [name for name, digest in now["tensors"].items() if before.get(name) != digest]
-    others += [name for name in before if name not in now["tensors"]]
-    base = f"{saved.get('name_or_path') or 'unknown'}@{saved.get('revision') or 'no revision'}"
+    base = f"{saved['name_or_path'] or 'unknown'}@{saved['revision'] or 'no revision'}"
     raise CheckpointError(
-        f"{folder} was trained on frozen weights with sha256 {saved.get('sha256')}, those of this model hash to "
-        f"{now['sha256']}; different: {name_some(others)}. Nothing was loaded. The checkpoint does not hold them: "
-        f"build the model on the same base ({base}), with the same seed if parts of it are made at random."
+        f"{folder} was trained on other frozen weights than this model has: {name_some(others)}. Nothing was loaded. "
+        f"The checkpoint does not hold them: build the model on the same base ({base}), with the same seed if parts of "
+        "it are made at random."
     )
 
 

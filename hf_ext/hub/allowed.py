@@ -8,35 +8,23 @@ import re
 from pathlib import Path
 
 from ..checkpoints.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
-from ..checkpoints.manifest import MANIFEST, Manifest
 from ..errors import ArgumentError
 
 CARD = "README.md"
-LAST_CHECKPOINT = "last-checkpoint"  # where in the repository, as stock Trainer names it
 
 # By name in the repository: the content as it was when it was taken, or of weights the place that is read later.
 Files = dict[str, bytes | Path]
 
 _ABOUT = r"README\.md|LICENSE|report\.html|(loss|scatter)\.png"
 _ALLOWED = re.compile(rf"{WEIGHTS}|{CONFIG}|{_ABOUT}|{re.escape(MODEL_MANIFEST)}|(tokenizers/\d+/)?({TOKENIZER})")
-_WEIGHTS = re.compile(WEIGHTS)
 # What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of
 # the new model: model.safetensors before an index, adapters on top of a full model; or would vouch for another model.
 _DECIDES_LOADING = re.compile(
     rf"{WEIGHTS}|{re.escape(MODEL_MANIFEST)}|adapter_config\.json|(pytorch|adapter)_model.*\.bin(\.index\.json)?"
 )
-_LARGE = (".safetensors", ".pt", ".pth")
-_OF_CHECKPOINT = re.compile(r"(tokenizers/\d+/)?[^/]+\.(safetensors|pt|pth|json|txt|md|model|jinja)")
-_IN_CHECKPOINT = re.compile(rf"{LAST_CHECKPOINT}/.*")
-_NAMED = re.compile(rb'"(?:base_model_)?name_or_path": "([^"]+)"')
 _ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access tokens
 
 logger = logging.getLogger(__name__)
-
-
-def holds_model(folder: str | os.PathLike[str]) -> bool:
-    """Whether there are weights that `from_pretrained` reads; checkpoints may hold only those that train, or pieces."""
-    return any(_WEIGHTS.fullmatch(name) for name in os.listdir(folder))
 
 
 def model_files(folder: str | os.PathLike[str]) -> Files:
@@ -54,47 +42,24 @@ def model_files(folder: str | os.PathLike[str]) -> Files:
     root = Path(folder)
     if not root.is_dir():
         raise ArgumentError(f"{root} is no folder, or is one no longer. Give one that `save_model` wrote.")
-    if not holds_model(root):
+    if not any(re.fullmatch(WEIGHTS, name) for name in os.listdir(root)):
         raise ArgumentError(
             f"{root} holds no weights to push: no model.safetensors, shards of it, or adapter_model.safetensors. "
             "Give a folder that `save_model` or `save_pretrained` wrote. (A checkpoint may hold only what trains, or "
-            "pieces: then --hub_strategy checkpoint pushes it whole, and the trained model is pushed at the end.)"
+            "pieces: then the trained model is pushed at the end.)"
         )
     check_model(root)
     here = root.resolve()
     paths = [path.relative_to(root) for path in [*root.glob("*"), *root.glob("tokenizers/*/*")] if path.is_file()]
     names = [path.as_posix() for path in paths if (root / path).resolve() == here / path]
-    files = {name: _content(root / name) for name in sorted(names) if _ALLOWED.fullmatch(name)}
+    allowed = [root / name for name in sorted(names) if _ALLOWED.fullmatch(name)]
+    files: Files = {
+        path.relative_to(root).as_posix(): path if path.suffix == ".safetensors" else path.read_bytes()
+        for path in allowed
+    }
     if is_draft(files.get(CARD)):
         del files[CARD]
     return files
-
-
-def find_local_names(files: Files) -> list[str]:
-    """Folders of this machine that a model's configuration names as its encoders or its base."""
-    texts = [content for name, content in files.items() if name in ("config.json", "adapter_config.json")]
-    named = [name.decode() for text in texts if isinstance(text, bytes) for name in _NAMED.findall(text)]
-    return sorted({name for name in named if os.path.isdir(name)})
-
-
-def checkpoint_files(folder: str | os.PathLike[str], place: str) -> Files:
-    """All files of a checkpoint of hf_ext, under `place`: what a run needs that continues from it elsewhere.
-
-    So also optimizer and random states, and the arguments, without tokens. Files that its manifest does not list stay.
-
-    Raises:
-        ArgumentError: it holds a library's files, as checkpoints of models spread by FSDP or DeepSpeed do, or pickled
-            arguments.
-        CheckpointError: no checkpoint of hf_ext, or its manifest is damaged.
-    """
-    names = sorted([MANIFEST, *Manifest.read(folder).files])
-    others = [name for name in names if not _OF_CHECKPOINT.fullmatch(name)]
-    if others:
-        raise ArgumentError(
-            f"{folder} holds {', '.join(others)}, which only a library reads that can run what it reads: not pushed. "
-            "With --hub_strategy end the trained model is pushed whole."
-        )
-    return {f"{place}/{name}": _content(Path(folder, name)) for name in names}
 
 
 def is_draft(card: bytes | Path | None) -> bool:
@@ -110,9 +75,4 @@ def find_token(files: Files, token: str) -> str | None:
 
 def find_replaced(present: list[str], files: Files) -> list[str]:
     """Of the names `present` in a repository, what an earlier push left there and `files` take the place of."""
-    kinds = [kind for kind in (_DECIDES_LOADING, _IN_CHECKPOINT) if any(kind.fullmatch(name) for name in files)]
-    return [name for name in present if name not in files and any(kind.fullmatch(name) for kind in kinds)]
-
-
-def _content(path: Path) -> bytes | Path:
-    return path if path.suffix in _LARGE else path.read_bytes()
+    return [name for name in present if name not in files and _DECIDES_LOADING.fullmatch(name)]

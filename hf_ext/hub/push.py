@@ -24,7 +24,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from ..errors import HfExtError, RunEnded
 from ..models.process_settings import replaced
-from .allowed import checkpoint_files, find_local_names, find_replaced, find_token, holds_model, model_files
+from .allowed import find_replaced, find_token, model_files
 
 WAITS_S = (2.0, 4.0, 8.0)  # before each further attempt
 SILENCE_S = 120.0  # after which a connection counts as lost: huggingface_hub 2.4 waits for ever
@@ -66,7 +66,6 @@ def push_folder(
     folder: str | os.PathLike[str],
     repo_id: str,
     *,
-    checkpoint_as: str | None = None,
     token: str | None = None,
     private: bool = True,
     revision: str | None = None,
@@ -80,9 +79,6 @@ def push_folder(
     Args:
         folder: where the model lies.
         repo_id: "owner/name", or "name" for the token's owner. It is created if it is not there.
-        checkpoint_as: where in the repository the folder, a checkpoint of hf_ext, is sent whole too, with optimizer,
-            random states and the arguments with their paths; a run continues from its download
-            (`--resume DOWNLOADED/last-checkpoint`).
         token: with the right to write; None takes `HF_TOKEN` or the one that `hf auth login` stored.
         private: for a new repository, and a demand on an existing one: a public one is refused. False leaves an
             existing repository as it is.
@@ -90,7 +86,7 @@ def push_folder(
         message: of the commit.
 
     Raises:
-        ArgumentError, CheckpointError: as `model_files` and `checkpoint_files`.
+        ArgumentError: as `model_files`.
         HubError: the Hub cannot be reached or refuses; there is no token; a file contains a token (nothing is then
             sent); the repository is public; what arrived is not what was sent.
         OSError: a file cannot be read.
@@ -100,8 +96,7 @@ def push_folder(
     words = ["python", "-m", "hf_ext.hub", os.path.abspath(folder), repo_id, *([] if private else ["--public"])]
     repeat = shlex.join([*words, *([] if revision is None else ["--revision", revision])])
     api = HfApi(token=_find_own_token(token, repeat))
-    whole = checkpoint_files(folder, checkpoint_as) if checkpoint_as else {}
-    files = whole if whole and not holds_model(folder) else {**model_files(folder), **whole}
+    files = model_files(folder)
     named = find_token(files, str(api.token))
     if named is not None:
         raise HubError(
@@ -128,14 +123,7 @@ def push_folder(
             )
         return commit
 
-    commit = _attempt(work, f"{folder} was not pushed to {repo_id}", repeat, str(api.token))
-    if local := ", ".join(find_local_names(files)):
-        logger.warning(
-            "The model on the Hub names %s, known to this machine alone: others can load it only where it holds all "
-            "weights (--save_full, merged adapters). Else train with an encoder of the Hub.",
-            local,
-        )
-    return commit
+    return _attempt(work, f"{folder} was not pushed to {repo_id}", repeat, str(api.token))
 
 
 def _find_own_token(token: str | None, repeat: str) -> str:
@@ -185,12 +173,10 @@ def _attempt(work: Callable[[], Result], failed: str, repeat: str, token: str) -
         except _FAILURES as error:
             if isinstance(error, HfExtError):
                 raise
-            causes: list[BaseException] = [error]
-            while causes[-1].__cause__ is not None:
-                causes.append(causes[-1].__cause__)
-            said = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes).replace(token, "<token>")
-            reason = " ".join(said.split()).rstrip(".")
-            if wait_s is None or not _is_transient(causes):
+            cause = error.__cause__ or error  # of what an upload wraps
+            said = "; ".join(f"{type(one).__name__}: {one}" for one in dict.fromkeys((error, cause)))
+            reason = " ".join(said.replace(token, "<token>").split()).rstrip(".")
+            if wait_s is None or not _is_transient(error, cause):
                 # Not chained: the cause repeats what the server said, which may hold the token.
                 raise HubError(
                     f"{failed}, after {number} attempt(s): {reason}. The model on this disk is whole. Run, logged in "
@@ -201,9 +187,9 @@ def _attempt(work: Callable[[], Result], failed: str, repeat: str, token: str) -
     raise AssertionError("the last attempt returns or raises")
 
 
-def _is_transient(causes: Sequence[BaseException]) -> bool:
-    statuses = [cause.response.status_code for cause in causes if isinstance(cause, HfHubHTTPError)]
+def _is_transient(error: BaseException, cause: BaseException) -> bool:
+    statuses = [one.response.status_code for one in (error, cause) if isinstance(one, HfHubHTTPError)]
     if statuses:
         return statuses[-1] in (408, 429) or statuses[-1] >= 500
     # What is left of OSError and RuntimeError: an upload that broke off.
-    return not isinstance(causes[0], ValueError) and not any(isinstance(c, OfflineModeIsEnabled) for c in causes)
+    return not isinstance(error, ValueError) and not isinstance(cause, OfflineModeIsEnabled)

@@ -17,8 +17,8 @@ from huggingface_hub import CommitInfo, ModelCard
 from transformers import TrainerCallback
 from transformers.trainer_utils import HubStrategy
 
-from ..errors import HfExtError, RunEnded
-from .allowed import CARD, LAST_CHECKPOINT, is_draft
+from ..errors import ArgumentError, HfExtError, RunEnded
+from .allowed import CARD, is_draft
 from .push import HubError, open_repository, push_folder
 
 GRACE_S = 10.0  # after a stop: schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it
@@ -31,11 +31,10 @@ class Pusher(TrainerCallback):
     """`--push_to_hub` without what stock Trainer sends: by allow-list, private unless told otherwise, compared.
 
     `open` makes the repository and proves the token. While training, `hub_strategy` says what is pushed: "every_save"
-    the model of each checkpoint, "checkpoint" as every_save plus the whole newest checkpoint as `last-checkpoint/`,
-    from which a run continues elsewhere, "all_checkpoints" plus each checkpoint under its own name; "end" nothing. A
-    daemon thread sends. A save during a push is left to the next one, and the last one to the end (`hub_always_push`:
-    waits its turn). A push that failed is a warning and is made up for likewise. A checkpoint stays on the disk while
-    it is sent, on top of `save_total_limit` and `save_total_size_gb`.
+    the model of each checkpoint, "end" nothing; whole checkpoints stay here. A daemon thread sends. A save during a
+    push is left to the next one, and the last one to the end (`hub_always_push`: waits its turn). A push that failed is
+    a warning and is made up for likewise. A checkpoint stays on the disk while it is sent, on top of `save_total_limit`
+    and `save_total_size_gb`.
     """
 
     def __init__(self, trainer: Any):
@@ -49,9 +48,15 @@ class Pusher(TrainerCallback):
         """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
 
         Raises:
+            ArgumentError: `hub_strategy` is one that pushes whole checkpoints.
             HubError: on all processes; see `open_repository`.
         """
         trainer, settings = self._trainer, self._settings(given)
+        if trainer.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            raise ArgumentError(
+                f"hub_strategy={trainer.args.hub_strategy.value}: whole checkpoints are not pushed. Give every_save "
+                "(the model of each) or end, and keep checkpoints on a disk that outlives the run."
+            )
         name = trainer.args.hub_model_id or Path(trainer.args.output_dir).absolute().name
         trainer.hub_model_id = trainer._ext_team.on_main(lambda: open_repository(name, **settings))
 
@@ -65,17 +70,17 @@ class Pusher(TrainerCallback):
     # --- what is pushed ---------------------------------------------------------------------------------------------
 
     def push_checkpoint(self, newest: int) -> None:
-        """Begins the push of what `hub_strategy` wants on the Hub when checkpoint `newest` is in place."""
-        trainer, strategy = self._trainer, HubStrategy(self._trainer.args.hub_strategy)
-        store, name = trainer.checkpoints, f"checkpoint-{newest}"
-        is_due = strategy != HubStrategy.END and name != self._begun and store.path(newest).is_dir()
+        """Begins the push of the model of checkpoint `newest`, which is in place, where `hub_strategy` wants it."""
+        trainer, store, name = self._trainer, self._trainer.checkpoints, f"checkpoint-{newest}"
+        is_due = (
+            trainer.args.hub_strategy == HubStrategy.EVERY_SAVE and name != self._begun and store.path(newest).is_dir()
+        )
         may_begin = trainer.args.hub_always_push or not self._is_sending()
         if not (is_due and may_begin and trainer._ext_team.is_main):
             return
         self._begun = name
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
-        place = {HubStrategy.CHECKPOINT: LAST_CHECKPOINT, HubStrategy.ALL_CHECKPOINTS: name}.get(strategy)
-        given = {"checkpoint_as": place, "message": f"Training in progress, {name}", **self._settings({})}
+        given = {"message": f"Training in progress, {name}", **self._settings({})}
         held = ExitStack()  # also while it waits its turn
         held.enter_context(store.pinned(newest))
 

@@ -73,7 +73,7 @@ class EmbeddingCache:
         self._embedded: dict[int, tuple[Any, EmbeddedDataset]] = {}  # by id of the dataset, which it keeps taken
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
         self._folders: dict[str, str] = {}  # of the stores, by input
-        self._encoded = {"sequences": 0, "residues": 0, "seconds": 0.0, "in_float32": 0}
+        self._encoded = {"num_encoded": 0, "encoding_seconds": 0.0, "encoded_in_float32": 0}
 
     # --- datasets ---------------------------------------------------------------------------------------------------
 
@@ -205,19 +205,11 @@ class EmbeddingCache:
     def _report(self, name: str, store: EmbeddingStore, reports: list[EncodingReport]) -> None:
         """Adds what all processes encoded to the evidence; they worked side by side."""
         counts = self._encoded
-        counts["sequences"] += sum(report.num_encoded for report in reports)
-        counts["residues"] += sum(report.num_residues for report in reports)
-        counts["seconds"] += max(report.seconds for report in reports)
-        counts["in_float32"] += sum(len(report.overflowed) for report in reports)
+        counts["num_encoded"] += sum(report.num_encoded for report in reports)
+        counts["encoding_seconds"] += round(max(report.seconds for report in reports), 2)
+        counts["encoded_in_float32"] += sum(len(report.overflowed) for report in reports)
         self._folders[name] = str(store.folder)
-        self._trainer._ext_planned.record(
-            "embedding_cache",
-            num_encoded=counts["sequences"],
-            encoding_seconds=round(counts["seconds"], 2),
-            residues_per_second=round(counts["residues"] / counts["seconds"]) if counts["sequences"] else None,
-            **({"encoded_in_float32": counts["in_float32"]} if counts["in_float32"] else {}),
-            stores=dict(self._folders),
-        )
+        self._trainer._ext_planned.record("embedding_cache", **counts, stores=dict(self._folders))
 
     # --- before the first step --------------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -150,34 +148,21 @@ class Losses:
         return DecidedLoss(model, function, kind, is_smoothed, override)
 
     def warn_of_means(self) -> None:
-        """Where an optimizer step sees several batches, or batches of any size, and the loss may not count that."""
+        """Where an optimizer step sees several batches, or batches of any size, and the loss may not count that.
+
+        A `compute_loss_func` of the user's is taken at its word.
+        """
         trainer, args, loss = self._trainer, self._trainer.args, self.decide()
-        num_batches = args.gradient_accumulation_steps * args.world_size
-        if loss.is_exact or loss.is_smoothed or args.n_gpu > 1 or trainer.loss_is_scaled_for_ga is not None:
+        is_one = args.gradient_accumulation_steps * args.world_size == 1 and args.max_tokens_per_batch is None
+        is_known = loss.is_exact or loss.is_smoothed or args.n_gpu > 1 or trainer.loss_is_scaled_for_ga is not None
+        if is_one or is_known or (loss.override is None and (loss.is_users or _divides(loss.model))):
             return
-        if num_batches == 1 and args.max_tokens_per_batch is None:
-            return
-        if loss.override is not None:
-            logger.warning(
-                "%s decides the loss, so it is taken as Trainer takes it: %s over the batches of a step. Set "
-                "loss_is_scaled_for_ga in the class: False if it returns the mean of a batch, True if it divides by "
-                "num_items_in_batch.",
-                loss.override,
-                "summed" if trainer.model_accepts_loss_kwargs else "averaged",
-            )
-        elif loss.is_users and not _reads_num_items(loss.function):
-            logger.warning(
-                "compute_loss_func (%s) does not read num_items_in_batch, and Trainer adds up the losses of a step's "
-                "%d batches: if it is a mean, gradients are %d times too large. Divide a sum by num_items_in_batch.",
-                *(getattr(loss.function, "__qualname__", loss.function), num_batches, num_batches),
-            )
-        elif not loss.is_users and not _divides(loss.model):
-            logger.warning(
-                "The loss of %s may be averaged over each micro-batch instead of the effective batch: give a "
-                "compute_loss_func(outputs, labels, num_items_in_batch), or have its forward divide by "
-                "num_items_in_batch and set accepts_loss_kwargs = True.",
-                type(loss.model).__name__,
-            )
+        logger.warning(
+            "The loss of %s may be averaged over each micro-batch instead of the effective batch: give a "
+            "compute_loss_func(outputs, labels, num_items_in_batch), or divide by num_items_in_batch and set "
+            "accepts_loss_kwargs = True in the model, or loss_is_scaled_for_ga = True in the trainer's class.",
+            loss.override or type(loss.model).__name__,
+        )
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -255,12 +240,3 @@ class Losses:
 def _divides(model: Any) -> bool:
     """Whether the model says that it divides by `num_items_in_batch` itself."""
     return getattr(model, "accepts_loss_kwargs", None) is True
-
-
-def _reads_num_items(function: Any) -> bool:
-    """Whether a function's code mentions `num_items_in_batch`, or hands it on as one of its `**kwargs`."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return True  # as far as anybody can tell
-    keywords = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD]
-    return any(step.argval in ("num_items_in_batch", *keywords) for step in dis.get_instructions(code))

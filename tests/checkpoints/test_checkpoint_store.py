@@ -172,7 +172,7 @@ def test_names_that_may_leave_the_folder_are_refused_in_writing_and_in_reading(t
 
 def forge(folder, **changes) -> None:
     """Writes a manifest whose own hash is right, as a person would who means harm."""
-    body = {"format": 1, "run_id": "run", "step": 1, "epoch": 0.5, "facts": {}, "files": {}, **changes}
+    body = {"run_id": "run", "step": 1, "epoch": 0.5, "facts": {}, "files": {}, **changes}
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     (folder / MANIFEST).write_text(json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n")
 

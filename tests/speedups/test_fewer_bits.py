@@ -166,7 +166,7 @@ def test_another_base_is_still_refused(base, tmp_path):
     other = base()
     other.esm.encoder.layer[0].output.dense.weight.data[0, 0] += 1e-6  # below what half precision can tell
     trainer = make_trainer(tmp_path / "run", other, pad_rows, make_rows(), resume="auto", **SAVING, **HALF)
-    with pytest.raises(CheckpointError, match="was trained on frozen weights"):
+    with pytest.raises(CheckpointError, match="was trained on other frozen weights"):
         trainer.train()
 
 

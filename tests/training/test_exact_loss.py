@@ -297,5 +297,5 @@ def test_a_loss_function_of_the_users_label_smoothing_and_a_forward_of_ones_own_
         assert make_trainer(own, tmp_path, gradient_accumulation_steps=2).compute_loss_func is None
         make_trainer(model, tmp_path, cls=OwnCompute, gradient_accumulation_steps=2)
     assert "The loss of OwnLoss may be averaged over each micro-batch" in caplog.text
-    assert "OwnCompute.compute_loss decides the loss, so it is taken as Trainer takes it: averaged" in caplog.text
+    assert "The loss of OwnCompute.compute_loss may be averaged over each micro-batch" in caplog.text
     assert find_loss_kind(type("Named", (transformers.EsmForMaskedLM,), {})(model.config)) == "tokens"
