@@ -37,13 +37,12 @@ from ..data.antibodies import (
 )
 from ..data.batching import batches_by_tokens
 from ..errors import ArgumentError, DataError
-from ..hub.fetch import fetch_folder
 from ..models.encoders import load_tokenizer
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.parts import EncoderStates
 from ..models.process_settings import replaced
-from ..pretrained import reading
+from ..pretrained import fetch_folder, reading
 from ..reporting.progress import is_watched
 from ..speedups.sample import evaluating
 
