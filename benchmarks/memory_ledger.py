@@ -71,6 +71,7 @@ CASES = [
     Case("full, bf16", half=True),
     Case("full, bf16, recomputing all", half=True, recomputes=True),
     Case("full, AdamW in 8 bits", optimizer="adamw_8bit"),
+    Case("full, recomputing all", recomputes=True),
     Case("full, all together", optimizer="adamw_8bit", **ALL),  # type: ignore[arg-type]
     Case("LoRA", trains="lora"),
     Case("LoRA, bf16", trains="lora", half=True),
@@ -78,8 +79,6 @@ CASES = [
     Case("LoRA, all together", trains="lora", half_base=True, packed=True, **ALL),  # type: ignore[arg-type]
     Case("frozen", trains="frozen"),
     Case("650M LoRA, bf16", "650M", "lora", rows=4, half=True),
-    Case("650M LoRA, all together", "650M", "lora", rows=4, half_base=True, **ALL),  # type: ignore[arg-type]
-    Case("650M full, all together", "650M", rows=4, optimizer="adamw_8bit", **ALL),  # type: ignore[arg-type]
     Case("650M frozen", "650M", "frozen", rows=4),
     Case("650M full, recomputing all", "650M", rows=4, recomputes=True),
 ]

@@ -130,8 +130,8 @@ def summarize_data(report: Mapping[str, Any]) -> str:
     if report.get("streaming"):
         return "\n".join(["Data: streaming: rows are not counted, leaks between splits are not looked for.", *notes])
     lines = [
-        f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
-        f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
+        f"Data: {report['rows_read']:,} rows read, {report['rows_rejected']:,} rejected; "
+        + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
     ]
     for name, nums in report.get("missing_chains", {}).items():
         shown = (f"{num:,} of {report['sizes'][split]:,} in {split}" for split, num in nums.items())
