@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -19,11 +20,9 @@ from typing import Any
 
 import torch
 from common import interleave, quartiles
-from gpu_session import MODELS, TOY, draw_chains
+from gpu_session import MODELS, build_model, build_tokenizer, draw_chains
 
 from hf_ext.hardware import Hardware, detect_hardware
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.steps import build_model, build_tokenizer
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 
@@ -45,10 +44,9 @@ def make_batches(tokenizer: Any, size: str, device: str) -> Batches:
     return batches
 
 
-def make_encoder(side: str, args: MaskedLMArguments, hardware: Hardware, half: torch.dtype | None) -> tuple[Any, str]:
-    """An encoder with random weights, always the same, ready, and its attention kernel."""
-    torch.manual_seed(0)
-    model = build_model(args).to(hardware.kind).eval()
+def make_encoder(side: str, model: Any, hardware: Hardware, half: torch.dtype | None) -> tuple[Any, str]:
+    """The encoder of a model, ready, and its attention kernel."""
+    model = model.to(hardware.kind).eval()
     if side == STOCK:
         return model.base_model, "sdpa"
     if half is not None:
@@ -77,13 +75,13 @@ def encode(encoder: Any, batches: Batches, kind: str, autocast: torch.dtype | No
     return seconds, torch.cuda.max_memory_allocated() / 2**30 if kind == "cuda" else 0.0, states
 
 
-def measure(name: str, size: str, hardware: Hardware) -> dict[str, Any]:
+def measure(family: str, size: str, hardware: Hardware) -> dict[str, Any]:
     """Tokens per second of both sides, their ratio round by round, and how far their states are from each other."""
-    args = MaskedLMArguments(model_size=name, **(TOY if size == "toy" else {}))
     is_gpu = hardware.kind == "cuda"
     half = (torch.bfloat16 if hardware.native_bf16 else torch.float16) if is_gpu else None
-    batches = make_batches(build_tokenizer(args), size, hardware.kind)
-    made = {side: make_encoder(side, args, hardware, half) for side in (STOCK, OURS)}
+    with tempfile.TemporaryDirectory() as folder:
+        batches = make_batches(build_tokenizer(Path(folder)), size, hardware.kind)
+    made = {side: make_encoder(side, build_model(family, size == "toy"), hardware, half) for side in (STOCK, OURS)}
     runs = {
         side: partial(encode, encoder, batches, hardware.kind, half if side == STOCK else None)
         for side, (encoder, _) in made.items()
@@ -106,8 +104,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     found: dict[str, Any] = {}
-    for name in MODELS.values():
-        found[name] = measure(name, args.size, detect_hardware())
+    for family, name in MODELS.items():
+        found[name] = measure(family, args.size, detect_hardware())
         args.output.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import make_esm2
+from transformers import EsmcConfig, EsmcForMaskedLM, EsmTokenizer
 
+from hf_ext.data.proteins import ESM_VOCABULARY
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.files import write_text
 from hf_ext.hardware import Hardware, detect_hardware
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.steps import build_model, build_tokenizer
 from hf_ext.optional import installed_version
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,9 +45,7 @@ PARTS = {
     "memory": 2.0,
     "processes": 2.0,
 }
-MODELS = {"esm2": "esm2_650M", "esmc": "esmc_300M"}
-TOY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
-GROUPED = "--train_sampling_strategy group_by_length"
+MODELS = {"esm2": "ESM-2 650M", "esmc": "ESM C 300M"}
 GRACE_S = 10.0  # between asking a part to end, which launchers hand on to their ranks, and ending it
 LOG_LINES = 30
 
@@ -66,16 +65,25 @@ def draw_chains(number: int, is_toy: bool) -> list[str]:
     lengths = (torch.randn(number, generator=generator) * 0.7 + 5.6).exp().clamp(30, 1022)
     if is_toy:
         lengths = torch.randint(6, 25, (number,), generator=generator)
-    return ["".join("ACDEFGHIKLMNPQRSTVWY"[i] for i in torch.randint(0, 20, (int(n),)).tolist()) for n in lengths]
+    drawn = [torch.randint(0, 20, (int(length),), generator=generator).tolist() for length in lengths]
+    return ["".join("ACDEFGHIKLMNPQRSTVWY"[i] for i in row) for row in drawn]
 
 
-def save_model(family: str, is_toy: bool, folder: Path) -> Path:
-    """A model with random weights, always the same, as if it came from the Hub: LoRA adapts no new one."""
-    args = MaskedLMArguments(model_size=MODELS[family], **(TOY if is_toy else {}))
+def build_model(family: str, is_toy: bool) -> Any:
+    """A masked language model with random weights, always the same."""
+    if family == "esm2":
+        shape = {"token_dropout": True, "layer_norm_eps": 1e-5, "max_position_embeddings": 1026}
+        return make_esm2("tiny" if is_toy else "650M", **shape)
+    width, layers, heads, inner = (32, 2, 2, 64) if is_toy else (960, 30, 15, 2560)
     torch.manual_seed(0)
-    for part in (build_model(args), build_tokenizer(args)):
-        part.save_pretrained(folder / "model")
-    return folder / "model"
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return EsmcForMaskedLM(EsmcConfig(**sizes, intermediate_size=inner))
+
+
+def build_tokenizer(folder: Path) -> EsmTokenizer:
+    """ESM-2's, whose ids are also those of ESM C; by way of a file in `folder`."""
+    (folder / "vocab.txt").write_text("\n".join(ESM_VOCABULARY) + "\n")
+    return EsmTokenizer(str(folder / "vocab.txt"), model_max_length=1024)
 
 
 def compare_command(part: str, size: str, hardware: Hardware, folder: Path) -> list[str]:
@@ -86,15 +94,18 @@ def compare_command(part: str, size: str, hardware: Hardware, folder: Path) -> l
     table.write_text("\n".join(["sequence", *draw_chains(256 if is_toy else 2048, is_toy)]) + "\n")
     half = "bf16" if hardware.native_bf16 else "fp16" if hardware.native_fp16 else None
     # Stock Trainer has no LoRA: there it is ours without a speed-up, as Trainer is with PEFT.
-    baseline, options = ("mlm_stock_best.yaml", "") if training == "full" else ("baseline", GROUPED)
-    if half and hardware.kind == "cuda":
-        options += f" --{half} true"
-    words = ["--recipe", "mlm", "--baseline", baseline, *(["--baseline_args", options] if options else [])]
-    words += ["--rounds", "1" if is_toy else "2", "--output_dir", str(folder / "runs")]
+    baseline: dict[str, Any] = {"preset": "baseline", "train_sampling_strategy": "group_by_length"}
+    baseline |= {"stock_trainer": True} if training == "full" else {}
+    baseline |= {half: True} if half and hardware.kind == "cuda" else {}
+    (folder / "trainer.yaml").write_text(json.dumps(baseline))
+    for made in (build_model(family, is_toy), build_tokenizer(folder)):  # as from the Hub: LoRA adapts no new model
+        made.save_pretrained(folder / "model")
+    words = ["--recipe", "mlm", "--baseline", str(folder / "trainer.yaml"), "--rounds", "1" if is_toy else "2"]
+    words += ["--output_dir", str(folder / "runs")]
     rows, passes = (2, 2) if is_toy else (16, 4) if roomy else (4, 2)
     shared = f"--dataset_name {table} --sequence_columns sequence --split random --split_sizes 0.98 0.01 0.01"
     shared += f" --per_device_train_batch_size {rows} --gradient_accumulation_steps {passes} --max_steps 12"
-    shared += f" --eval_strategy no --save_strategy no --model_name_or_path {save_model(family, is_toy, folder)}"
+    shared += f" --eval_strategy no --save_strategy no --model_name_or_path {folder / 'model'}"
     shared += " --use_peft true" if training == "lora" else ""
     return ["-m", "hf_ext", "compare", *words, "--", *shared.split()]
 

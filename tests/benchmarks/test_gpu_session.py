@@ -41,7 +41,7 @@ def test_a_toy_session_finishes_every_part_and_measures_what_it_says(toy):
         assert model["relative_difference"] < 1e-5
         assert min(model["times_as_fast"]) > 0
     for name in ("full_esm2", "lora_esm2", "full_esmc", "lora_esmc"):
-        assert {*found[name]["sides"]} == {"baseline" if name.startswith("lora") else "mlm_stock_best", "max_speed"}
+        assert {*found[name]["sides"]} == {"trainer", "max_speed"}
         # The same rows and masks from the same weights, in another order.
         losses = [side["final_loss"]["mean"] for side in found[name]["sides"].values()]
         assert losses[0] == pytest.approx(losses[1], abs=0.1)

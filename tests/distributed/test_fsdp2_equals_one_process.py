@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate.utils import merge_fsdp_weights
 from closeness import largest
-from equal_cases import CASES, NUM_STEPS, TOWERS, differences, load_numbers, make_esm, write_encoders
+from equal_cases import CASES, TOWERS, differences, load_numbers, make_esm, write_encoders
 from equal_on_ranks import CHECKPOINTED, SAVED, SAVING, SHARDED_KILLS, train
 from locations import HELPERS
 from peft import PeftModel
@@ -135,7 +135,7 @@ def test_bfloat16_sums_gradients_in_float32_and_a_head_on_cached_embeddings_stay
     assert found["ours"] < 0.9
     assert found["evidence"] == {"gradients_summed_in": "float32"}
     for case in CASES:
-        losses = [load_numbers(*place)[0] for place in ((tmp_path, f"half-{case}"), (alone, f"alone-{case}"))]
-        first = NUM_STEPS if case == "frozen_cache" else 7  # later ones read rows again, which enlarges rounding
-        found = largest(abs(a - b) for a, b in list(zip(*losses))[:first])
-        assert found < (CLOSE if case == "frozen_cache" else 5e-3), case
+        pairs = [*zip(*(load_numbers(*place)[0] for place in ((tmp_path, f"half-{case}"), (alone, f"alone-{case}"))))]
+        # Two roundings of bfloat16, before rows are read again and the difference grows.
+        near = [abs(ours - loss) < loss * 2**-7 for ours, loss in pairs[:7]]
+        assert largest(abs(a - b) for a, b in pairs) < CLOSE if case == "frozen_cache" else all(near), case

@@ -122,7 +122,7 @@ def train_half(folder: Path, encoders: Path) -> FastTrainer:
         trainer.train()
         found[name] = counter.share
     for case in CASES:
-        trainer = train(case, folder / f"half-{case}", encoders, f"half-{case}", per_device_train_batch_size=2)
+        trainer = train(case, folder / f"half-{case}", encoders, f"half-{case}")
     found["evidence"] = trainer.plan["sharding"].evidence
     (folder / "half.json").write_text(json.dumps(found))
     return trainer
