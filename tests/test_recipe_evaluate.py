@@ -225,7 +225,7 @@ def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_pat
     cache = ("--embedding_cache_dir", folder.parent / "cache")
     own = ("--dataset_name", "test.csv", *cache)
     found = evaluate("--models", folder, *own)
-    said = "As the model was trained: --label_column pKd, --group_column family, --binder_threshold 7.0.\n"
+    said = "As the model was trained: --label_column pKd, --binder_threshold 7.0.\n"
     assert said in capsys.readouterr().out
     expected = results_of(folder)["test"]["scores"]["model"]["rmse"]["value"]
     assert found["scores"]["run"]["rmse"]["value"] == pytest.approx(expected, rel=1e-2)

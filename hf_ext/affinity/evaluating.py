@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ..arguments.training_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments
-from ..data.reading import peek_columns
 from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..evaluation.metrics import score_names
@@ -155,21 +154,19 @@ def find_models(given: Sequence[str], too_long: str | None = None) -> list[Score
 def take_from_training(
     models: Sequence[ScoredModel], own: EvaluateArguments, data_args: DataArguments, explicit: Collection[str]
 ) -> None:
-    """Sets what the user did not: sequence columns as the models read them; threshold, label and group column as the
-    first model with a record of its run was trained by, where the rows have these columns."""
+    """Sets what the user did not: sequence columns as the models read them; label column and threshold as the first
+    model with a record of its run was trained by."""
     collators = [one.collator for one in models if one.collator is not None]
     if collators and "sequence_columns" not in explicit:
         data_args.sequence_columns = [*dict.fromkeys(column for one in collators for column in columns_of(one))]
         needed = {column for one in collators for column in columns_of(one) if column not in one.missing_chains}
         data_args.missing_chains = [column for column in data_args.sequence_columns if column not in needed]
     records = (_read_json(one.path / "all_results.json").get("settings") for one in models)
-    settings = next(filter(None, records), {})
-    files = peek_columns(data_args.dataset_name).values() if settings and data_args.dataset_name else []
+    settings: dict[str, Any] = next(filter(None, records), {})
     taken = []
-    for name, owner in (("label_column", data_args), ("group_column", data_args), ("binder_threshold", own)):
+    for name, owner in (("label_column", data_args), ("binder_threshold", own)):
         value = settings.get(name)
-        is_there = name == "binder_threshold" or all(value in names for names in files)
-        if name not in explicit and is_there and value not in (None, getattr(owner, name)):
+        if name not in explicit and value not in (None, getattr(owner, name)):
             setattr(owner, name, value)
             taken.append(f"--{name} {value}")
     if taken:

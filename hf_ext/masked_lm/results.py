@@ -99,7 +99,8 @@ def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -
     losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
     verdict = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
     both = {"model": output.predictions, "unigram": unigram}
-    return {"verdict": verdict, name: {who: compute_metrics(EvalPrediction(one, None)) for who, one in both.items()}}
+    scores = {who: compute_metrics(EvalPrediction(one, output.label_ids)) for who, one in both.items()}
+    return {"verdict": verdict, name: scores}
 
 
 def format_scores(verdict: dict[str, Any], scores: dict[str, Any]) -> str:

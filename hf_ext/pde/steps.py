@@ -52,17 +52,6 @@ def load_samples(args: OperatorArguments) -> Samples:
     return {split: {task: make_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
 
 
-def describe_samples(samples: Samples, args: OperatorArguments) -> dict[str, Any]:
-    """What was read or generated, for the run's record."""
-    return {
-        "source": ", ".join(args.dataset_name or ["generated"]),
-        "sizes": {split: max(len(task["targets"]) for task in tasks.values()) for split, tasks in samples.items()},
-        "tasks": {task: TASKS[task].description for task in args.tasks},
-        "resolution": args.resolution,
-        **({} if args.dataset_name else {"seed": args.samples_seed}),
-    }
-
-
 def build_rows(samples: Samples) -> dict[str, OperatorRows]:
     """Row i of a split is sample i of each task; splits other than train are decoded at all points."""
     return {split: OperatorRows(tasks, is_evaluation=split != "train") for split, tasks in samples.items()}
@@ -107,8 +96,15 @@ def check(run: Run) -> None:
 
 def load(run: Run) -> OperatorData:
     """See `Task.load`."""
-    samples = load_samples(run.model_args)
-    report = describe_samples(samples, run.model_args)
+    args = run.model_args
+    samples = load_samples(args)
+    report = {
+        "source": ", ".join(args.dataset_name or ["generated"]),
+        "sizes": {split: len(next(iter(tasks.values()))["targets"]) for split, tasks in samples.items()},
+        "tasks": {task: TASKS[task].description for task in args.tasks},
+        "resolution": args.resolution,
+        **({} if args.dataset_name else {"seed": args.samples_seed}),
+    }
     run.log.info("Data, %s: %s", report["source"], "; ".join(report["tasks"].values()))
     return OperatorData(samples, build_rows(samples), report)
 
