@@ -118,10 +118,10 @@ class RowLengths:
         num_distinct: input -> distinct sequences in all splits; nothing of a stream.
     """
 
-    num_rows: dict[str, int]
-    mean: dict[str, float]
-    longest: dict[str, int]
-    num_distinct: dict[str, int] = field(default_factory=dict)
+    num_rows: Mapping[str, int]
+    mean: Mapping[str, float]
+    longest: Mapping[str, int]
+    num_distinct: Mapping[str, int] = field(default_factory=dict)
     is_stream: bool = False
 
 
@@ -154,7 +154,7 @@ class Stage:
     is_asked: bool = True
 
     @property
-    def num_rows(self) -> dict[str, int]:
+    def num_rows(self) -> Mapping[str, int]:
         """Of each split; nothing where rows are not known, and of a stream how many were looked at."""
         return self.lengths.num_rows
 
