@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -113,7 +114,7 @@ def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
     return replace(part, stored_bytes=part.num_distinct * part.width * EMBEDDING_BYTES)
 
 
-def _as_trained(model: AffinityModel, longest: dict[str, int], plan: Plan) -> tuple[AffinityModel, MakeBatch]:
+def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) -> tuple[AffinityModel, MakeBatch]:
     """With the frozen encoders that run while it trains; the others' embeddings are read from the cache."""
     made, is_cached = copy.deepcopy(model), plan.applied("embedding_cache")
     for index, spec in enumerate(made.config.encoder_specs):

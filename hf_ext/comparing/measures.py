@@ -111,7 +111,10 @@ def final_loss(run: SideRun) -> float | None:
 def compare_values(values: Sequence[float | None], baseline: Sequence[float | None]) -> Interval | None:
     """`paired_difference` of a loss or a metric by round; None where a round has none."""
     pairs = [(a, b) for a, b in zip(values, baseline) if a is not None and b is not None]
-    return paired_difference(*map(np.array, zip(*pairs))) if pairs and len(pairs) == len(values) else None
+    if not pairs or len(pairs) < len(values):
+        return None
+    own, others = (np.array(side) for side in zip(*pairs))
+    return paired_difference(own, others)
 
 
 def _spread(values: Sequence[float] | Floats) -> dict[str, float] | None:

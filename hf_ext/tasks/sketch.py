@@ -118,10 +118,10 @@ class RowLengths:
         num_distinct: input -> distinct sequences in all splits; nothing of a stream.
     """
 
-    num_rows: dict[str, int]
-    mean: dict[str, float]
-    longest: dict[str, int]
-    num_distinct: dict[str, int] = field(default_factory=dict)
+    num_rows: Mapping[str, int]
+    mean: Mapping[str, float]
+    longest: Mapping[str, int]
+    num_distinct: Mapping[str, int] = field(default_factory=dict)
     is_stream: bool = False
 
 
@@ -154,7 +154,7 @@ class Stage:
     is_asked: bool = True
 
     @property
-    def num_rows(self) -> dict[str, int]:
+    def num_rows(self) -> Mapping[str, int]:
         """Of each split; nothing where rows are not known, and of a stream how many were looked at."""
         return self.lengths.num_rows
 
@@ -182,13 +182,13 @@ def read_lengths(
     is_stream = "train" in splits and not hasattr(splits["train"], "__len__")
     if is_stream:
         splits = {"train": Dataset.from_list([*splits["train"].take(STREAM_ROWS)])}
-    mean, longest = (dict.fromkeys(inputs, UNKNOWN_LENGTH) for _ in range(2))
-    num_distinct = dict.fromkeys(inputs, 0)
+    mean: dict[str, float] = dict.fromkeys(inputs, UNKNOWN_LENGTH)
+    longest, num_distinct = dict.fromkeys(inputs, UNKNOWN_LENGTH), dict.fromkeys(inputs, 0)
     for name, columns in inputs.items() if "train" in splits else ():
         rows = {split: read_columns(dataset, columns) for split, dataset in splits.items()}
         lengths = np.array([sum(map(len, row)) for row in rows["train"]])
         tokens = np.minimum(lengths, limits.get(name) or lengths.max(initial=1)) + SPECIAL_TOKENS
-        mean[name], longest[name] = tokens.mean(), int(tokens.max(initial=1))
+        mean[name], longest[name] = float(tokens.mean()), int(tokens.max(initial=1))
         num_distinct[name] = 0 if is_stream else len(set(chain.from_iterable(rows.values())))
     return RowLengths({name: len(rows) for name, rows in splits.items()}, mean, longest, num_distinct, is_stream)
 
