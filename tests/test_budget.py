@@ -20,7 +20,7 @@ BUDGET = {
     "doctor": (928, 10),
     "embeddings": (425, 5),
     "evaluation": (1684, 13),
-    "generation": (2002, 16),
+    "generation": (2012, 16),
     "hub": (368, 6),
     "masked_lm": (559, 8),
     "memory": (667, 7),
