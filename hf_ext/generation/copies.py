@@ -136,7 +136,7 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
         raise DataError("There are no training antibodies: baselines are made of them. Give the rows of train.")
     generator = np.random.default_rng(seed)
     lengths = training.select(_draw(len(training), len(antigens), generator))
-    noise = [_write_noise(lengths.chain(chain), training.chain(chain), generator) for chain in CHAINS]
+    heavy, light = (_write_noise(lengths.chain(one), training.chain(one), generator) for one in CHAINS)
     shuffled = training.select(_draw(len(training), len(antigens), generator))
     members = places_of(training.antigens)
     chosen = np.zeros(len(antigens), np.int64)
@@ -144,7 +144,7 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
         chosen[rows] = np.asarray(members[antigen])[_draw(len(members[antigen]), len(rows), generator)]
     retrieved = training.select(chosen)
     return {
-        RANDOM: AntibodyRows.of_columns(*noise, antigens),
+        RANDOM: AntibodyRows.of_columns(heavy, light, antigens),
         SHUFFLED: AntibodyRows.of_columns(shuffled.heavy, shuffled.light, antigens),
         RETRIEVAL: AntibodyRows.of_columns(retrieved.heavy, retrieved.light, antigens),
     }

@@ -160,9 +160,11 @@ def measure(
             asked=asked,
             needs_light=data.needs_light,
         )
-        columns = {name: getattr(written, name) for name in ("antigens", "heavy", "light", "malformed")}
-        asked_for = {} if asked is None else {"asked_affinity": asked}
-        write_csv(folder / GENERATED, {**columns, **by_row, **asked_for})
+        columns: dict[str, Any] = {"antigen": written.antigens, "heavy": written.heavy, "light": written.light}
+        columns |= {"malformed": written.malformed, **by_row}
+        if asked is not None:
+            columns["asked_affinity"] = asked
+        write_csv(folder / GENERATED, columns)
         numbers = {
             **find_gate_numbers(judged),
             "token_loss": token_loss,
