@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import torch
 from torch import nn
 
@@ -30,7 +28,7 @@ class Room:
     """A device with room for so many rows at a time in the layers it watches, while they train.
 
     Args:
-        rows: most rows (or `unit`, "tokens", padding included); None for any number, so that only `calls` fail.
+        rows: most rows; None for any number, so that only `calls` fail.
         where: "forward" or "backward".
         calls: numbers, from 1, of the calls of `where` that fail whatever their rows, once each.
 
@@ -38,10 +36,7 @@ class Room:
         asked: rows of each call of `where`, in order; `num_failed`: how many did not fit.
     """
 
-    def __init__(
-        self, rows: int | None = None, where: str = "forward", calls: tuple[int, ...] = (), unit: str = "rows"
-    ):
-        self.unit = unit
+    def __init__(self, rows: int | None = None, where: str = "forward", calls: tuple[int, ...] = ()):
         self.rows, self.where, self.calls = rows, where, set(calls)
         self.asked: list[int] = []
         self.num_failed = 0
@@ -61,30 +56,11 @@ class Room:
             if not module.training:
                 return output
             states = output[0] if isinstance(output, tuple) else output
-            size = len(states) if self.unit == "rows" else states.shape[0] * states.shape[1]
-            self.ask("forward", size)
+            self.ask("forward", len(states))
             if self.where == "backward" and states.requires_grad:
-                states = _Burst.apply(states, self, size)
+                states = _Burst.apply(states, self, len(states))
                 return (states, *output[1:]) if isinstance(output, tuple) else states
             return output
 
         layer.register_forward_hook(hook)
         return layer
-
-
-@contextmanager
-def failing(owner, name: str, calls: set[int]):
-    """Within it, the calls of `owner.name` with these numbers, from 1, are out of memory before they begin."""
-    whole, made = getattr(owner, name), []
-
-    def maybe(*args, **kwargs):
-        made.append(None)
-        if len(made) in calls:
-            raise out_of_memory()
-        return whole(*args, **kwargs)
-
-    setattr(owner, name, maybe)
-    try:
-        yield made
-    finally:
-        setattr(owner, name, whole)
