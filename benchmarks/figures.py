@@ -23,11 +23,9 @@ CASES = {  # of the ledger -> as the picture calls them
     "full, bf16": "bf16",
     "full, fused GELU": "fused GELU",
     "full, AdamW in 8 bits": "AdamW in 8 bits",
-    "full, recomputing all": "layers computed again",
-    "full, all together": "these four together",
+    "full, all together": "these three together, layers computed again",
     "LoRA": "LoRA, float32",
     "LoRA, bf16, half base": "bf16, frozen weights in it too",
-    "LoRA, all together": "and packed, fused GELU, recomputed",
     "frozen": "frozen, encoding only",
 }
 

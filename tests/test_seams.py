@@ -52,14 +52,12 @@ CALLED = {
     "_get_collator_with_removed_columns": "(data_collator, description=None)",
     "_get_eval_sampler": "(eval_dataset)",
     "_get_train_sampler": "(train_dataset=None)",
-    "_prepare_inputs": "(inputs)",
     "_remove_unused_columns": "(dataset, description=None)",
 }
 ATTRIBUTES = {
     "_globalstep_last_logged",
     "_total_loss_scalar",
     "_tr_loss",
-    "_train_batch_size",
     "_trial",
 }  # that Trainer sets and hf_ext uses
 

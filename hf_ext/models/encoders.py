@@ -149,6 +149,8 @@ def load_encoder(
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(_NOT_NEEDED))
     if missing:
         raise ArgumentError(f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all).")
+    for module in encoder.modules() if bits == 4 else ():
+        module.support_avx512bf16_for_cpu = False  # else repacked in evaluation, and computed in bf16
     return prepare_encoder(encoder, spec)
 
 
