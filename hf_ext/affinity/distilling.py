@@ -110,7 +110,7 @@ def _further_rows(
         return splits["train"].select([]), 0
     none_of_it = dict.fromkeys(NOT_OF_FURTHER_ROWS)
     source = dataclasses.replace(data_args, **none_of_it, dataset_name=model_args.distill_rows)  # type: ignore[arg-type]
-    table: Any = load_sequences(source, rejected=Path(args.output_dir) / REJECTED_FILE).table
+    table: Any = load_sequences(source, rejected=Path(str(args.output_dir)) / REJECTED_FILE).table
     seen = {row for split in splits.values() for row in read_columns(split, data_args.sequence_columns)}
     first = {row: i for i, row in reversed([*enumerate(read_columns(table, data_args.sequence_columns))])}
     kept = sorted(i for row, i in first.items() if row not in seen)

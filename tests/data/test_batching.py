@@ -4,15 +4,24 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from tiny_generators import make_rows
+from token_rows import pad_rows
 from torch.utils.data import BatchSampler, SequentialSampler
+from transformers import BatchEncoding, EsmTokenizer
 from transformers.trainer_pt_utils import LengthGroupedSampler as StockSampler
 
+from hf_ext.data.antibodies import AntibodyCollator
 from hf_ext.data.batching import (
     EvenBatchSampler,
     LengthGroupedSampler,
+    RepeatedRows,
     TokenBudgetBatchSampler,
+    copy_batch,
     count_tokens,
+    cut_batch,
 )
+from hf_ext.data.tokenization import ResidueTokenizer, SequenceCollator
+from hf_ext.data.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
 
 MODES = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -98,10 +107,11 @@ def test_rows_meet_other_rows_in_the_next_epoch_and_batches_are_in_no_order(pack
 @MODES
 def test_nearly_all_computed_tokens_are_real(packed):
     lengths = protein_lengths(20_000)
-    assert budget(lengths, 16_384, packed=packed).efficiency() >= 0.97
+    batches = list(budget(lengths, 16_384, packed=packed))
+    computed = len(batches) * 16_384 if packed else sum(len(batch) * lengths[batch].max() for batch in batches)
+    assert lengths.sum() / computed >= 0.97
     random = np.random.default_rng(0).permutation(20_000).reshape(-1, 40)
     assert lengths.sum() / sum(40 * lengths[batch].max() for batch in random) < 0.5  # batches of 40 random rows
-    assert budget([3, 4], 10, packed=packed).efficiency() == (7 / 10 if packed else 7 / 8)  # one batch, 2 * 4
 
 
 def test_a_row_above_the_budget_and_no_rows_are_refused():
@@ -253,3 +263,56 @@ def test_the_order_by_length_follows_from_seed_and_epoch_and_that_of_transformer
     assert found[0][1] != found[1][1]  # when this fails, the stock sampler resumes exactly: drop ours
     others = [order(2), order(1, seed=4), order(0, seed=4)]  # the last one as seed + epoch would have it
     assert found[0][0] not in others
+
+
+# --- a batch in parts -------------------------------------------------------------------------------------------------
+
+TOKENS = [{"input_ids": [5] * n, "labels": [-100] * (n - 1) + [6]} for n in (3, 9, 4, 6, 7)]
+
+
+def looked_up(batch) -> dict[str, list]:
+    """What each row of a batch has: inputs that rows share or lack where they name them."""
+    found = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+    if "place" in found:
+        place = found.pop("place").tolist()
+        return {name: [value[i].tolist() if i >= 0 else None for i in place] for name, value in found.items()}
+    if "antigen_index" in found:
+        index = found.pop("antigen_index")
+        found |= {name: found[name][index] for name in ("input_ids", "attention_mask") if name in found}
+        found |= {f"state {i}": one[index] for i, one in enumerate(batch.get("encoder_outputs", ()))}
+    rows = {name: value.nan_to_num(-1).tolist() for name, value in found.items()}
+    return rows | looked_up(batch["sequences"]["heavy"]) if "sequences" in batch else rows
+
+
+@pytest.mark.parametrize("each", [1, 2, 3, 4])
+def test_parts_of_a_batch_hold_its_rows_in_their_order(demo_encoders, each):
+    tokenizer = ResidueTokenizer(EsmTokenizer.from_pretrained(demo_encoders[1]), 1)
+    affinity = SequenceCollator({"heavy": tokenizer}, {"heavy": ["heavy"]}, missing_chains=["heavy"])
+    chains = [{"heavy": chain, "label": 1.0 * i} for i, chain in enumerate(["EVQL", "", "EVQLVESGG", "", "EV"])]
+    states = AntibodyCollator(states_of=lambda ids: [torch.full((len(one), 2), 1.0 * len(one)) for one in ids])
+    pairs = [make_rows()[i] for i in (0, 1, 0, 1, 0)]
+    with_layout = LayoutMaker(True, True, True).add_to(pad_rows(TOKENS))
+    for whole in (pad_rows(TOKENS), with_layout, AntibodyCollator()(pairs), states(pairs), affinity(chains)):
+        before, parts = looked_up(whole), cut_batch(whole, each)
+        assert [len(part["labels"]) for part in parts] == [min(each, 5 - i) for i in range(0, 5, each)]
+        joined = [looked_up(part) for part in parts]
+        assert {name: [row for part in joined for row in part[name]] for name in before} == before
+        assert all("layout" not in part for part in parts)
+        assert looked_up(whole) == before  # which is left as it was
+
+
+def test_classes_of_batches_stay_and_what_cannot_be_cut_is_left_whole():
+    for kind in (RepeatedRows, BatchEncoding):
+        assert all(isinstance(part, kind) for part in cut_batch(kind(pad_rows(TOKENS)), 2))
+    assert type(copy_batch(RepeatedRows(a=1))) is RepeatedRows
+    for batch in (
+        {"input_ids": torch.ones(1, 20), "cu_seqlens": torch.tensor([0, 8, 20])},  # packed in one row
+        {"input_ids": torch.ones(4, 5), "position_ids": torch.arange(5)[None]},
+        {"input_ids": torch.ones(4, 5), "num": torch.tensor(3)},
+        {"input_ids": torch.ones(4, 5), "other": object()},
+        {"input_ids": torch.ones(1, 5)},
+        torch.ones(4, 5),
+        {},
+        {"a": 1},
+    ):
+        assert cut_batch(batch, 2) is None, batch
