@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (609, 9),
     "checkpoints": (1880, 13),
     "comparing": (822, 7),
-    "data": (2550, 20),
+    "data": (2567, 20),
     "doctor": (928, 10),
     "embeddings": (420, 5),
     "evaluation": (1684, 13),

@@ -21,6 +21,7 @@ from transformers import trainer_pt_utils
 
 from ..errors import DataError
 from .columns import column_names, read_columns
+from .varlen_layout import IGNORED
 
 REACH = 0.005  # how far a row moves among the batches of an epoch sorted by length, as a share of them
 MIN_REACH = 0.5  # batches: neighbours mix in small data sets too
@@ -332,7 +333,8 @@ def count_rows(batch: Any) -> int | None:
 def cut_batch(batch: Any, rows_each: int) -> list[Any] | None:
     """`batch` in parts of `rows_each` rows, the last one of what is left; None where it cannot be cut.
 
-    Parts are as wide as the batch. Models find out for themselves what a `layout` would have told them.
+    Padding that no row of a part needs is left out, so that a part is as wide as its own longest row, and gives the
+    numbers that it would have given as a batch. Models find out for themselves what a `layout` would have told them.
 
     Args:
         batch: a mapping whose tensors have one row each along their first dimension; or one of our collators, in which
@@ -343,7 +345,7 @@ def cut_batch(batch: Any, rows_each: int) -> list[Any] | None:
         Mappings of the class of `batch`, the first rows first. None of a batch of no more rows than `rows_each`, and of
         one with a tensor that has other rows (sequences packed into one row, scalars that count them).
 
-    Cost: copies nothing but inputs that rows share or lack.
+    Cost: copies nothing but inputs that rows share or lack; trimming reads once from the device for each mask there.
     """
     rows = count_rows(batch)
     if rows is None or rows <= rows_each:
@@ -374,6 +376,7 @@ def _take(batch: Any, part: slice, rows: int) -> Any:
             taken["antigen_index"], chosen = _renumber(taken["antigen_index"])
             for name, value in shared.items():
                 taken[name] = value[chosen] if torch.is_tensor(value) else tuple(states[chosen] for states in value)
+    _trim(taken)
     return taken
 
 
@@ -396,3 +399,24 @@ def _renumber(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     named = [number for number in dict.fromkeys(index.tolist()) if number >= 0] or [0]
     new = {number: i for i, number in enumerate(named)}
     return torch.tensor([new.get(number, -1) for number in index.tolist()]).to(index), torch.tensor(named).to(index)
+
+
+def _trim(batch: Any) -> None:
+    """Takes columns away, at the end, in which no row has a token; of a decoder's labels, those without a label."""
+    has_decoder, labels, mask = "antigen_index" in batch, batch.get("labels"), batch.get("attention_mask")
+    if has_decoder and torch.is_tensor(labels):
+        batch["labels"] = labels[:, : _count_used(labels.ne(IGNORED))]
+    if not torch.is_tensor(mask) or mask.dim() != 2:
+        return
+    longest = _count_used(mask)
+    for name, value in batch.items():
+        if name == "encoder_outputs":
+            batch[name] = tuple(states[:, :longest] for states in value)
+        elif torch.is_tensor(value) and value.shape[:2] == mask.shape and not (has_decoder and name == "labels"):
+            batch[name] = value[:, :longest]
+
+
+def _count_used(mask: torch.Tensor) -> int:
+    """Columns of a (rows, columns) mask up to the last one that a row uses; all where none does."""
+    used = mask.any(0).nonzero()
+    return int(used[-1]) + 1 if len(used) else mask.shape[1]

@@ -1,5 +1,7 @@
 """Epochs in batches: every row once, budgets kept, as many batches on each process, the same steps on any number."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import BatchEncoding, EsmTokenizer
 from transformers.trainer_pt_utils import LengthGroupedSampler as StockSampler
 
-from hf_ext.data.antibodies import AntibodyCollator
+from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
 from hf_ext.data.batching import (
     EvenBatchSampler,
     LengthGroupedSampler,
@@ -270,35 +272,66 @@ def test_the_order_by_length_follows_from_seed_and_epoch_and_that_of_transformer
 TOKENS = [{"input_ids": [5] * n, "labels": [-100] * (n - 1) + [6]} for n in (3, 9, 4, 6, 7)]
 
 
-def looked_up(batch) -> dict[str, list]:
-    """What each row of a batch has: inputs that rows share or lack where they name them."""
-    found = {name: value for name, value in batch.items() if torch.is_tensor(value)}
-    if "place" in found:
-        place = found.pop("place").tolist()
-        return {name: [value[i].tolist() if i >= 0 else None for i in place] for name, value in found.items()}
-    if "antigen_index" in found:
-        index = found.pop("antigen_index")
-        found |= {name: found[name][index] for name in ("input_ids", "attention_mask") if name in found}
-        found |= {f"state {i}": one[index] for i, one in enumerate(batch.get("encoder_outputs", ()))}
-    rows = {name: value.nan_to_num(-1).tolist() for name, value in found.items()}
-    return rows | looked_up(batch["sequences"]["heavy"]) if "sequences" in batch else rows
+def plain(value):
+    """Tensors as lists with their dtype; without the layout, which models make anew."""
+    if torch.is_tensor(value):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [(name, plain(part)) for name, part in items if name != "layout"]
+    return value
 
 
-@pytest.mark.parametrize("each", [1, 2, 3, 4])
-def test_parts_of_a_batch_hold_its_rows_in_their_order(demo_encoders, each):
+def assert_parts_of(collate, rows, each):
+    whole = collate(rows)
+    parts = cut_batch(whole, each)
+    assert len(parts) == -(-len(rows) // each)
+    for number, part in enumerate(parts):
+        assert dict(plain(part)) == dict(plain(collate(rows[number * each : (number + 1) * each])))
+        assert "layout" not in part
+    assert plain(whole) == plain(collate(rows))  # which is left as it was
+
+
+def test_padded_tokens_and_what_has_no_rows():
+    with_layout = LayoutMaker(True, True, True).add_to
+    for each in (1, 2, 3, 4):
+        assert_parts_of(pad_rows, TOKENS, each)
+        assert_parts_of(lambda rows: with_layout(pad_rows(rows)), TOKENS, each)
+    whole = {"input_ids": torch.tensor([[1, 2, 0], [3, 4, 5], [6, 0, 0]]), "name": "all"}
+    whole["attention_mask"] = whole["input_ids"].ne(0).long()
+    first, second = cut_batch(whole, 2)
+    assert first["input_ids"].tolist() == [[1, 2, 0], [3, 4, 5]]
+    assert (second["input_ids"].tolist(), second["attention_mask"].tolist()) == ([[6]], [[1]])
+    assert second["name"] == "all"
+
+
+def test_antigens_that_rows_share_and_labels_as_wide_as_these():
+    rows = make_rows()
+    states = AntibodyCollator(
+        states_of=lambda antigens: [torch.full((len(ids), 2), 1.0 * len(ids)) for ids in antigens]
+    )
+    for collate, each in product((AntibodyCollator(), states), (1, 2, 3)):
+        assert_parts_of(collate, [rows[i] for i in (0, 1, 0, 1, 0)], each)
+    columns = PairEncoder().encode_rows(["ACDEFGH", "A"], ["ACDEFG", "ACDEF"], ["", "CC"], [1, 2])  # both 9 wide
+    assert_parts_of(AntibodyCollator(), [dict(zip(columns, row)) for row in zip(*columns.values())], 1)
+
+
+def test_inputs_of_an_affinity_model_that_rows_lack(demo_encoders):
     tokenizer = ResidueTokenizer(EsmTokenizer.from_pretrained(demo_encoders[1]), 1)
-    affinity = SequenceCollator({"heavy": tokenizer}, {"heavy": ["heavy"]}, missing_chains=["heavy"])
-    chains = [{"heavy": chain, "label": 1.0 * i} for i, chain in enumerate(["EVQL", "", "EVQLVESGG", "", "EV"])]
-    states = AntibodyCollator(states_of=lambda ids: [torch.full((len(one), 2), 1.0 * len(one)) for one in ids])
-    pairs = [make_rows()[i] for i in (0, 1, 0, 1, 0)]
-    with_layout = LayoutMaker(True, True, True).add_to(pad_rows(TOKENS))
-    for whole in (pad_rows(TOKENS), with_layout, AntibodyCollator()(pairs), states(pairs), affinity(chains)):
-        before, parts = looked_up(whole), cut_batch(whole, each)
-        assert [len(part["labels"]) for part in parts] == [min(each, 5 - i) for i in range(0, 5, each)]
-        joined = [looked_up(part) for part in parts]
-        assert {name: [row for part in joined for row in part[name]] for name in before} == before
-        assert all("layout" not in part for part in parts)
-        assert looked_up(whole) == before  # which is left as it was
+    tokenizer.max_residues = 4
+    collator = SequenceCollator({"heavy": tokenizer}, {"heavy": ["heavy"]}, "truncate", ["heavy"])
+    rows = [{"heavy": chain, "label": 1.0 * i} for i, chain in enumerate(["EVQL", "", "EVQLVESGG", "", "EV"])]
+    whole = collator(rows)
+    for each, number in product((1, 2, 3), range(5)):
+        if number * each >= len(rows):
+            continue
+        part, mine = cut_batch(whole, each)[number], rows[number * each : (number + 1) * each]
+        made, expected = part["sequences"]["heavy"], collator(mine)["sequences"]["heavy"]
+        assert part["labels"].tolist() == [row["label"] for row in mine]
+        if not any(row["heavy"] for row in mine):  # another one stands in
+            assert made["place"].tolist() == [-1] * len(mine)
+            continue
+        assert dict(plain(made)) == dict(plain(expected))
 
 
 def test_classes_of_batches_stay_and_what_cannot_be_cut_is_left_whole():
