@@ -245,8 +245,7 @@ def _unpadded(batch: dict[str, Any]) -> list[np.ndarray]:
 
 def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> None:
     for i, sequence in enumerate(sequences):
-        is_text = isinstance(sequence, str) and (sequence or may_be_empty)
-        if not is_text or not _LETTERS.issuperset(sequence):
+        if not isinstance(sequence, str) or not (sequence or may_be_empty) or not _LETTERS.issuperset(sequence):
             raise DataError(
                 f"Row {i}, {what}: {shorten(sequence)!r}; must be residues in upper case, of {STANDARD}, {UNKNOWN} and "
                 f"{RARE}. Clean the column, or leave the row out."

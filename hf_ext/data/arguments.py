@@ -121,8 +121,7 @@ class DataArguments(LabelledArguments):
             )
         kind, split_group = check_rule(self.split or "random")
         read = [*self.sequence_columns, self.group_column, self.id_column, self.split_column]
-        taken = next((column for column in (*read, split_group) if column in RESERVED), None)
-        if taken is not None:
+        if taken := next((column for column in (*read, split_group) if column in RESERVED), None):
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")

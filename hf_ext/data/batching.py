@@ -190,15 +190,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         order = np.random.default_rng([self.seed, epoch, ATTEMPTS]).permutation(first_repeated)
         return [plan[i] for i in order] + plan[first_repeated:]
 
-    def efficiency(self, epoch: int = 0) -> float:
-        """Share of an epoch's tokens that are real: of all computed ones if padded, of the whole budget if packed."""
-        batches = self.plan_epoch(epoch)
-        if self.packed:
-            capacity = len(batches) * self.max_tokens
-        else:
-            capacity = sum(len(batch) * int(self.lengths[batch].max(0).sum()) for batch in batches)
-        return sum(int(self.totals[batch].sum()) for batch in batches) / max(1, capacity)
-
     def _draw(self, epoch: int, attempt: int) -> list[list[int]]:
         """One plan, seeded; it may need more or fewer batches than another."""
         random = np.random.default_rng([self.seed, epoch, attempt])
@@ -342,8 +333,8 @@ def count_rows(batch: Any) -> int | None:
 def cut_batch(batch: Any, rows_each: int) -> list[Any] | None:
     """`batch` in parts of `rows_each` rows, the last one of what is left; None where it cannot be cut.
 
-    Padding that no row of a part needs is left out, so that a part is as wide as its own longest row. Models find out
-    for themselves what a `layout` would have told them.
+    Padding that no row of a part needs is left out, so that a part is as wide as its own longest row, and gives the
+    numbers that it would have given as a batch. Models find out for themselves what a `layout` would have told them.
 
     Args:
         batch: a mapping whose tensors have one row each along their first dimension; or one of our collators, in which

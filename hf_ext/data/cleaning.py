@@ -242,12 +242,11 @@ def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows:
     if len(others) < MIN_OTHERS:
         return []
     low, high = float(others[0]), float(others[-1])
-    is_outside = (labels < low) | (labels > high)
     may_be_measured = (labels > 0) & (low > 0) & (high > MAX_RATIO * low)
     is_far = (np.maximum(labels - high, low - labels) > FAR * (high - low)) & ~may_be_measured
     rule = f"the label reads as a missing value, all others lie between {low:g} and {high:g}"
     remedy = "Leave the row out (empty is not 0), or write the limit that was measured, such as <=5."
-    found = np.flatnonzero(is_nines & is_outside & (is_far | ((labels < 0) & (low >= 0))))
+    found = np.flatnonzero(is_nines & (is_far | ((labels < 0) & (low >= 0))))
     return [RowError(int(rows[i]), column, f"{labels[i]:g}", rule, remedy) for i in found]
 
 

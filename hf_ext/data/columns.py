@@ -25,8 +25,8 @@ MAX_NAMED = 30
 
 def has_numbered_rows(dataset: Any) -> bool:
     """Whether rows can be had by number: not of streams, which may have a length, nor of a dictionary of datasets."""
-    has_both = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    return has_both and not isinstance(dataset, Mapping | TorchIterableDataset)
+    is_other = isinstance(dataset, Mapping | TorchIterableDataset)
+    return not is_other and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def reads_text(collator: Any) -> bool:

@@ -140,8 +140,7 @@ def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iter
                     spanning.append(f"{first} to {reader.line_num}")
             first = reader.line_num + 1
     except csv.Error as error:  # a field beyond its limit, as none that is meant; or CR alone as the end of lines
-        text = f"{path}, row {first}: {error}. Close each quote, and end lines with LF or CRLF."
-        raise DataError(text) from error
+        raise DataError(f"{path}, row {first}: {error}. Close each quote, and end lines with LF or CRLF.") from error
     if not names:
         raise DataError(f"{path}: the file is empty. It needs a header line and at least one row.")
     if ragged:

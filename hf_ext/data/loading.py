@@ -154,7 +154,7 @@ def _open(
 ) -> tuple[list[Part], dict[str, Any]]:
     """The tables to read, and a report to begin with."""
     args = schema.args
-    report = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
+    report: dict[str, Any] = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
     if args.bad_rows == "drop" and rejected is None:
         raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
     if table is not None:

@@ -226,10 +226,11 @@ def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
 
 
 def _describe_lack(what: str, shares: Sequence[float]) -> str:
-    given = " ".join(f"{share:g}" for share in shares)
-    num = sum(share > 0 for share in shares)
-    remedy = "add rows, or set the share of a split that may be empty to 0"
-    return f"{what} cannot fill {num} splits (--split_sizes {given}): {remedy}."
+    given, num = " ".join(f"{share:g}" for share in shares), sum(share > 0 for share in shares)
+    return (
+        f"{what} cannot fill {num} splits (--split_sizes {given}): add rows, or set the share of a split that may be "
+        "empty to 0."
+    )
 
 
 def _group_sides(groups: np.ndarray, shares: Sequence[float], seed: int, kind: str, column: str) -> np.ndarray:

@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 def is_stream(dataset: Any) -> bool:
     """Whether `dataset` is iterable only and has no length: of `datasets`, or a torch `IterableDataset`."""
-    is_iterable = isinstance(dataset, datasets.IterableDataset | TorchIterableDataset)
-    return is_iterable and not hasattr(dataset, "__len__")
+    return isinstance(dataset, datasets.IterableDataset | TorchIterableDataset) and not hasattr(dataset, "__len__")
 
 
 def is_split_by_node(stream: Any) -> bool:

@@ -19,14 +19,13 @@ from ..errors import ArgumentError, DataError
 from ..files import write_text
 from ..pretrained import reading
 from .columns import column_names, read_columns, row_lengths
-from .proteins import RARE, STANDARD
+from .proteins import RARE, STANDARD, UNKNOWN
 
 MAX_UNKNOWN_SHARE = 0.01
 STREAM_CHECK_ROWS = 1000
 MAX_LISTED = 10  # rows in a message
 INPUTS_NAME = "inputs.json"
 OPTIONS = ("too_long", "missing_chains")
-STAND_IN = "X"
 _NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
 
 
@@ -362,7 +361,7 @@ class SequenceCollator:
         present = [parts for parts in inputs if any(parts)]
         # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
         # be split among them, and its weights get gradients, of zero.
-        batch = self.encode(name, *zip(*(present or [(STAND_IN,) * len(columns)])))
+        batch = self.encode(name, *zip(*(present or [(UNKNOWN,) * len(columns)])))
         has_input = torch.tensor([any(parts) for parts in inputs])
         batch["place"] = torch.where(has_input, has_input.cumsum(0) - 1, -1)
         return batch
@@ -376,8 +375,7 @@ class SequenceCollator:
             return tokenizer(*parts)
         if self.too_long == "truncate":
             return tokenizer(*_truncate(parts, limit))
-        text = f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate."
-        raise DataError(text)
+        raise DataError(f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate.")
 
 
 def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:

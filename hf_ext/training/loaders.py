@@ -150,8 +150,8 @@ class Loaders(TrainerCallback):
             world_size=args.world_size,
             passes_per_step=args.gradient_accumulation_steps,
         )
-        share = "budget_used" if sampler.packed else "real_tokens"
-        planned.record("token_budget", batches_per_epoch=len(sampler), **{share: round(sampler.efficiency(), 4)})
+        tokens = int(sampler.totals.sum()) // len(sampler)
+        planned.record("token_budget", batches_per_epoch=len(sampler), tokens_per_batch=tokens)
         return sampler
 
     @property

@@ -117,9 +117,7 @@ def test_predict_and_the_predictor_need_no_flag_and_say_what_the_run_said(traine
     assert np.abs(filled - expected)[lacking].min() > 1e-4
     np.testing.assert_allclose(filled[~lacking], expected[~lacking], atol=2e-5)
     for chain in ("heavy", "antigen"):
-        with pytest.raises(
-            DataError, match=rf"row 1, column '{chain}'.*name the column in --missing_chains of training"
-        ):
+        with pytest.raises(DataError, match=rf"row 1, column '{chain}'.* in --missing_chains of training"):
             predictor.predict([{**given[0], chain: ""}])
     words = ["--model", str(out), "--use_cpu", "true", "--embedding_cache_dir", str(tmp_path / "cache")]
     chosen, output = [{**row, "light": ""} for row in given], tmp_path / "out.csv"

@@ -141,14 +141,3 @@ def test_what_is_less_identical_than_asked_for_is_not_found():
     assert np.isnan(nearest_identities(queries, references, at_least=0.91)).tolist() == [False, True, True]
     identity = nearest_identities(["", "AC", "AAAD"], ["ACD", "WW", "AAAA", "AAAC"])
     assert identity == pytest.approx(np.array([0, 2 / 3, 3 / 4]))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("num", "lengths", "identity"), [(50_000, (30, 60), 0.8), (50_000, (50, 400), 0.9)])
-def test_families_of_a_hundred_thousand_sequences(num, lengths, identity):
-    rng = random.Random(11)
-    bases = [random_sequence(rng, rng.randint(*lengths)) for _ in range(num)]
-    mutants = [mutate(rng, base, int((1 - identity) * (len(base) - 1) * 0.9)) for base in bases]
-    found = find_families([*bases, *mutants], identity)
-    assert (found[:num] == found[num:]).sum() == num
-    assert len(set(found.tolist())) == num

@@ -196,11 +196,13 @@ def test_stream_labels_and_drops_like_a_table(tmp_path):
 
 def test_sequences_for_prediction_keep_their_order_and_need_no_labels(tmp_path):
     path = write_csv(tmp_path / "a.csv", [("MKTVL", "b"), ("acdef", "a")], ("sequence", "name"))
-    loaded = load_sequences(DataArguments(dataset_name=path, id_column="name"))
-    assert loaded.table[:] == {"sequence": ["MKTVL", "ACDEF"], "name": ["b", "a"], "source_row": [2, 3]}
-    assert loaded.report["changes"] == {"sequence": {"upper_cased": 1}}
-    streamed = load_sequences(DataArguments(dataset_name=path, id_column="name", streaming=True))
-    assert list(streamed.table) == list(loaded.table)
+    expected = [
+        {"sequence": "MKTVL", "name": "b", "source_row": 2},
+        {"sequence": "ACDEF", "name": "a", "source_row": 3},
+    ]
+    for streaming in (False, True):
+        loaded = load_sequences(DataArguments(dataset_name=path, id_column="name", streaming=streaming))
+        assert list(loaded.table) == expected
 
 
 @pytest.mark.parametrize(
@@ -213,6 +215,7 @@ def test_sequences_for_prediction_keep_their_order_and_need_no_labels(tmp_path):
         *(({"split": rule}, "use random, group:COLUMN or cluster") for rule in ("group", "group:", "random:x")),
         *(({"split_sizes": sizes}, "give three shares") for sizes in ([0.8, 0.2], [0.8, 0.1, 0.2], [1.2, -0.1, -0.1])),
         ({"cluster_column": "sequence"}, "only acts with --split cluster"),
+        ({"missing_chains": ["sequence"]}, "some of several sequence columns"),
         ({"split": "cluster", "cluster_column": "light"}, "one of sequence"),
         ({"split": "cluster", "streaming": True}, "drop --streaming"),
         ({"cluster_identity": 0.8}, "cluster_identity only acts with --split cluster"),

@@ -191,11 +191,8 @@ def two_splits(train, test, name="test"):
     )
 
 
-def near(at_90, at_70):
-    return [
-        {"identity": 0.9, "num_rows": at_90},
-        {"identity": 0.7, "num_rows": at_70},
-    ]
+def near(*nums):
+    return [{"identity": identity, "num_rows": num} for identity, num in zip((0.9, 0.7), nums)]
 
 
 def test_leak_numbers_equal_those_counted_by_hand():

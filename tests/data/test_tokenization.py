@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
 from tiny_t5 import T5_LETTERS, write_t5_vocabulary
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
@@ -13,9 +12,9 @@ from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokeniz
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.data.proteins import RARE, STANDARD
-from hf_ext.data.split_report import find_missing, leak_report
+from hf_ext.data.split_report import find_missing
 from hf_ext.data.tokenization import ResidueTokenizer, SequenceCollator
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import DataError
 
 ESM_VOCAB = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
 BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
@@ -252,9 +251,6 @@ def test_a_saved_collator_reads_back_to_identical_tensors_and_others_are_told_ap
 
 # --- chains that may be missing ---------------------------------------------------------------------------------------
 
-HEAVY, LIGHT = "EVQLVESGGG", "DIQMTQ"
-PRESENT, ABSENT = (HEAVY, LIGHT), (HEAVY, "")
-
 
 def write(folder: Path, lights: list[str], heavies: list[str] | None = None) -> Path:
     """A table of heavy, light and pKd with a row for each of `lights`."""
@@ -285,16 +281,6 @@ def test_cells_of_the_named_column_may_be_empty_blank_or_a_marker_and_are_counte
     assert counts == {name: sum(not row["light"] for row in split) for name, split in loaded.splits.items()}
 
 
-def test_a_single_sequence_column_is_not_told_of_the_option_and_cannot_have_it(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("sequence,label\nEVQL,1\n,2\n")
-    with pytest.raises(DataError) as error:
-        load_data(DataArguments(dataset_name=str(path)), output_dir=None, seed=0)
-    assert "missing_chains" not in str(error.value)
-    with pytest.raises(ArgumentError, match="some of several sequence columns"):
-        DataArguments(missing_chains=["sequence"])
-
-
 def test_a_row_without_any_sequence_is_refused_or_dropped(tmp_path):
     path = write(tmp_path, ["DIQ", "", *["DIV"] * 10], ["", "EVQ", "EVQ", "", *[f"EV{x}" for x in STANDARD[:8]]])
     assert sum(load(path, "heavy", "light").report["sizes"].values()) == 12  # each row has one of them
@@ -303,13 +289,6 @@ def test_a_row_without_any_sequence_is_refused_or_dropped(tmp_path):
         load(path, "heavy", "light")
     dropped = load(path, "heavy", "light", bad_rows="drop").report
     assert (dropped["rows_rejected"], sum(dropped["sizes"].values())) == (1, 12)
-
-
-def test_streams_may_lack_it_too(tmp_path):
-    path = write(tmp_path, ["", "DIQ", "", "DIV"])
-    streamed = load(path, "light", streaming=True, split_sizes=[0.5, 0.25, 0.25])
-    found = {row["heavy"]: row["light"] for split in streamed.splits.values() for row in split}
-    assert [found[f"EVQL{letter}"] for letter in "ACDE"] == ["", "DIQ", "", "DIV"]
 
 
 # --- their tokens -----------------------------------------------------------------------------------------------------
@@ -360,20 +339,3 @@ def test_a_pair_is_lacked_only_where_both_parts_may_be(plain_bert):
         for missing in (["light"], ["heavy", "light"])
     ]
     assert optional == [[], ["heavy+light"]]
-
-
-# --- their comparisons ------------------------------------------------------------------------------------------------
-
-
-def splits(train, test):
-    names = {"train": train, "test": test}
-    return DatasetDict(
-        {name: Dataset.from_dict(dict(zip(("heavy", "light"), map(list, zip(*rows))))) for name, rows in names.items()}
-    )
-
-
-@pytest.mark.parametrize(("train", "test", "near"), [(ABSENT, ABSENT, 1), (PRESENT, ABSENT, 0), (ABSENT, PRESENT, 0)])
-def test_two_missing_chains_are_identical_and_a_missing_one_is_like_no_other(train, test, near):
-    row = leak_report(splits([train], [test]), ["heavy", "light"])["row"]
-    assert row["num_test_rows_in_train"] == near
-    assert [found["num_rows"] for found in row["near"]] == [near, near]
