@@ -12,10 +12,10 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1413, 11),
-    "affinity": (3615, 36),
+    "affinity": (3616, 36),
     "arguments": (606, 9),
     "checkpoints": (1880, 13),
-    "comparing": (569, 6),
+    "comparing": (572, 6),
     "data": (3313, 27),
     "doctor": (775, 7),
     "embeddings": (425, 5),
