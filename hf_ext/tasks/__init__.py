@@ -33,7 +33,7 @@ TASKS = {
 
 
 class Task:
-    """What one kind of model asks for and sets, and the steps of its runs; `main` is all of them.
+    """What one kind of model asks for and sets, and the steps of its runs; `main` is all of them::
 
         with task.parse() as run:                     # the command line; a folder of its own, a log, the seed
             data = task.load(run)                     # rows, cleaned and split
