@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 
 from ..arguments.checks import check_choices
 from ..arguments.names import name_nearest
@@ -75,7 +75,7 @@ class Checks(TrainerCallback):
             )
 
 
-def check_training(args: TrainingArguments, rows: Any, model: Any = None) -> None:
+def check_training(args: Any, rows: Any, model: Any = None) -> None:
     """Before training, and not before an evaluation, which needs no steps.
 
     Args:
@@ -91,7 +91,8 @@ def check_training(args: TrainingArguments, rows: Any, model: Any = None) -> Non
     check_choices(args)
     if not {"activation_checkpointing", "gradient_checkpointing"} & args.explicit_fields:
         # That of a preset, which is for any model; where somebody typed it, Trainer says that this one cannot.
-        args.activation_checkpointing &= getattr(model, "supports_gradient_checkpointing", False)
+        can = getattr(model, "supports_gradient_checkpointing", False)
+        args.activation_checkpointing = bool(args.activation_checkpointing and can)
     if has_numbered_rows(rows) and len(rows) == 0:
         raise DataError("The training set has no rows: nothing can be trained.")  # torch would speak of num_samples
     of_a_batch = args.train_batch_size * args.world_size
