@@ -20,6 +20,7 @@ from ..data.reading import peek_columns
 from ..errors import ArgumentError
 from ..evaluation.metrics import GROUP_METRIC, score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
+from ..evaluation.row_metrics import unpack_labelled
 from ..evaluation.scores import PAIRED_METRICS
 from ..reporting.run_log import LOGGER, start_run_log
 from ..reporting.run_record import write_json
@@ -29,7 +30,7 @@ from .arguments import EvaluateArguments
 from .comparing import compare, describe, describe_unmet, load_labelled, load_test
 from .prediction_file import read_predictions
 from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments
-from .scoring import RANKING_NOTE, predict_calibrated
+from .scoring import RANKING_NOTE
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ScoredModel:
             return read_predictions(self.path, rows, data_args, column)
         check_inputs(self.collator, {"rows": rows}, source)
         with predicting(load_model(self.path), self.collator, args) as trainer:
-            return check_predictions(predict_calibrated(trainer, rows)[1])
+            return check_predictions(unpack_labelled(trainer.predict(rows))[0])
 
 
 def evaluate_models(

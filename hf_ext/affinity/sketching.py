@@ -115,8 +115,7 @@ def _sketch_stage(model: AffinityModel, given: AffinityArguments, args: Any, tra
         rows=train,
         inputs=SimpleNamespace(columns=model.config.input_columns),
         is_stream=lengths.is_stream,
-        head_flops=6.0 * given.num_seeds * head * lengths.num_rows.get("train", 0),
-        times=given.num_seeds,
+        head_flops=6.0 * head * lengths.num_rows.get("train", 0),
     )
 
 

@@ -192,7 +192,7 @@ def sum_seconds(
         flops, target = (part.once_flops, once) if part.is_kept(plan) else (passed / (1 - padding), training)
         target[0] += flops / rate.high
         target[1] += flops / rate.low
-    steps, head = schedule.steps * stage.times, stage.head_flops * schedule.epochs
+    steps, head = schedule.steps, stage.head_flops * schedule.epochs
     serial = stage.serial_seconds if waits else (0.0, 0.0)
     training[0] += head / max(rate.high for rate in rates) + steps * (STEP_SECONDS[0] + serial[0])
     training[1] += head / min(rate.low for rate in rates) + steps * (STEP_SECONDS[1] + serial[1])

@@ -110,7 +110,6 @@ class Stage:
         rows, inputs: training rows and an object with their `columns`, for the plan.
         as_trained: plan -> the model as the device holds it while it trains, still without weights, and what makes its
             batches of so many of the longest rows.
-        times: trainings of this kind in a row, as `--num_seeds` asks for.
         serial_seconds: of a pass on a GPU, beside products: kernels that wait for each other.
         title: tells stages apart. is_asked: whether the command runs it.
     """
@@ -126,7 +125,6 @@ class Stage:
     inputs: Any = None
     is_stream: bool = False
     head_flops: float = 0.0
-    times: int = 1
     serial_seconds: Span = (0.0, 0.0)
     title: str = ""
     is_asked: bool = True
