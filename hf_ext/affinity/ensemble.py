@@ -33,10 +33,12 @@ ONE_LAYER_SIZE = 64
 SIZES, DROPOUT = (256, 64), 0.1  # of the ensemble's networks, the run's own among them
 LOSSES = ("mse", "huber")  # others rank, or know bounds, which least squares does not
 PENALTIES = np.logspace(-4, 3, 8)  # relative to the mean eigenvalue of the features
-# What networks read, and by how much their learning rate differs from the run's: none is right for all sets.
-NETWORKS = ((FEATURES, 1.0), (FEATURES, 0.3), (DIRECTIONS, 1.0))
-# Folds while rows times features are so few that they take a minute or less on two cores; else validation alone.
-FOLDED_NUMBERS = 4_000_000
+# What networks read, and factors of the run's learning rate and dropout: no choice is right for all sets. On three of
+# benchmarks/default_runs.py kernel ridges, nearest neighbours and more seeds beside these changed no error by 1 %.
+NETWORKS = ((FEATURES, 1.0, 0.0), (FEATURES, 0.3, 1.0), (DIRECTIONS, 1.0, 1.0))
+# Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
+# beside these, in features.
+FOLDED_COST, STEP_COST = 2_500_000, 1_000
 NUM_PARTS = 4  # of training, beside validation
 NUM_SEEDS = {True: 2, False: 3}  # of each network: with folds for each fold, without
 NUM_PICKS = 50  # of members, with replacement
@@ -134,48 +136,57 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
         splits: map-style train and validation.
         units: of each training and each validation row what was held out together: no fold cuts one. None: rows.
 
-    Cost: embeddings are looked up where they are cached; then a minute for 700 rows of 1,344 features or 3,000 of 320,
-    two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows, settings and seed, same numbers.
+    Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
+    320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
     """
-    began, model, args = time.perf_counter(), trainer.model, trainer.args
+    began, args, config = time.perf_counter(), trainer.args, trainer.model.config
     train, validation = splits["train"], splits["validation"]
-    widths = [*model.embedding_sizes.values()]
-    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * sum(widths))))
+    width = sum(trainer.model.embedding_sizes.values())
+    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
     if len(drawn) < len(train):
         train, units = train.select(drawn), None if units is None else ([units[0][i] for i in drawn], units[1])
     labels = np.concatenate([label_array(train), label_array(validation)])
-    features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
-    features.sub_(model.head.input_mean.cpu()).mul_(model.head.input_scale.cpu())
-    bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]
-    ensemble = HeadEnsemble(widths, [basis.shape[1] for basis in bases], [])
-    ensemble.fit_directions(bases, features[: len(train)])
-    views = {FEATURES: features, DIRECTIONS: torch.cat([ensemble.directions(each) for each in features.split(8192)])}
-    parts = _make_parts(len(train), len(validation), features.numel(), units, args.seed)
+    parts = _make_parts(len(train), len(validation), width, units, args.seed)
+    ensemble, views = _read_views(trainer, train, validation)
     members = [_constant(labels, parts)]
     members += [member for view, values in views.items() for member in _ridges(view, values.numpy(), labels, parts)]
-    for view, rate in NETWORKS:
-        stack, predicted = train_networks(
-            views[view].to(args.device), labels, parts, model.config, args, rate, NUM_SEEDS[len(parts) > 1]
-        )
-        members.append(_Member(f"network on {view}, rate {args.learning_rate * rate:.2g}", view, predicted, stack))
-    rows = np.concatenate(parts)
-    weights = _choose_weights(np.stack([member.predicted[rows] for member in members]), labels[rows])
+    for view, rate, dropout in NETWORKS:
+        given = views[view].to(args.device), labels, parts, config.head_sizes, dropout * config.head_dropout
+        stack, predicted = train_networks(*given, args, rate, NUM_SEEDS[len(parts) > 1])
+        name = f"networks on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
+        members.append(_Member(name, view, predicted, stack))
+    every, rows = np.stack([member.predicted for member in members]), np.concatenate(parts)
+    weights = _choose_weights(every[:, rows], labels[rows])
     for member, weight in zip(members, weights):
         if weight > 0:
             member.add_to(ensemble, float(weight))
-    model.set_ensemble(ensemble)
-    mixed = sum(weight * member.predicted for member, weight in zip(members, weights))
+    trainer.model.set_ensemble(ensemble)
+    mixed = weights @ every
+    *errors, error = np.sqrt(np.mean((np.vstack([every, mixed]) - labels)[:, rows] ** 2, axis=1)).tolist()
+    described = zip(members, errors, weights.tolist())
     facts = {
-        "members": [
-            {"name": member.name, "error": _rmse(member.predicted[rows], labels[rows]), "weight": float(weight)}
-            for member, weight in zip(members, weights)
-        ],
-        "error": _rmse(mixed[rows], labels[rows]),
+        "members": [{"name": one.name, "error": its, "weight": weight} for one, its, weight in described],
+        "error": error,
         "num_folds": len(parts),
         "num_held_out": len(rows),
         "seconds": time.perf_counter() - began,
     }
     return Fitted(facts, mixed[len(train) :])
+
+
+def _read_views(trainer: Any, train: Any, validation: Any) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
+    """An ensemble without members, and what members read: by view (n, size), float32, training rows first, on the CPU.
+
+    No labels are read.
+    """
+    head, widths = trainer.model.head, [*trainer.model.embedding_sizes.values()]
+    features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
+    features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
+    bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]
+    ensemble = HeadEnsemble(widths, [basis.shape[1] for basis in bases], [])
+    ensemble.fit_directions(bases, features[: len(train)])
+    directions = torch.cat([ensemble.directions(chunk) for chunk in features.split(8192)])
+    return ensemble, {FEATURES: features, DIRECTIONS: directions}
 
 
 @dataclass(frozen=True)
@@ -199,10 +210,10 @@ class _Member:
         ensemble.intercept.add_(weight * intercept)
 
 
-def _make_parts(num_train: int, num_validation: int, numbers: int, units: Units, seed: int) -> list[NDArray[np.int64]]:
+def _make_parts(num_train: int, num_validation: int, width: int, units: Units, seed: int) -> list[NDArray[np.int64]]:
     """Rows that are held out together, by number, training rows first: the validation rows, then parts of training."""
     parts = [np.arange(num_train, num_train + num_validation)]
-    if numbers > FOLDED_NUMBERS:
+    if (num_train + num_validation) * (width + STEP_COST) > FOLDED_COST:
         return parts
     unit = np.arange(num_train) if units is None else np.unique(np.asarray(units[0]), return_inverse=True)[1]
     place = np.random.default_rng(seed).permutation(int(unit.max()) + 1)
@@ -247,10 +258,6 @@ def _choose_weights(predicted: FloatArray, labels: FloatArray) -> FloatArray:
         if errors.min() < lowest:
             best, lowest = counts / num_picks, errors.min()
     return best
-
-
-def _rmse(predicted: FloatArray, labels: FloatArray) -> float:
-    return float(np.sqrt(np.mean((predicted - labels) ** 2)))
 
 
 def member_rows(facts: Mapping[str, Any]) -> list[list[str]]:

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import get_linear_schedule_with_warmup
 
-from ..models.configuration import AffinityConfig
 from ..models.ensemble import NetworkStack
 from ..training_args import FastTrainingArguments
 
@@ -23,7 +22,8 @@ def train_networks(
     inputs: torch.Tensor,
     labels: NDArray[np.float64],
     parts: Sequence[NDArray[np.int64]],
-    config: AffinityConfig,
+    sizes: Sequence[int],
+    dropout: float,
     args: FastTrainingArguments,
     rate: float,
     num_seeds: int,
@@ -37,7 +37,7 @@ def train_networks(
         inputs: (n, d) float32, on the device that trains.
         labels: (n,), label units.
         parts: numbers of rows that are held out together.
-        config: sizes and dropout, of the run's own head.
+        sizes, dropout: of hidden layers.
         args: epochs, rows per step, weight decay and seed.
         rate: factor of `args.learning_rate`.
 
@@ -47,9 +47,8 @@ def train_networks(
     devices = [inputs.device] if inputs.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(args.seed)
-        sizes = list(config.head_sizes or [])
         number = len(parts) * num_seeds
-        stack = NetworkStack(number, inputs.shape[1], sizes, config.head_dropout).to(inputs.device)
+        stack = NetworkStack(number, inputs.shape[1], sizes, dropout).to(inputs.device)
         return stack, _train(stack, inputs, labels, parts, args, rate, num_seeds)
 
 
