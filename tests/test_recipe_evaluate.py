@@ -112,9 +112,7 @@ def test_lines_go_to_the_rows_that_they_name(labelled):
     rows = np.arange(NUM_ROWS)[::-1]
     extra = {"source_row": [*(rows + 2), 999], "prediction": [*OLD[rows], 0.0]}
     assert labelled(write(Path("back.csv"), **extra))["scores"]["back.csv"] == ordered
-    assert (
-        labelled(write(Path("plain.csv"), pred=OLD), words="--prediction_column pred")["scores"]["plain.csv"] == ordered
-    )
+    assert labelled(write(Path("plain.csv"), prediction=OLD))["scores"]["plain.csv"] == ordered
     assert (
         labelled(write(Path("turned.csv"), prediction=OLD[rows]))["scores"]["turned.csv"] != ordered
     )  # lines are rows
@@ -128,7 +126,7 @@ def test_predictions_of_other_rows_are_refused(labelled):
         ({"source_row": [2, *range(2, 301)], "prediction": OLD}, "source_row does not tell rows apart"),
         ({"prediction": OLD[:299]}, "299 predictions for 300 scored rows, and no column source_row"),
         ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, "1 lines have another sequence"),
-        ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions in column 'prediction' are no finite numbers"),
+        ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions are no finite numbers"),
     ):
         with pytest.raises(DataError, match=message):
             labelled(write(Path("other.csv"), **columns))
@@ -227,7 +225,7 @@ def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_pat
     cache = ("--embedding_cache_dir", folder.parent / "cache")
     own = ("--dataset_name", "test.csv", *cache)
     found = evaluate("--models", folder, *own)
-    said = "As the model was trained: --label_column pKd, --group_column family, --binder_threshold 7.0.\n"
+    said = "As the model was trained: --label_column pKd, --binder_threshold 7.0.\n"
     assert said in capsys.readouterr().out
     expected = results_of(folder)["test"]["scores"]["model"]["rmse"]["value"]
     assert found["scores"]["run"]["rmse"]["value"] == pytest.approx(expected, rel=1e-2)

@@ -14,7 +14,7 @@ from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.proteins import STANDARD
 from hf_ext.data.tokenization import ResidueTokenizer
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import build_tokenizer, freeze_contact_head
+from hf_ext.masked_lm.steps import build_tokenizer, freeze_contact_head
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 
 MAX_RESIDUES = 1022  # of ESM-2's 1,024 tokens

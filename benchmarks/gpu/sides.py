@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from hf_ext.hardware import detect_hardware
-from hf_ext.masked_lm.building import prepare_splits
-from hf_ext.masked_lm.steps import MaskedLMData, build
+from hf_ext.masked_lm.steps import MaskedLMData, build, prepare_splits
 from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.optional import import_problem
 from hf_ext.reporting.throughput import ThroughputCallback

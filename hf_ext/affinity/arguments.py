@@ -142,7 +142,9 @@ class EvaluateArguments:
     _only_reads = "evaluate"
 
     models: list[str] = field(
-        metadata={"help": "Model folders, Hub ids, or files with predictions; later ones are compared with the first."}
+        metadata={
+            "help": "Model folders, Hub ids, or CSVs with a column prediction; later ones are compared with the first."
+        }
     )
     test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
@@ -152,7 +154,6 @@ class EvaluateArguments:
         "Labels at or above this count as hits for recall and the other metrics of binders. Left out: that of the "
         "first model's training, if it had one.",
     )
-    prediction_column: str = option("prediction", "Column with predictions in such a file.")
     output: str | None = option(None, "JSON file to write, with all numbers.")
     seed: Annotated[int, SEED] = option(42, "Of the bootstrap behind intervals.")
 

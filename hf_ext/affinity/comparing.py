@@ -148,11 +148,11 @@ def compare(
     labels, bounds = rows.labels, read_bounds(rows.table)
     compared = Compared(predictions, labels, rows.threshold, seed, rows.units)
     scores = compared.score(rows.groups)
-    options: dict[str, Any] = {"groups": rows.groups, **compared.options}
+    options = compared.options
 
     def differ(after: FloatArray) -> dict[str, Any]:
-        metrics = score_names(rows.threshold, rows.groups is not None)
-        return {name: compare_paired(labels, predictions[first], after, name, **options).as_dict() for name in metrics}
+        names = score_names(rows.threshold)
+        return {name: compare_paired(labels, predictions[first], after, name, **options).as_dict() for name in names}
 
     def judge(name: str) -> dict[str, Any]:
         pair = predictions[first], predictions[name]
@@ -200,11 +200,13 @@ def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
         for row, metric in zip(rows, found):
             row.append(units.score(found[metric]))
             if name in differences:
-                row.append(_difference(differences[name][metric]))
+                row.append(_difference(differences[name].get(metric)))
     return format_table(rows, headers)
 
 
-def _difference(compared: Mapping[str, Any]) -> str:
+def _difference(compared: Mapping[str, Any] | None) -> str:
+    if compared is None:  # of the metric by groups
+        return units.MISSING
     numbers = {"value": compared["improvement"], "low": compared["low"], "high": compared["high"]}
     shown = units.score({name: None if value is None else value + 0.0 for name, value in numbers.items()})  # never -0
     return f"{shown} *" if compared["is_better"] or compared["is_worse"] else shown

@@ -42,6 +42,7 @@ FOLDED_COST, STEP_COST = 2_500_000, 1_000
 NUM_PARTS = 4  # of training, beside validation
 NUM_SEEDS = {True: 2, False: 3}  # of each network: with folds for each fold, without
 NUM_PICKS = 50  # of members, with replacement
+NOISE = 0.3  # over the square root of held-out rows: by which part an error may be below the constant's by chance
 MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
 MEMBER_HEADERS = ["head", "error", "weight"]
 
@@ -248,7 +249,12 @@ def _ridges(
 
 
 def _choose_weights(predicted: FloatArray, labels: FloatArray) -> FloatArray:
-    """Shares of members, (m,), whose mean has the smallest error; from their predictions, (m, n), of unseen rows."""
+    """Shares of members, (m,), whose mean has the smallest error; of the first, a constant, where chance explains it.
+
+    Args:
+        predicted: (m, n), of unseen rows.
+        labels: (n,).
+    """
     residuals = predicted - labels
     products = residuals @ residuals.T / len(labels)
     counts, best, lowest = np.zeros(len(predicted)), np.zeros(len(predicted)), np.inf
@@ -257,7 +263,8 @@ def _choose_weights(predicted: FloatArray, labels: FloatArray) -> FloatArray:
         counts[errors.argmin()] += 1
         if errors.min() < lowest:
             best, lowest = counts / num_picks, errors.min()
-    return best
+    gain = 1 - np.sqrt(lowest / products[0, 0]) if products[0, 0] > 0 else 0.0
+    return best if gain > NOISE / np.sqrt(len(labels)) else np.eye(len(predicted))[0]
 
 
 def member_rows(facts: Mapping[str, Any]) -> list[list[str]]:
@@ -277,9 +284,9 @@ def describe_ensemble(facts: Mapping[str, Any]) -> str:
         f"{format_cell(constant['error'])}. --head mlp trains a single network."
     )
     lines = [text, format_table(member_rows(facts)[: len(used)], MEMBER_HEADERS)]
-    if constant["weight"] > 0.5:
+    if constant["weight"] == 1:
         lines.append(
-            "ALARM: no head predicts rows that it has not seen better than the training mean, which has most of the "
-            "weight: look at labels and sequences first, or try other encoders."
+            "ALARM: no head predicts rows that it has not seen better than the training mean, which is what the model "
+            "predicts now: look at labels and sequences first, or try other encoders."
         )
     return "\n".join(lines)

@@ -4,10 +4,10 @@
 
 One table has every score with its interval and, beside the first model, by how much each later one is better, by a
 paired bootstrap on the same rows; a verdict says what that shows, and predictions that collapsed to a few values are
-called so. Label column, group column and binder threshold are those that the first model was trained by, unless you
-name others. --test_of scores the test rows of a run, as its predictions.csv lists them, with its threshold, groups and
-resampled units; that file among the models has the scores of the run's report to the bit. A .pth becomes a model folder
-with hf-ext resume --convert.
+called so. Label column and binder threshold are those that the first model was trained by, unless you name others.
+--test_of scores the test rows of a run, as its predictions.csv lists them, with its threshold, groups and resampled
+units; that file among the models has the scores of the run's report to the bit. A .pth becomes a model folder with
+hf-ext resume --convert.
 
 A CSV has a column `prediction`, and `source_row` as hf-ext predict writes it, or a line per row in their order;
 sequences that it has too must be those of the rows. Requirements hold for every model but the first, or for

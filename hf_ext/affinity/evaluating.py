@@ -16,12 +16,10 @@ from ..arguments.predicting_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments
 from ..data.collators import SequenceCollator
-from ..data.reading import peek_columns
 from ..errors import ArgumentError
-from ..evaluation.metrics import GROUP_METRIC, score_names
+from ..evaluation.metrics import score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.row_metrics import unpack_labelled
-from ..evaluation.scores import PAIRED_METRICS
 from ..reporting.run_log import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..tasks.running import check_inputs
@@ -53,7 +51,7 @@ class ScoredModel:
         return self.collator is not None and _read_json(self.path / "config.json").get("loss") == "ranking"
 
     def predict(
-        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, column: str
+        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments
     ) -> NDArray[np.float64]:
         """Its predictions for the rows: (n,), label units; of a model as its own run scored them.
 
@@ -61,7 +59,6 @@ class ScoredModel:
             rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
             data_args: as the rows were read.
             args: of prediction: speed-ups, batch size, precision, embedding cache.
-            column: of the predictions in a CSV.
 
         Raises:
             ArgumentError: the model cannot be loaded, or reads other columns.
@@ -70,7 +67,13 @@ class ScoredModel:
         Cost: one pass over the rows.
         """
         if self.collator is None:
-            return read_predictions(self.path, rows, data_args, column)
+            return read_predictions(self.path, rows, data_args)
+        columns = [*dict.fromkeys(columns_of(self.collator))]
+        if any(column not in data_args.sequence_columns for column in columns):
+            raise ArgumentError(
+                f"{self.name} reads {', '.join(columns)}; the rows have the sequence columns "
+                f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
+            )
         check_inputs(self.collator, {"rows": rows}, source)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             return check_predictions(unpack_labelled(trainer.predict(rows))[0])
@@ -101,16 +104,13 @@ def evaluate_models(
         if given := sorted(names & {*explicit}):
             raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
         rows = load_test(own.test_of, data_args, own, explicit)
-    known = score_names(rows.threshold, rows.groups is not None)
-    requirements = parse_requirements(own.require, known)
+    requirements = parse_requirements(own.require, score_names(rows.threshold, rows.groups is not None))
     metric = own.metric or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
-    if metric not in (allowed := [name for name in known if name in (*PAIRED_METRICS, GROUP_METRIC)]):
+    if metric not in (allowed := score_names(rows.threshold)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
-    for one in models:
-        check_reads(one, data_args)
     args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
-        {one.name: one.predict(rows.table, rows.source, data_args, args, own.prediction_column) for one in models},
+        {one.name: one.predict(rows.table, rows.source, data_args, args) for one in models},
         rows,
         metric=metric,
         requirements=requirements,
@@ -156,43 +156,23 @@ def find_models(given: Sequence[str], too_long: str | None = None) -> list[Score
 def take_from_training(
     models: Sequence[ScoredModel], own: EvaluateArguments, data_args: DataArguments, explicit: Collection[str]
 ) -> None:
-    """Sets what the user did not: sequence columns as the models read them; threshold, label and group column as the
-    first model with a record of its run was trained by, where the rows have these columns."""
+    """Sets what the user did not: sequence columns as the models read them; label column and threshold as the first
+    model with a record of its run was trained by."""
     collators = [one.collator for one in models if one.collator is not None]
     if collators and "sequence_columns" not in explicit:
         data_args.sequence_columns = [*dict.fromkeys(column for one in collators for column in columns_of(one))]
         needed = {column for one in collators for column in columns_of(one) if column not in one.missing_chains}
         data_args.missing_chains = [column for column in data_args.sequence_columns if column not in needed]
     records = (_read_json(one.path / "all_results.json").get("settings") for one in models)
-    settings = next(filter(None, records), {})
-    files = peek_columns(data_args.dataset_name).values() if settings and data_args.dataset_name else []
+    settings: dict[str, Any] = next(filter(None, records), {})
     taken = []
-    for name, owner in (("label_column", data_args), ("group_column", data_args), ("binder_threshold", own)):
+    for name, owner in (("label_column", data_args), ("binder_threshold", own)):
         value = settings.get(name)
-        is_there = name == "binder_threshold" or all(value in names for names in files)
-        if name not in explicit and is_there and value not in (None, getattr(owner, name)):
+        if name not in explicit and value not in (None, getattr(owner, name)):
             setattr(owner, name, value)
             taken.append(f"--{name} {value}")
     if taken:
         LOGGER.info("As the model was trained: %s.", ", ".join(taken))
-
-
-def check_reads(model: ScoredModel, args: DataArguments) -> None:
-    """Raises ArgumentError where a model reads other columns than `args` do, or needs a chain that rows may lack."""
-    if model.collator is None:
-        return
-    columns = [*dict.fromkeys(columns_of(model.collator))]
-    if any(column not in args.sequence_columns for column in columns):
-        raise ArgumentError(
-            f"{model.name} reads {', '.join(columns)}; the rows have the sequence columns "
-            f"{', '.join(args.sequence_columns)}. Give columns of the same sequences the same names."
-        )
-    needed = [one for one in columns if one in args.missing_chains and one not in model.collator.missing_chains]
-    if needed:
-        raise ArgumentError(
-            f"{model.name} has not learned to do without {' and '.join(needed)}, which rows may lack. Train it with "
-            "--missing_chains, or leave these rows out."
-        )
 
 
 def find_output(name: str | None) -> Path | None:

@@ -18,8 +18,7 @@ from .rows import label_array, read_bounds
 
 LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)
 ROUNDING = 1e-9  # of sums of weights
-SHOWN = (0.5, 0.8, 0.9, 0.95)  # levels whose coverage is measured
-HEADLINE = 0.9  # or the highest below, where rows or units are few
+SHOWN = (0.9, 0.8, 0.5)  # levels of which the first that there is has its coverage measured
 
 
 def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None, predicted: Any = None) -> dict[str, Any]:
@@ -172,42 +171,30 @@ def score_intervals(
         units: of these rows, from `find_units`.
 
     Returns:
-        JSON-able: `stored` without its table, `levels` with `level`, `width` (label units, the same for all rows) and
-        `coverage` each, and `notes`, sentences for reports.
+        JSON-able: `stored` without its table; `level`, the highest of `SHOWN` that there is, `width` (label units, the
+        same for all rows) and `coverage`; `notes`, sentences for reports.
     """
     if stored.get("reason"):
-        return {"reason": stored["reason"], "levels": [], "notes": [f"No prediction intervals: {stored['reason']}."]}
+        return {"reason": stored["reason"], "notes": [f"No prediction intervals: {stored['reason']}."]}
     is_exact = _bounds(rows) == 0
-    errors = np.abs(labels - predictions)[is_exact]
-    there = None if units is None else check_units(units.select(is_exact), len(errors))
-    levels = []
-    for level in SHOWN:
-        if level <= stored["levels"][-1] and len(errors):
-            width = half_width(stored, level)
-            held = errors <= width
-            by_unit = None if there is None else float(np.mean(np.bincount(there.unit_of_row, held) / there.sizes))
-            coverage = {**score_mean(held, seed=0, units=there), "mean_of_units": by_unit}
-            levels.append({"level": level, "width": 2 * width, "coverage": coverage})
+    errors, highest = np.abs(labels - predictions)[is_exact], stored["levels"][-1]
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
-    return {**basis, "highest_level": stored["levels"][-1], "levels": levels, "notes": [_describe(stored, levels)]}
+    beside = f"`hf-ext predict --interval 0.9` writes them, from {describe_basis(stored)}"
+    level = next((level for level in SHOWN if level <= highest), None)
+    if level is None or not len(errors):
+        return {**basis, "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."]}
+    width = half_width(stored, level)
+    there = None if units is None else check_units(units.select(is_exact), len(errors))
+    held = score_mean(errors <= width, seed=0, units=there)
+    ends = "" if held["low"] is None else f" [{share(held['low'])}, {share(held['high'])}]"
+    of = f"{held['n']:,} test rows{' with exact labels' if stored['num_limits'] else ''}"
+    text = (
+        f"Prediction intervals of {share(level)} held {share(held['value'])}{ends} of {of}, at a width of "
+        f"{format_cell(2 * width)} ({beside})."
+    )
+    return {**basis, "level": level, "width": 2 * width, "coverage": held, "notes": [text]}
 
 
 def _bounds(rows: Any) -> np.ndarray:
     bounds = read_bounds(rows)
     return np.zeros(len(rows)) if bounds is None else bounds
-
-
-def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:
-    """The level nearest below 90 % in a sentence."""
-    beside = f"`hf-ext predict --interval 0.9` writes them, from {describe_basis(stored)}"
-    if not levels:
-        return f"Prediction intervals: none of a level above {stored['levels'][-1]:g} ({beside})."
-    one = max((found for found in levels if found["level"] <= HEADLINE), key=lambda found: found["level"])
-    held = one["coverage"]
-    ends = "" if held["low"] is None else f" [{share(held['low'])}, {share(held['high'])}]"
-    of_units = "" if held["mean_of_units"] is None else f" ({share(held['mean_of_units'])} where units weigh alike)"
-    exact = " with exact labels" if stored["num_limits"] else ""
-    return (
-        f"Prediction intervals of {share(one['level'])} held {share(held['value'])}{ends} of "
-        f"{held['n']:,} test rows{exact}{of_units}, at a width of {format_cell(one['width'])} ({beside})."
-    )

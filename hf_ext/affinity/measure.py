@@ -6,7 +6,7 @@ from typing import Any
 
 from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
-from ..evaluation.metrics import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
+from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
 from ..reporting.units import less_is_better
 from ..training.early_stopping import check_metric_on_rows
@@ -45,8 +45,6 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
             f"--metric_for_best_model {given} needs a --binder_threshold that divides the labels: a number within "
             "their range."
         )
-    if name == GROUP_METRIC and metrics.group_column is None:
-        raise ArgumentError(f"--metric_for_best_model {given} needs --group_column, such as the antigen's.")
     if name in HIT_METRICS and loss == "ranking":
         raise ArgumentError(
             f"--metric_for_best_model {given} with --loss ranking: its predictions have no unit in which they could "
@@ -60,7 +58,7 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
 def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> str | None:
     """What the verdict compares models and baselines in: `metric_for_best_model` where both have it, else its own."""
     name = _plain_name(args)
-    compared = (*PLAIN_METRICS, *THRESHOLD_METRICS, GROUP_METRIC)
+    compared = (*PLAIN_METRICS, *THRESHOLD_METRICS)
     return name if name in compared and name in metrics.names else None
 
 

@@ -114,7 +114,7 @@ def _read_header(path: Path) -> list[str]:
             return ["not a CSV"]
 
 
-def read_predictions(path: Path, rows: Any, args: DataArguments, column: str = PREDICTION) -> NDArray[np.float64]:
+def read_predictions(path: Path, rows: Any, args: DataArguments) -> NDArray[np.float64]:
     """The predictions in a CSV of any program for `rows`, in their order.
 
     A line belongs to the row whose `source_row` it has; in a CSV without that column lines are the rows, in their
@@ -124,7 +124,6 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, column: str = P
         path: of the CSV; `hf-ext predict` or a run may have written it.
         rows: map-style, with `source_row` and the sequence columns, as loading left them.
         args: by which the rows were read.
-        column: of the predictions.
 
     Returns:
         (n,) float64, label units.
@@ -139,11 +138,8 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, column: str = P
         lines = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a CSV of predictions: {error}.") from error
-    if column not in lines:
-        raise DataError(
-            f"{path}: no column {column!r} with predictions; there are {', '.join(lines.columns[:30])}. Name it with "
-            "--prediction_column."
-        )
+    if PREDICTION not in lines:
+        raise DataError(f"{path}: no column {PREDICTION!r}; there are {', '.join(lines.columns[:30])}.")
     if SOURCE_ROW in lines:
         asked, lines = [str(number) for number in rows[SOURCE_ROW][:]], lines.set_index(SOURCE_ROW)
         if lines.index.has_duplicates or len({*asked}) < len(asked):
@@ -166,11 +162,10 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, column: str = P
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
                 "other rows, or the rows have changed since: predict again."
             )
-    values = np.array([parse_number(cell.strip()) for cell in lines[column]], np.float64)  # NaN where it is none
+    values = np.array([parse_number(cell.strip()) for cell in lines[PREDICTION]], np.float64)  # NaN where it is none
     if num := int((~np.isfinite(values)).sum()):
         raise DataError(
-            f"{path}: {num:,} predictions in column {column!r} are no finite numbers. Fix them, or leave these rows "
-            "out everywhere."
+            f"{path}: {num:,} predictions are no finite numbers. Fix them, or leave these rows out everywhere."
         )
     return values
 

@@ -29,7 +29,7 @@ from ..models.affinity import AffinityModel
 from ..tasks.running import check_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
-from .embedding import embed_distinct
+from .baselines import embed_distinct
 from .intervals import half_width
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head

@@ -236,13 +236,3 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Sl
         f"Of {len(asked):,} rows these are new to training: {', '.join(counts)}. They are scored apart where they and "
         f"the others are {MIN_ROWS} or more."
     ]
-
-
-def find_exact(bounds: Any) -> list[Slice]:
-    """The rows whose label is a number and not a bound, where these and the others are 30 or more.
-
-    `bounds`: (n,) of -1, 0, 1; None where there are none.
-    """
-    is_exact = np.zeros(0, bool) if bounds is None else np.asarray(bounds) == 0
-    is_enough = MIN_ROWS <= is_exact.sum() <= len(is_exact) - MIN_ROWS
-    return [Slice("rows whose label is no bound", is_exact)] if is_enough else []

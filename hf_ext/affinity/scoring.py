@@ -23,7 +23,7 @@ from ..reporting.tables import format_table
 from .arguments import AffinityArguments
 from .baselines import Baselines, fit_baselines, sequence_columns
 from .measure import verdict_metric
-from .rows import Slice, describe_units, find_exact, find_slices, read_bounds
+from .rows import Slice, describe_units, find_slices, read_bounds
 
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
@@ -101,7 +101,7 @@ def score_split(
     leaks: Mapping[str, Any] | None = None,
     units: ResamplingUnits | None = None,
 ) -> SplitScores:
-    """Predicts split `name` and scores the model and its baselines: on all rows, those new to training, exact labels.
+    """Predicts split `name` and scores the model and its baselines: on all rows, and on those new to training.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -129,15 +129,14 @@ def score_split(
     units, bounds = check_units(units, len(labels)), read_bounds(rows)
     compared = Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
     groups = [row[0] for row in read_columns(rows, [group_column])] if group_column else None
-    scores, sliced = compared.score(groups), [compared.score_slice(one) for one in (*slices, *find_exact(bounds))]
+    scores, sliced = compared.score(groups), [compared.score_slice(one) for one in slices]
     is_scale_free = config.loss == "ranking"
     verdict = judge(
         labels,
         compared.predictors,
         bounds=bounds,
         is_scale_free=is_scale_free,
-        metric=verdict_metric(trainer.args, RowMetrics(threshold, group_column)),
-        groups=groups,
+        metric=verdict_metric(trainer.args, RowMetrics(threshold)),
         **compared.options,
     )
     if repeated := describe_repeated(leaks):

@@ -97,8 +97,8 @@ class LabelledArguments(ReadingArguments):
     group_column: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": "Column of groups, such as antigen, that are scored separately: every evaluation has the mean "
-            "Spearman over groups of 10 rows or more."
+            "help": "Column of groups, such as antigen: final scores have the mean Spearman within those of 10 rows or "
+            "more, and a baseline predicts the mean of each."
         },
     )
 

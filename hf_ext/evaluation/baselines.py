@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ._arrays import FloatArray, as_column, as_groups, count_not_finite
 
 # Relative to the mean eigenvalue of the standardised features (which is 1): from next to none to next to constant.
@@ -210,12 +210,11 @@ class SequenceFeatures:
     has counts of 0, and is none of those whose lengths are compared.
 
     Args:
-        train: one list of n sequences (upper-case letters) per column.
+        train: one list of n sequences (upper-case letters) per column, of which at least one varies.
         others: the same columns of rows to be predicted later; only their lengths are looked at.
 
     Raises:
-        ArgumentError: no columns, or none that varies in `train`.
-        DataError: columns of different length, or a character other than A-Z.
+        DataError: a character other than A-Z.
 
     Attributes: `name`, "one-hot", "3-mer" or "one-hot and 3-mer"; `num_features`; `num_counts`, how many vary in all.
 
@@ -223,10 +222,7 @@ class SequenceFeatures:
     """
 
     def __init__(self, train: Columns, others: Sequence[Columns] = ()) -> None:
-        _check_columns(train)
         varying = [i for i, column in enumerate(train) if len(set(column)) > 1]
-        if not varying:
-            raise ArgumentError("No column of sequences varies in training: there is nothing a baseline could read.")
         self._columns: dict[int, _Column] = {}
         self.num_counts = 0
         for i in varying:
@@ -243,7 +239,6 @@ class SequenceFeatures:
 
     def transform(self, columns: Columns) -> NDArray[np.float16]:
         """Returns the features of rows, (n, num_features); arguments and `DataError` as above."""
-        _check_columns(columns)
         return np.concatenate([_select(columns[i], column) for i, column in self._columns.items()], axis=1)
 
 
@@ -296,10 +291,3 @@ def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, An
         ones = np.ones(np.count_nonzero(chosen))
         counts = csr_matrix((ones, (owner[chosen], codes[chosen])), shape=(len(chunk), num_codes))
         yield slice(start, start + size), counts
-
-
-def _check_columns(columns: Columns) -> None:
-    if not columns:
-        raise ArgumentError("No columns given: one list of sequences or more is needed.")
-    if len({len(column) for column in columns}) != 1:
-        raise DataError(f"Columns of {', '.join(str(len(c)) for c in columns)} rows: as many in each are needed.")

@@ -63,25 +63,18 @@ class RegressionMetric(evaluate.Metric):
         return {name: score["value"]}
 
 
-def load_metric(
-    name: str, *, threshold: float = DEFAULT_THRESHOLD, num_process: int = 1, process_id: int = 0, **kwargs: str
-) -> evaluate.Metric:
+def load_metric(name: str, *, threshold: float = DEFAULT_THRESHOLD) -> evaluate.Metric:
     """Makes one of the package's metrics, ready for `add_batch`, `compute` and `evaluate.combine`.
 
-    Rows are held in memory, without a file and its lock under the Hugging Face cache, but with several processes.
+    Rows are held in memory, without a file and its lock under the Hugging Face cache.
 
     Args:
         name: one of `METRIC_NAMES`.
         threshold: of the metrics of binders.
-        num_process, process_id: as in `evaluate.load`.
-        **kwargs: `experiment_id` and `cache_dir`, as there.
 
     Raises:
-        ArgumentError: no such metric, or no such argument.
+        ArgumentError: no such metric.
     """
     if name not in METRIC_NAMES:
         raise ArgumentError(f"metric {name!r}: allowed are {', '.join(METRIC_NAMES)}.")
-    if unknown := kwargs.keys() - {"experiment_id", "cache_dir"}:  # evaluate would swallow them
-        raise ArgumentError(f"{name}: unknown argument {min(unknown)!r}; allowed beside are experiment_id, cache_dir.")
-    shared = {"num_process": num_process, "process_id": process_id, "keep_in_memory": num_process == 1}
-    return RegressionMetric(name, threshold, **shared, **kwargs)
+    return RegressionMetric(name, threshold, keep_in_memory=True)

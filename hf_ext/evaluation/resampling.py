@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ._arrays import FloatArray, as_groups
 from .metrics import Counted
 
@@ -113,25 +113,6 @@ def unit_facts(units: ResamplingUnits | None, num_rows: int) -> dict[str, Any]:
     if units is not None:
         return units.facts()
     return {"interval_by": None, "num_units": num_rows, "num_effective_units": float(num_rows)}
-
-
-def check_options(
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    least: int = 2,
-    threshold: float | None = None,
-    seed: int = 0,
-) -> None:
-    """Raises `ArgumentError` where an option of a bootstrap is out of range; fewer than `least` resamples are."""
-    if threshold is not None and not math.isfinite(threshold):
-        raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
-    if not 0.0 < confidence < 1.0:
-        raise ArgumentError(f"confidence={confidence!r}: between 0 and 1 is needed, for example 0.95.")
-    if num_resamples < least:
-        raise ArgumentError(f"num_resamples={num_resamples!r}: {least} or more are needed, 1000 are usual.")
-    if seed < 0:
-        raise ArgumentError(f"seed={seed!r}: a whole number of 0 or more is needed.")
 
 
 def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None) -> Iterator[FloatArray]:

@@ -1,9 +1,9 @@
-"""What evaluations of a regression look at while training: which rows, and every metric of them, also by groups."""
+"""What evaluations of a regression look at while training: which rows, and every metric of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
-from . import metrics
 from ._arrays import FloatArray, as_column, as_groups, count_not_finite, to_numpy
-from .metrics import GROUP_METRIC, MIN_GROUP_ROWS, THRESHOLD_METRICS, Regression, score_names
+from .metrics import THRESHOLD_METRICS, Regression, score_names
 
-CLOSE = 0.01  # of the largest label: what labels of one row may differ by after half precision
 LABEL_COLUMNS = ("label", "labels")
 
 
@@ -24,100 +22,46 @@ LABEL_COLUMNS = ("label", "labels")
 class RowMetrics:
     """`compute_metrics` for one number per row: each metric over all rows at once, NaN where it has no value.
 
-    Names and values are those of `score_predictions`; beside them stand `num_distinct`, how many predictions differ,
-    and with groups `num_defined_groups`, over how many the mean of the groups' correlations is.
-
-    A `FastTrainer` tells it the rows of each evaluation of a map-style set with `of_rows`, of a subset too and on
-    several processes. Called without knowing them (in `predict`, by stock `Trainer`, on streams) it leaves groups out.
+    Names and values are those of `score_predictions` without groups; beside them stands `num_distinct`, how many
+    predictions differ.
 
     Args:
         threshold: labels at or above it are binders, in the unit of the labels; None: no metrics of binders.
-        group_column: of the evaluation set, such as the antigen; None: no metric by groups.
-        groups, labels: (n,) of the rows that it will be called with, in their order; `of_rows` sets them.
-
-    Raises (from a call):
-        DataError: the predictions are of other rows than it was told.
+        group_column: of the evaluation set, such as the antigen, in proportion to which `eval_subset` takes rows.
     """
 
     threshold: float | None = None
     group_column: str | None = None
-    groups: NDArray[np.str_] | None = None
-    labels: FloatArray | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """What an evaluation logs that can choose the best model, with the loss that Trainer adds."""
-        return ("loss", *score_names(self.threshold, self.group_column is not None), "num_distinct")
+        return ("loss", *score_names(self.threshold), "num_distinct")
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         predicted, measured = unpack_labelled(prediction)
         rows = Regression(predicted, measured, self.threshold)
         found = {name: rows.value(name).value for name in score_names(self.threshold)}
-        if self.groups is not None:
-            self._check_rows(measured, self.groups)
-            of_groups = metrics.per_group_spearman(predicted, measured, self.groups)
-            found[GROUP_METRIC] = metrics.mean_of_groups(of_groups).value
-            found["num_defined_groups"] = len(metrics.defined_values(of_groups))
-        found["num_distinct"] = len(np.unique(predicted))
-        return {name: float(value) for name, value in found.items()}
-
-    def of_rows(self, dataset: Any, rows: NDArray[np.int64] | None) -> RowMetrics:
-        """The same for predictions of these rows, in this order; as it is where there are no groups, or of a stream.
-
-        Args:
-            dataset: the evaluation set.
-            rows: numbers; None: all.
-
-        Raises:
-            DataError: no such column, or a row without a group.
-        """
-        if self.group_column is None or not has_numbered_rows(dataset):
-            return self
-        groups = as_groups(_read_groups(dataset, self.group_column), len(dataset))
-        labels = _read_numbers(dataset)
-        chosen: Any = slice(None) if rows is None else rows
-        return replace(self, groups=groups[chosen], labels=None if labels is None else labels[chosen])
+        return {name: float(value) for name, value in {**found, "num_distinct": len(np.unique(predicted))}.items()}
 
     def spell_out(self, name: str) -> str:
-        """A metric's name, prefixes included, with what else decides its value: "recall at 9"."""
-        if name.endswith(THRESHOLD_METRICS) and self.threshold is not None:
-            return f"{name} at {self.threshold:g}"
-        return f"{name} by {self.group_column}" if name.endswith(GROUP_METRIC) and self.group_column else name
+        """A metric's name, prefixes included, with the threshold that decides its value: "recall at 9"."""
+        is_cut = name.endswith(THRESHOLD_METRICS) and self.threshold is not None
+        return f"{name} at {self.threshold:g}" if is_cut else name
 
     def why_undefined(self, metric: str, dataset: Any, rows: NDArray[np.int64] | None) -> str | None:
         """Why a metric will have no value on these rows, whatever is predicted; None where nothing speaks against it.
 
         Args:
             metric: one of `names`.
-            dataset, rows: as of `of_rows`.
+            dataset: the evaluation set.
+            rows: numbers; None: all.
         """
-        if metric == GROUP_METRIC and not has_numbered_rows(dataset):
-            return "a stream has no groups"
-        if metric == GROUP_METRIC and self.count_groups(dataset, rows) == 0:
-            return f"no {self.group_column} has {MIN_GROUP_ROWS} of the evaluation rows"
         if metric in THRESHOLD_METRICS and self.threshold is not None and has_numbered_rows(dataset):
             labels = _read_numbers(dataset)
             if labels is not None and not np.any(labels[slice(None) if rows is None else rows] >= self.threshold):
                 return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
         return None
-
-    def count_groups(self, dataset: Any, rows: NDArray[np.int64] | None) -> int:
-        """How many groups have rows enough for a correlation of their own; 0 of a stream."""
-        groups = self.of_rows(dataset, rows).groups
-        sizes = np.zeros(0) if groups is None else np.unique(groups, return_counts=True)[1]
-        return int(np.count_nonzero(sizes >= MIN_GROUP_ROWS))
-
-    def _check_rows(self, measured: FloatArray, groups: NDArray[np.str_]) -> None:
-        """Groups are told by place: rows in another order would get those of others, and nobody would notice."""
-        known = measured if self.labels is None else self.labels
-        close = CLOSE * float(np.abs(known).max(initial=0.0))
-        is_right = len(known) == len(measured) == len(groups)
-        if not is_right or not np.allclose(measured, known, rtol=0.0, atol=close, equal_nan=True):
-            raise DataError(
-                f"group_column={self.group_column!r}: the labels of this evaluation are not those of the evaluation "
-                "set, row by row, so that groups cannot be told. Let loader and collator keep rows and labels as they "
-                "are, or leave the groups out."
-            )
 
 
 def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:
@@ -168,29 +112,18 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
 
     Raises:
         ArgumentError: see `choose_subset`.
-        DataError: no rows, no such group column, labels that are missing or not finite, or a stream that cannot be
-            read twice.
+        DataError: no rows, no such group column, or labels that are missing or not finite.
 
-    Cost: one pass over two columns; a stream is read twice, and its chosen rows are kept in memory.
+    Cost: one pass over two columns; a stream is read into memory, and its chosen rows are kept there.
     """
     is_stream = not has_numbered_rows(dataset)
-    names = {*LABEL_COLUMNS, group_column}
-    table = [_narrow(row, names) for row in dataset] if is_stream else dataset
+    table = [*dataset] if is_stream else dataset
     if len(table) == 0:
         raise DataError("The evaluation set has no rows: give it some, or --eval_strategy no.")
     groups = None if group_column is None else _read_groups(table, group_column)
     labels = _read_labels(table)
     rows = choose_subset(np.zeros(len(table)) if labels is None else labels, groups, size=size, seed=seed)
-    if not is_stream:
-        return ChosenRows(rows, len(table))
-    wanted = set(rows.tolist())
-    kept = [row for number, row in enumerate(dataset) if number in wanted]
-    if len(kept) != len(rows):
-        raise DataError(
-            f"The evaluation stream had {len(rows)} chosen rows when it was read first and {len(kept)} the second "
-            "time: it must give the same rows whenever it is read. Read it into memory (list(stream)) beforehand."
-        )
-    return ChosenRows(rows, len(table), kept)
+    return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
 
 
 def choose_subset(
@@ -273,10 +206,6 @@ def _read_labels(dataset: Any) -> list[Any] | None:
     if not values or any(to_numpy(value).size != 1 for value in values):
         return None
     return [to_numpy(value).reshape(-1).tolist()[0] for value in values]
-
-
-def _narrow(row: Any, names: set[str | None]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name in names} if isinstance(row, Mapping) else {}
 
 
 def _read_numbers(dataset: Any) -> FloatArray | None:

@@ -17,7 +17,6 @@ from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, MetricV
 from .resampling import (
     MIN_UNITS,
     ResamplingUnits,
-    check_options,
     check_units,
     mean_loss_interval,
     percentile_interval,
@@ -129,11 +128,9 @@ def score_predictions(
 
     Raises:
         DataError: shapes or lengths do not fit, or a row has no group.
-        ArgumentError: `num_resamples`, `confidence` or `threshold` is out of range.
 
     Cost: about 1.6 s for 26,000 rows and 1,000 resamples on two cores; below 4 s up to 250,000 rows.
     """
-    check_options(confidence=confidence, num_resamples=num_resamples, least=0, threshold=threshold, seed=seed)
     predicted, measured = as_pair(predictions, references)
     num_rows, units = len(measured), check_units(units, len(measured))
     rows = Regression(predicted, measured, threshold)
@@ -237,7 +234,6 @@ def compare_paired(
     num_resamples: int = 1000,
     seed: int = 0,
     units: ResamplingUnits | None = None,
-    groups: Sequence[Any] | NDArray[Any] | None = None,
 ) -> PairedComparison:
     """Compare two sets of predictions by a percentile bootstrap of the difference of their scores.
 
@@ -251,77 +247,51 @@ def compare_paired(
         before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`; for token_loss and
             perplexity each row's summed loss in nats, for accuracy its number of right predictions, for loss and nrmse
             each row's own.
-        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, per_group_spearman,
-            token_loss, perplexity, accuracy, loss or nrmse; of a part, `NAME_loss` or `NAME_nrmse`.
+        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, token_loss, perplexity,
+            accuracy, loss or nrmse; of a part, `NAME_loss` or `NAME_nrmse`.
         threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels. None: 9.
         confidence: of the interval, between 0 and 1.
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
         seed: of the draws, 0 or more.
         units: rows that are drawn together; None: each by itself. The interval is wider where they are few.
-        groups: (n,) names, for per_group_spearman, which goes by the groups that have a value of both models and draws
-            these, whatever `units` are.
 
     Returns:
         Both scores, the improvement and its interval. A score that has no value (constant predictions, a NaN) leaves
         the comparison undefined, with the reason.
 
     Raises:
-        ArgumentError: an unknown metric, a number out of range, or per_group_spearman without groups.
+        ArgumentError: an unknown metric.
         DataError: shapes or lengths do not fit, or a value is not a number.
 
     Cost: about 60 ns per drawn row: 0.08 s for 1,300 rows and 1,000 resamples.
     """
-    check_comparison(metric, threshold=threshold, confidence=confidence, num_resamples=num_resamples, seed=seed)
+    check_comparison(metric)
     earlier, measured = as_pair(before, labels)
     later, _ = as_pair(as_column(after, "after"), measured)
     sign = -1 if less_is_better(metric) else 1
-    if metric == GROUP_METRIC:
-        values, differences = _compare_groups(measured, earlier, later, groups)
-        num_drawn, units = len(differences), ResamplingUnits.of("group", range(len(differences)))
+    units = check_units(units, len(measured))
+    first, second = (metrics.rows_of(metric, each, measured, threshold) for each in (earlier, later))
+    if isinstance(first, Regression) and isinstance(second, Regression):
+        second.label_ranks = first.label_ranks  # the same labels: ranked once
+    values = [each.value(metric) for each in (first, second)]
+    before_of, after_of = first.metric(metric), second.metric(metric)
 
-        def gain(counts: FloatArray) -> FloatArray:
-            return counts @ differences / num_drawn
-    else:
-        num_drawn, units = len(measured), check_units(units, len(measured))
-        first, second = (metrics.rows_of(metric, each, measured, threshold) for each in (earlier, later))
-        if isinstance(first, Regression) and isinstance(second, Regression):
-            second.label_ranks = first.label_ranks  # the same labels: ranked once
-        values = [each.value(metric) for each in (first, second)]
-        before_of, after_of = first.metric(metric), second.metric(metric)
-
-        def gain(counts: FloatArray) -> FloatArray:
-            return sign * (after_of(counts) - before_of(counts))
+    def gain(counts: FloatArray) -> FloatArray:
+        return sign * (after_of(counts) - before_of(counts))
 
     reasons = [f"{side}: {value.undefined}" for side, value in zip(("before", "after"), values) if value.undefined]
-    if not num_drawn and not reasons:
-        reasons = ["no group has a value of both models"]
     improvement = sign * (values[1].value - values[0].value)
     if abs(improvement) <= metrics.RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0
-    samples = np.empty(0) if reasons else resample(gain, num_drawn, num_resamples, seed, units)
+    samples = np.empty(0) if reasons else resample(gain, len(measured), num_resamples, seed, units)
     score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, len(measured), confidence, units)
     del score["is_trusted"]  # the comparison knows
     before_value, after_value = (value.known for value in values)
     return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)
 
 
-def _compare_groups(
-    labels: FloatArray, before: FloatArray, after: FloatArray, groups: Sequence[Any] | NDArray[Any] | None
-) -> tuple[list[MetricValue], FloatArray]:
-    """Both means over the groups that have a value of both models, and by how much each of these is better."""
-    if groups is None:
-        raise ArgumentError(f"metric={GROUP_METRIC!r}: groups=None; one group name per row is needed.")
-    scored = [metrics.per_group_spearman(predicted, labels, groups) for predicted in (before, after)]
-    names = [name for name in scored[0] if not any(each[name]["undefined"] for each in scored)]
-    if not names:
-        return [metrics.mean_of_groups(each) for each in scored], np.empty(0)
-    columns = np.array([[each[name]["value"] for name in names] for each in scored])
-    return [MetricValue(float(mean)) for mean in columns.mean(axis=1)], columns[1] - columns[0]
-
-
-def check_comparison(metric: str, **options: Any) -> None:
-    """Raises `ArgumentError` where `compare_paired` would; `options` as of `check_options`."""
-    known = (*PAIRED_METRICS, GROUP_METRIC, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
+def check_comparison(metric: str) -> None:
+    """Raises `ArgumentError` for a metric that `compare_paired` does not know."""
+    known = (*PAIRED_METRICS, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
     if metric not in known and not metrics.is_ratio(metric):
         raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
-    check_options(**options)

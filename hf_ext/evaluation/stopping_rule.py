@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import CheckpointError
 from ._arrays import FloatArray, as_column, as_pair
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS
+from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS
 from .scores import PairedComparison, check_comparison, compare_paired
 
 Verdict = Literal["improved", "undecided", "no improvement"]
@@ -69,10 +67,10 @@ class StoppingRule:
         warmup_steps: evaluations at this step or earlier neither count nor stop.
         min_delta: the smallest improvement worth training for, in the unit of the metric, 0 or more. With 0 only
             models that are certainly worse count.
-        confidence, groups, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
+        confidence, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
-        ArgumentError: an unknown metric, or a number of `compare_paired` out of range.
+        ArgumentError: an unknown metric.
 
     Cost: two comparisons per evaluation (0.2 s for 1,300 rows); keeps `patience` + 1 sets of predictions.
     """
@@ -86,11 +84,10 @@ class StoppingRule:
         warmup_steps: int = 0,
         min_delta: float = 0.01,
         confidence: float = 0.99,
-        groups: Sequence[Any] | NDArray[Any] | None = None,
         **options: Any,
     ) -> None:
-        check_comparison(metric, confidence=confidence, **options)
-        self._options: dict[str, Any] = {"confidence": confidence, "groups": groups, **options}
+        check_comparison(metric)
+        self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
         self.best_predictions: FloatArray | None = None
@@ -153,23 +150,17 @@ class StoppingRule:
             "num_without_improvement": self.num_without_improvement,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`. Patience, warm-up and `min_delta` may differ; labels and metric may not.
-
-        Raises:
-            CheckpointError: the state is of another metric or of other labels; nothing is changed then.
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Continues from `state_dict()`, and returns True; False, and nothing is changed, where it is of another metric
+        or of other labels. Patience, warm-up and `min_delta` may differ."""
         if state.get("scored") != self._scored:
-            raise CheckpointError(
-                f"Early-stopping state was made on other rows or labels than this run's, or in another metric than "
-                f"{self.metric}: predictions of different rows cannot be compared. Resume with the same metric, "
-                "evaluation data, subset size, seed, threshold and groups, or start anew."
-            )
+            return False
         best = state["best_predictions"]
         self.best_predictions = None if best is None else as_pair(best, self.labels)[0]
         self.best_step = state["best_step"]
         self._recent = [as_pair(one, self.labels)[0] for one in state["recent_predictions"]][-self.patience :]
         self.num_without_improvement = state["num_without_improvement"]
+        return True
 
     @property
     def _scored(self) -> str:
@@ -177,6 +168,4 @@ class StoppingRule:
         threshold, further = self._options.get("threshold"), ""
         if self.metric in THRESHOLD_METRICS:
             further = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
-        elif self.metric == GROUP_METRIC:
-            further = repr([*map(str, self._options["groups"])])
         return hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{self.metric} {further}".encode()).hexdigest()

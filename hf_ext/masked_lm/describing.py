@@ -21,10 +21,9 @@ MEANING = (
 def describe(results: Mapping[str, Any]) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
     columns, settings = list_columns(results), as_dict(results.get("settings"))
-    splits = [name for name in ("test", "validation") if as_dict(results.get(name)).get("model")]
-    name = splits[0] if splits else "test"
+    name = "test" if results.get("test") else "validation"
     scores = as_dict(results.get(name))
-    tables: list[Block] = [score_table(results[split], f"The {split} split.") for split in splits]
+    blocks: list[Block] = [score_table(scores, f"The {name} split."), Text(MEANING)] if scores else []
     is_adapter = bool(settings.get("use_peft"))
     return Page(
         title=f"Masked language model of {join_words(columns)}" if columns else "Masked language model",
@@ -33,7 +32,7 @@ def describe(results: Mapping[str, Any]) -> Page:
         numbers=score_numbers(
             {"scores": scores, "baselines": ["unigram"] if scores else []}, ["perplexity", "accuracy"], name
         ),
-        results=[*tables, Text(MEANING)] if tables else [],
+        results=blocks,
         limits=verdict_limits(results),
         subject="filling in masked residues, and about nothing else: no safety, no function in a cell, no patient",
         loading=[Code(_loading_code(is_adapter), "python")],

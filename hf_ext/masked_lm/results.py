@@ -84,37 +84,26 @@ class UnigramBaseline:
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 
-def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline) -> dict[str, Any]:
-    """Scores of model and baseline on the validation and the test split, on the same masked residues.
+def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -> dict[str, Any]:
+    """Scores of model and baseline on a split, on the same masked residues.
 
     Returns:
-        {"verdict": of the test split (of validation where there is no test), split: {"model": scores, "unigram":
-        scores}}; {} where there is neither split.
+        "verdict", and under the name of the split {"model": scores, "unigram": scores}.
 
     Raises:
         NotFiniteError: a loss is NaN or infinite.
     """
-    scores: dict[str, Any] = {}
-    for name in ("validation", "test"):
-        if name in splits:
-            output = trainer.predict(splits[name])
-            check_scored(output.predictions, name)
-            sums = np.asarray(output.predictions, np.float64)
-            unigram = baseline.sum_rows(np.asarray(output.label_ids))
-            losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
-            scores["verdict"] = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
-            both = {"model": output.predictions, "unigram": unigram}
-            scores[name] = {who: compute_metrics(EvalPrediction(rows, None)) for who, rows in both.items()}
-    return scores
+    output = trainer.predict(rows)
+    check_scored(output.predictions, name)
+    sums, unigram = np.asarray(output.predictions, np.float64), baseline.sum_rows(np.asarray(output.label_ids))
+    losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
+    verdict = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
+    both = {"model": output.predictions, "unigram": unigram}
+    scores = {who: compute_metrics(EvalPrediction(one, output.label_ids)) for who, one in both.items()}
+    return {"verdict": verdict, name: scores}
 
 
-def format_scores(scores: dict[str, Any]) -> str:
-    """`score_splits` as text: the verdict, then a table."""
-    rows = [
-        [split, predictor, *(values[key] for key in SCORES)]
-        for split, both in scores.items()
-        if split != "verdict"
-        for predictor, values in both.items()
-    ]
-    table = format_table(rows, ["split", "", *SCORES])
-    return f"{scores['verdict']['text']}\n\n{table}" if "verdict" in scores else table
+def format_scores(verdict: dict[str, Any], scores: dict[str, Any]) -> str:
+    """A verdict, and the scores of each predictor as a table."""
+    rows = [[predictor, *(values[key] for key in SCORES)] for predictor, values in scores.items()]
+    return f"{verdict['text']}\n\n{format_table(rows, ['', *SCORES])}"

@@ -22,7 +22,8 @@ from ..models.configuration import input_name
 from ..plan import Plan
 from ..tasks.sketch import STOCK_NOTE, MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
 from .arguments import MaskedLMArguments
-from .building import (
+from .results import EVALUATION_METRICS, SCORES
+from .steps import (
     build_collator,
     build_model,
     build_tokenizer,
@@ -32,7 +33,6 @@ from .building import (
     read_config,
     reading_model,
 )
-from .results import EVALUATION_METRICS, SCORES
 
 # The messages themselves say what is allowed; these name the flags.
 REMEDIES = {

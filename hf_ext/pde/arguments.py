@@ -25,7 +25,7 @@ class OperatorArguments:
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
-        *("tasks", "dataset_name", "resolution", "num_train_samples", "model_name_or_path"),
+        *("tasks", "dataset_name", "resolution", "num_train_samples"),
         *("hidden_size", "num_hidden_layers", "preset", "effective_batch_size"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
@@ -42,10 +42,9 @@ class OperatorArguments:
     num_train_samples: Count = option(1600, "Training samples of each task.")
     num_eval_samples: Count = option(200, "Samples of each task for validation, and for test.")
     samples_seed: Annotated[int, SEED] = option(0, "Of the generated data, so that --seed varies training alone.")
-    model_name_or_path: str | None = option(None, "Folder of a trained operator to go on from. Left out: a new one.")
-    hidden_size: int = option(64, "Width of a new model; 384 and 256 are the large ones.")
-    num_hidden_layers: int = option(4, "Transformer blocks of a new model.")
-    num_attention_heads: int = option(4, "Attention heads of a new model.")
+    hidden_size: int = option(64, "Width of the model; 384 and 256 are the large ones.")
+    num_hidden_layers: int = option(4, "Transformer blocks.")
+    num_attention_heads: int = option(4, "Attention heads.")
     patch_size: int = option(4, "Side of a patch of Darcy flow; a token of advection has p * p / 4 points.")
     num_queries: Count | None = option(
         None, "Points of each sample and task that a training step decodes; left out: half of all."
@@ -75,6 +74,6 @@ class OperatorArguments:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """Fields of `OperatorConfig` of a new model, without the units of its data."""
+        """Fields of `OperatorConfig`, without the units of the data."""
         names = ("tasks", "task_weights", "resolution", "patch_size", "hidden_size")
         return {name: getattr(self, name) for name in (*names, "num_hidden_layers", "num_attention_heads")}

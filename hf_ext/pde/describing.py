@@ -8,7 +8,7 @@ from typing import Any
 from ..reporting import units
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
 from ..reporting.run_files import as_dict
-from ..reporting.scores import index_scores, score_blocks, score_numbers, score_table, verdict_limits
+from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
 from ..reporting.units import join_words
 
 MEANING = (
@@ -51,8 +51,8 @@ def describe(results: Mapping[str, Any]) -> Page:
 
 
 def _score_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """Scores, how far the model is below the best trivial prediction of each equation, and those on validation."""
-    test, validation = as_dict(results.get("test")), as_dict(results.get("validation"))
+    """Scores, and how far the model is below the best trivial prediction of each equation."""
+    test = as_dict(results.get("test"))
     blocks = score_blocks(test)
     if not blocks:
         return []
@@ -60,23 +60,18 @@ def _score_blocks(results: Mapping[str, Any]) -> list[Block]:
     if factors:
         listed = join_words([f"{name} {units.factor(value)}" for name, value in factors.items()])
         blocks.append(Text(f"Error of the best trivial prediction over the model's: {listed}."))
-    if scores := validation.get("scores"):
-        blocks.append(score_table(scores, fold=f"Scores of {units.number(validation.get('num_rows'))} validation rows"))
     return [*blocks, Text(MEANING)]
 
 
 def _data_blocks(data: Mapping[str, Any]) -> list[Block]:
     if not data:
         return [Text("Not recorded: the run has no data report.")]
-    blocks: list[Block] = [Table(["", ""], [[name, str(data.get(name))] for name in ("source", "resolution", "seed")])]
+    facts = [[name, str(data.get(name))] for name in ("source", "resolution", "seed")]
     equations = [[name, str(text)] for name, text in as_dict(data.get("tasks")).items()]
-    if equations:
-        blocks.append(Table(["equation", "samples of"], equations, code=[0]))
     sizes = [[name, units.number(size)] for name, size in as_dict(data.get("sizes")).items()]
-    if sizes:
-        caption = "Samples of each equation. All splits are drawn from one distribution."
-        blocks.append(Table(["split", "samples"], sizes, caption))
-    return blocks
+    caption = "Samples of each equation. All splits are drawn from one distribution."
+    tables = (["", ""], facts, ""), (["equation", "samples of"], equations, ""), (["split", "samples"], sizes, caption)
+    return [Table(headers, rows, text, code=[0] if rows is equations else []) for headers, rows, text in tables]
 
 
 def _loading(names: list[str], size: int) -> list[Block]:

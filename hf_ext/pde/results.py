@@ -11,7 +11,6 @@ import torch
 from ..evaluation.scores import Score, score_mean
 from ..evaluation.verdict import MODEL, judge
 from ..reporting.tables import format_table
-from ..tasks.running import check_scored
 from .configuration import TASKS
 from .model import relative_l2
 
@@ -51,25 +50,6 @@ class ErrorMetrics:
         """As `compute_metrics`, from what `reduce` kept."""
         errors = np.asarray(prediction.predictions, np.float64)
         return {name: float(self.row_values(name, errors).mean()) for name in self.row_metrics if name != "loss"}
-
-
-def score_splits(trainer: Any, rows: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`score_split` of validation and test. All processes call it.
-
-    Args:
-        trainer: after training; stock Trainer's too.
-        rows, samples: from `building`, by split.
-
-    Raises:
-        NotFiniteError: an error is NaN or infinite.
-    """
-    tasks, scores = [*samples["train"]], {}
-    for split in ("validation", "test"):
-        errors = np.asarray(trainer.predict(rows[split]).predictions, np.float64)
-        check_scored(errors, split)
-        trivial = trivial_errors(samples["train"], samples[split])
-        scores[split] = score_split(errors, trivial, tasks, trainer.args.seed)
-    return scores
 
 
 def trivial_errors(train: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -16,23 +16,20 @@ from ..models.cpu_attention import flop_counter
 from ..models.lora import require_base
 from ..tasks.sketch import STOCK_NOTE, Part, Sketch, Stage, Step, with_adapters
 from .arguments import OperatorArguments
-from .building import build_collator, build_config, build_terms
 from .configuration import TASKS, OperatorConfig
 from .data import OperatorRows
 from .model import OperatorTransformer
 from .results import ErrorMetrics
+from .steps import build_collator, build_terms
 
-REMEDIES = {
-    "model": "--model_name_or_path: the --output_dir of such a run, or left out for a new model",
-}
 COUNTED_ROWS = 2
 
 
 def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
     """The operator without weights, with the terms of its loss; what is wrong with the arguments becomes a problem."""
-    sketch = Sketch(REMEDIES, f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
+    sketch = Sketch({}, f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
     if args.use_peft:
-        sketch.attempt("arguments", lambda: require_base(given.model_name_or_path))
+        sketch.attempt("arguments", lambda: require_base(None))
     metrics = ErrorMetrics(given.tasks).row_metrics
     sketch.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, metrics))
     if given.stock_trainer:
@@ -50,7 +47,7 @@ def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketc
 
 
 def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
-    config = build_config(given)
+    config = OperatorConfig(**given.shape)
     with torch.device("meta"):
         model = OperatorTransformer(config)
     model.terms = build_terms(given)
@@ -58,7 +55,7 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
     num_rows = {"train": given.num_train_samples, **dict.fromkeys(("validation", "test"), given.num_eval_samples)}
     per_row = len(config.tasks or []) * config.num_tokens
     part = Part(
-        given.model_name_or_path or "a new operator",
+        "a new operator",
         "full",
         config.hidden_size,
         sum(parameter.numel() for parameter in model.parameters()),

@@ -1,17 +1,80 @@
-"""The steps of a run that trains an operator; see `hf_ext.tasks.Task`."""
+"""The steps of a run that trains an operator, see `hf_ext.tasks.Task`; samples, model and collator of one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..arguments.checks import check_metric_name
+from ..errors import ArgumentError
 from ..evaluation.requirements import check_requirements, parse_requirements
 from ..models.lora import require_base
-from ..tasks.running import Run
-from .building import Samples, build_collator, build_model, build_rows, build_terms, describe_samples, load_samples
-from .data import OperatorRows
-from .results import MODEL, ErrorMetrics, format_scores, score_names, score_splits
+from ..tasks.running import Run, check_scored
+from .arguments import OperatorArguments
+from .configuration import TASKS, OperatorConfig
+from .data import SPLITS, OperatorCollator, OperatorRows, is_our_equation, load_file, make_task, measure_units
+from .model import OperatorTransformer
+from .results import MODEL, ErrorMetrics, format_scores, score_names, score_split, trivial_errors
+from .terms import AuxiliaryTerms
+
+Samples = dict[str, dict[str, dict[str, np.ndarray]]]
+
+
+def load_samples(args: OperatorArguments) -> Samples:
+    """split -> task -> {"inputs", "targets"}: read from `dataset_name`, or generated.
+
+    Raises:
+        ArgumentError: the files are not those of `tasks`, or of another equation than the physics priors are about.
+        DataError: see `load_file`.
+
+    Cost: see `load_file` and `make_task`.
+    """
+    counts = {"train": args.num_train_samples, "validation": args.num_eval_samples, "test": args.num_eval_samples}
+    if args.dataset_name:
+        found = [load_file(path, counts, args.resolution) for path in args.dataset_name]
+        if sorted(task for task, _ in found) != sorted(args.tasks):
+            there = " ".join(task for task, _ in found)
+            raise ArgumentError(
+                f"--dataset_name holds {there}, --tasks are {' '.join(args.tasks)}: give --tasks {there}."
+            )
+        for task, samples in found:
+            if args.physics_every and not is_our_equation(task, samples["train"]):
+                raise ArgumentError(
+                    f"--dataset_name: {task} there has another speed or source than the physics priors take for "
+                    "granted (0.4 and 1): give --physics_every 0."
+                )
+        files = dict(found)
+        return {split: {task: files[task][split] for task in args.tasks} for split in SPLITS}
+    made = {"resolution": args.resolution, "seed": args.samples_seed}
+    return {split: {task: make_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
+
+
+def build_rows(samples: Samples) -> dict[str, OperatorRows]:
+    """Row i of a split is sample i of each task; splits other than train are decoded at all points."""
+    return {split: OperatorRows(tasks, is_evaluation=split != "train") for split, tasks in samples.items()}
+
+
+def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.ndarray]]) -> OperatorTransformer:
+    """A new operator with the units of the training samples."""
+    return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
+
+
+def build_terms(args: OperatorArguments) -> AuxiliaryTerms:
+    """What a row's loss has beside the data."""
+    return AuxiliaryTerms(
+        inverse_every=args.inverse_loss_every,
+        inverse_weight=args.inverse_loss_weight,
+        physics_every=args.physics_every,
+        physics_weight=args.physics_weight,
+    )
+
+
+def build_collator(args: OperatorArguments, seed: int) -> OperatorCollator:
+    """The collator, which draws the points of a step."""
+    return OperatorCollator(args.tasks, args.resolution**2, args.queries_per_step, seed)
 
 
 @dataclass
@@ -27,23 +90,29 @@ def check(run: Run) -> None:
     """See `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, ErrorMetrics(run.model_args.tasks).row_metrics)
     if run.args.use_peft:
-        require_base(run.model_args.model_name_or_path)
+        require_base(None)
     parse_requirements(run.model_args.require, score_names(run.model_args.tasks))
 
 
 def load(run: Run) -> OperatorData:
     """See `Task.load`."""
-    samples = load_samples(run.model_args)
-    report = describe_samples(samples, run.model_args)
+    args = run.model_args
+    samples = load_samples(args)
+    report = {
+        "source": ", ".join(args.dataset_name or ["generated"]),
+        "sizes": {split: len(next(iter(tasks.values()))["targets"]) for split, tasks in samples.items()},
+        "tasks": {task: TASKS[task].description for task in args.tasks},
+        "resolution": args.resolution,
+        **({} if args.dataset_name else {"seed": args.samples_seed}),
+    }
     run.log.info("Data, %s: %s", report["source"], "; ".join(report["tasks"].values()))
     return OperatorData(samples, build_rows(samples), report)
 
 
 def build(run: Run, data: OperatorData) -> dict[str, Any]:
-    """See `Task.build`. The model gets the auxiliary terms of its loss; arguments left out take the model's shape."""
+    """See `Task.build`. The model gets the auxiliary terms of its loss."""
     model_args = run.model_args
     model = build_model(model_args, data.samples["train"])
-    vars(model_args).update({name: getattr(model.config, name) for name in model_args.shape})
     model.terms = terms = build_terms(model_args)
     metrics = ErrorMetrics(model_args.tasks, model.config.task_weights)
     return {
@@ -58,10 +127,12 @@ def build(run: Run, data: OperatorData) -> dict[str, Any]:
 
 
 def score(run: Run, trainer: Any, trained: Any, data: OperatorData) -> dict[str, Any]:
-    """Scores validation and test beside predictions that learn nothing of the input."""
-    scores = score_splits(trainer, data.rows, data.samples)
+    """Scores the test split beside predictions that learn nothing of the input."""
+    errors = np.asarray(trainer.predict(data.rows["test"]).predictions, np.float64)
+    check_scored(errors, "test")
+    trivial = trivial_errors(data.samples["train"], data.samples["test"])
+    test = score_split(errors, trivial, run.model_args.tasks, run.args.seed)
     requirements = parse_requirements(run.model_args.require, score_names(run.model_args.tasks))
-    required = check_requirements(requirements, scores["test"]["scores"][MODEL])
-    shown = format_scores(scores["test"])
-    run.log.info("\nnRMSE on the test samples, none of which was trained on:\n%s", shown)
-    return {"data": data.report, "verdict": scores["test"]["verdict"], **scores, "requirements": required}
+    required = check_requirements(requirements, test["scores"][MODEL])
+    run.log.info("\nnRMSE on the test samples, none of which was trained on:\n%s", format_scores(test))
+    return {"data": data.report, "verdict": test["verdict"], "test": test, "requirements": required}

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, CheckpointError, DataError
-from ..evaluation.metrics import GROUP_METRIC, MIN_GROUP_ROWS, PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
-from ..evaluation.resampling import MIN_UNITS
+from ..errors import ArgumentError, DataError
+from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import PairedComparison
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
@@ -19,7 +18,6 @@ from ..reporting.units import less_is_better
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
-BY_ROW_METRICS = (*THRESHOLD_METRICS, GROUP_METRIC)  # need a threshold or groups, which `RowMetrics` knows
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
 
 logger = logging.getLogger(__name__)
@@ -32,16 +30,14 @@ class Evaluation:
     Attributes:
         predictions, labels: row by row, as `compute_metrics` gets them: (n,) or (n, columns); the first of a tuple.
         name: key of a dictionary of evaluation sets, or "".
-        groups: of the rows, (n,), where `compute_metrics` is a `RowMetrics` that scores by groups.
     """
 
     predictions: np.ndarray
     labels: np.ndarray
     name: str
-    groups: np.ndarray | None = None
 
 
-def make_comparable(output: Any, name: str, groups: np.ndarray | None) -> Evaluation | None:
+def make_comparable(output: Any, name: str) -> Evaluation | None:
     """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token.
 
     Those are left out because they would fill the memory until the next evaluation.
@@ -51,7 +47,7 @@ def make_comparable(output: Any, name: str, groups: np.ndarray | None) -> Evalua
     is_small = isinstance(predictions, np.ndarray) and predictions.ndim <= 2
     if not is_small or not isinstance(labels, np.ndarray):
         return None
-    return Evaluation(predictions, labels, name, groups)
+    return Evaluation(predictions, labels, name)
 
 
 class EarlyStopping:
@@ -94,7 +90,7 @@ class EarlyStopping:
         if self._metric is None or evaluation.name != self._set or is_seen:
             return {}
         labels, predictions = comparable_columns(evaluation, self._metric, trainer.compute_metrics)
-        rule = self._rule_of(labels, evaluation.groups)
+        rule = self._rule_of(labels)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())
         stops = trainer._ext_team.agree([decision.should_stop])[0]
@@ -107,7 +103,7 @@ class EarlyStopping:
         prefix = f"eval_{self._set}_" if self._set else "eval_"
         return {f"{prefix}improvement{end}": value for end, value in values.items() if value is not None}
 
-    def _rule_of(self, labels: np.ndarray, groups: np.ndarray | None) -> StoppingRule:
+    def _rule_of(self, labels: np.ndarray) -> StoppingRule:
         """The rule of these rows: the one there is, that of the checkpoint, or a new one."""
         if self._rule is not None and self._rule.is_of(labels):
             return self._rule
@@ -116,19 +112,18 @@ class EarlyStopping:
             labels,
             metric=metric,
             threshold=self._trainer.compute_metrics.threshold if metric in THRESHOLD_METRICS else None,
-            groups=groups,
             patience=args.early_stopping_patience,
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
             min_delta=args.early_stopping_min_delta,
         )
-        problem = None if self._rule is None else "The evaluation has other rows or labels than before"
+        is_new = self._rule is not None
         if self._stored_rule is not None:
-            try:
-                rule.load_state_dict(self._stored_rule)
-            except CheckpointError as error:
-                problem = str(error)
-        if problem and self._trainer._ext_team.is_main:
-            logger.warning("Early stopping counts anew. %s", problem)
+            is_new = not rule.load_state_dict(self._stored_rule)
+        if is_new and self._trainer._ext_team.is_main:
+            logger.warning(
+                "Early stopping counts anew: predictions of other rows or labels, or in another metric, than before "
+                "cannot be compared."
+            )
         self._rule, self._stored_rule = rule, None
         return rule
 
@@ -184,11 +179,11 @@ def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[s
             )
     own = tuple(getattr(compute_metrics, "row_metrics", ()))
     known = compute_metrics.names if isinstance(compute_metrics, RowMetrics) else ()
-    if metric not in (own or COMPARABLE) and not (metric in BY_ROW_METRICS and metric in known):
+    if metric not in (own or COMPARABLE) and not (metric in THRESHOLD_METRICS and metric in known):
         hint = "; rmse orders models as a mean squared loss does" if metric == "loss" else ""
         usual = (
             f"{', '.join(PLAIN_METRICS)}, or, over masked residues, {', '.join(RATIO_METRICS)}{hint}; in "
-            f"{', '.join(BY_ROW_METRICS)} where compute_metrics is a RowMetrics that computes it"
+            f"{', '.join(THRESHOLD_METRICS)} where compute_metrics is a RowMetrics that computes it"
         )
         raise ArgumentError(
             f"early_stopping_patience={args.early_stopping_patience} with metric_for_best_model={given!r}: models are "
@@ -218,22 +213,17 @@ def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: st
         rows: numbers of those that evaluations look at; None: all.
 
     Raises:
-        DataError: labels or groups do not allow the metric, or, for early stopping, too few groups; no group column.
+        DataError: the labels do not allow the metric.
     """
     if not isinstance(compute_metrics, RowMetrics):
         return
     metric = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix(f"{name}_" if name else "")
-    num_groups = compute_metrics.count_groups(dataset, rows)
-    problem = compute_metrics.why_undefined(metric, dataset, rows)
-    stops = metric == GROUP_METRIC and args.early_stopping_patience is not None
-    if problem is None and stops and num_groups < MIN_UNITS:
-        problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {num_groups}"
-    if problem:
+    if problem := compute_metrics.why_undefined(metric, dataset, rows):
         where = "" if rows is None else f" ({len(rows):,} of --eval_subset)"
         raise DataError(
             f"metric_for_best_model={args.metric_for_best_model!r}: {problem}{where}. Take another metric"
             + (", more rows" if rows is not None else "")
-            + (" or another threshold." if metric in THRESHOLD_METRICS else ".")
+            + " or another threshold."
         )
 
 

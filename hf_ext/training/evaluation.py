@@ -17,7 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.random_states import kept_random_states
 from ..errors import ArgumentError
-from ..evaluation.row_metrics import ChosenRows, RowMetrics, choose_rows
+from ..evaluation.row_metrics import ChosenRows, choose_rows
 from ..models.process_settings import replaced
 from .early_stopping import check_metric_on_rows, make_comparable
 from .nan_guard import can_be_best
@@ -153,11 +153,6 @@ class Evaluator(TrainerCallback):
             return None
         return self._subset(name).loader
 
-    def _compute_on(self, dataset: Any, rows: Any = None) -> Any:
-        """`compute_metrics` for these rows (None: all): another where it is a `RowMetrics` with groups."""
-        compute = self._trainer.compute_metrics
-        return compute.of_rows(dataset, rows) if isinstance(compute, RowMetrics) and dataset is not None else compute
-
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
     def evaluate(self, asked_for: Any, run: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -224,17 +219,16 @@ class Evaluator(TrainerCallback):
     def run(self, loader: Any, given: Given) -> EvalLoopOutput:
         """A pass over what `loader` is of, and over all rows where `loader` is of the subset and a decision is due."""
         trainer = self._trainer
-        name, dataset = (None, None) if given[0] == "Prediction" else self._at_hand
+        name = None if given[0] == "Prediction" else self._at_hand[0]
         if name is None or not trainer.is_in_train:
-            return trainer._ext_one_pass(loader, given, self._compute_on(dataset))
+            return trainer._ext_one_pass(loader, given, trainer.compute_metrics)
         subset = self._subset(name) if trainer.args.eval_subset is not None else None
         is_full = subset is None or subset.chosen.are_all
-        compute = self._compute_on(dataset, None if subset is None else subset.chosen.rows)
         self._num_begun += 1
         began = time.perf_counter()
-        output = trainer._ext_one_pass(loader, given, compute)
+        output = trainer._ext_one_pass(loader, given, trainer.compute_metrics)
         self._count(name, num_evaluations=1, num_full=int(is_full), seconds=time.perf_counter() - began)
-        compared = make_comparable(output, name, getattr(compute, "groups", None)) if self.is_due else None
+        compared = make_comparable(output, name) if self.is_due else None
         metrics = dict(output.metrics)
         if compared is not None:
             for watcher in self._watchers:
@@ -270,7 +264,7 @@ class Evaluator(TrainerCallback):
             subset.whole = self._trainer._ext_make_eval_loader(subset.dataset)
         with kept_random_states():
             given = (*given[:-1], full_key(given[-1]))
-            output = self._trainer._ext_one_pass(subset.whole, given, self._compute_on(subset.dataset))
+            output = self._trainer._ext_one_pass(subset.whole, given, self._trainer.compute_metrics)
         self._count(name, num_full=1, seconds=time.perf_counter() - began)
         return output
 

@@ -108,13 +108,12 @@ def test_coverage_of_test_rows_is_measured_and_told():
     errors = np.r_[np.full(4, 3.0), np.zeros(36)]
     rows = Dataset.from_dict({"heavy": ["a"] * 40})
     facts = score_intervals(STORED, np.full(40, 7.0), 7 + errors, rows, None)
-    at = {one["level"]: one for one in facts["levels"]}
-    assert (at[0.9]["coverage"]["value"], at[0.9]["width"]) == (0.9, 4.0)
+    assert (facts["level"], facts["coverage"]["value"], facts["width"]) == (0.9, 0.9, 4.0)
     assert facts["notes"][0].startswith("Prediction intervals of 90 % held 90 % [80 %, 97.5 %]")
     assert facts["notes"][0].endswith("(`hf-ext predict --interval 0.9` writes them, from 120 validation rows).")
     assert "half_widths" not in facts
     bounded = rows.add_column("bound", [-1] * 4 + [0] * 36)
-    held = score_intervals(STORED, np.full(40, 7.0), 7 + errors, bounded, None)["levels"][0]["coverage"]
+    held = score_intervals(STORED, np.full(40, 7.0), 7 + errors, bounded, None)["coverage"]
     assert (held["value"], held["n"]) == (1.0, 36)
 
 
@@ -166,28 +165,25 @@ def predict_file(run, tmp_path, monkeypatch):
 def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(run):
     folder, results = run
     facts = results["prediction_intervals"]
-    assert (facts["unit"], facts["num_units"], facts["highest_level"]) == ("light", 10, 0.9)
-    coverage = {one["level"]: one["coverage"] for one in facts["levels"]}
-    assert sorted(coverage) == [0.5, 0.8, 0.9]
-    assert coverage[0.9]["low"] <= coverage[0.9]["value"] <= coverage[0.9]["high"]
-    assert coverage[0.9]["num_units"] == results["test"]["num_units"]
+    assert (facts["unit"], facts["num_units"], facts["level"]) == ("light", 10, 0.9)
+    assert facts["coverage"]["low"] <= facts["coverage"]["value"] <= facts["coverage"]["high"]
+    assert facts["coverage"]["num_units"] == results["test"]["num_units"]
     (note,) = facts["notes"]
     assert "from 10 values of light in " in note
-    assert "where units weigh alike" in note
     assert note in (folder / "out" / "README.md").read_text()
 
 
 @pytest.mark.nightly
 def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_same(run, predict_file, capsys):
     folder, results = run
-    found = predict_file("--interval", "0.8")
+    found = predict_file("--interval", "0.9")
     assert ", from 10 values of light in " in capsys.readouterr().out
     assert list(found) == ["source_row", "prediction", "prediction_low", "prediction_high"]
-    width = {one["level"]: one["width"] for one in results["prediction_intervals"]["levels"]}[0.8]
+    width = results["prediction_intervals"]["width"]
     np.testing.assert_allclose(found["prediction_high"] - found["prediction_low"], width, rtol=1e-4)
     np.testing.assert_allclose(found["prediction_high"] + found["prediction_low"], 2 * found["prediction"], rtol=1e-5)
     assert list(predict_file()) == ["source_row", "prediction"]
-    ends = AffinityPredictor.from_pretrained(folder / "out", device="cpu").predict_interval(new_rows(), 0.8)
+    ends = AffinityPredictor.from_pretrained(folder / "out", device="cpu").predict_interval(new_rows(), 0.9)
     assert (ends.shape, ends.dtype) == ((10, 2), np.float32)
     np.testing.assert_allclose(ends, np.stack([found["prediction_low"], found["prediction_high"]], 1), atol=NEAR)
 

@@ -56,7 +56,6 @@ def check(metric, metrics, loss="mse", labels=None):
 def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs():
     for metric, metrics, loss, message in (
         ("recall", RowMetrics(), "mse", "recall needs a --binder_threshold that divides the labels"),
-        ("per_group_spearman", RowMetrics(9.0), "mse", "per_group_spearman needs --group_column"),
         ("f1", RowMetrics(9.0), "ranking", "have no unit.*Give average_precision"),
         (
             "recal",

@@ -18,7 +18,7 @@ import torch
 from hub_server import HubServer, serve_hub
 
 import hf_ext
-from hf_ext.affinity import embedding
+from hf_ext.affinity import baselines
 from hf_ext.affinity import predictor as predictor_module
 from hf_ext.affinity.predictor import AffinityPredictor, find_model
 from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, write_model_manifest
@@ -91,7 +91,7 @@ def test_batches_make_no_difference(
 ) -> None:
     rows = [{**demo_rows[i], "antigen": demo_rows[i]["antigen"][: 20 + i % 40]} for i in range(60)]
     expected = predictor.predict(rows)
-    monkeypatch.setattr(embedding, "TOKENS_PER_BATCH", 1)
+    monkeypatch.setattr(baselines, "TOKENS_PER_BATCH", 1)
     monkeypatch.setattr(predictor_module, "ROWS_PER_BATCH", 7)
     assert_same(predictor, rows, expected)
     assert len(np.unique(expected)) > 50

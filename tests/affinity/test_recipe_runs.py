@@ -21,7 +21,7 @@ RECALL = (
     "--metric_for_best_model recall --binder_threshold 7.5 --group_column family --eval_subset 45 --learning_rate 0.01 "
     "--head_sizes 16 --num_train_epochs 3"
 )
-METRICS = ("recall", "precision", "f1", "average_precision", "per_group_spearman")
+METRICS = ("recall", "precision", "f1", "average_precision")
 
 
 def write_table(path: Path) -> None:
@@ -77,7 +77,6 @@ def test_every_evaluation_of_the_subset_and_of_all_rows_has_every_metric(run):
     evaluations = [log for log in history if "eval_loss" in log]
     assert len(evaluations) == 3
     assert all({f"eval_{name}" for name in METRICS} < log.keys() for log in evaluations)
-    assert {log["eval_num_defined_groups"] for log in evaluations} == {3.0}
     assert {f"eval_full_{name}" for name in METRICS} < evaluations[-1].keys()
     best = json.loads((folder / "all_results.json").read_text())["best"]
     full = {log["step"]: log["eval_full_recall"] for log in evaluations if "eval_full_recall" in log}
@@ -92,7 +91,7 @@ def test_the_final_scores_and_the_verdict_hold_them_too(run):
     rows = read(folder / "predictions.csv")
     predicted, labels = ([float(row[name]) for row in rows] for name in ("prediction", "label"))
     expected = score_predictions(predicted, labels, groups=[row["family"] for row in rows], threshold=7.5, seed=42)
-    for name in METRICS:
+    for name in (*METRICS, "per_group_spearman"):
         for number in ("value", "low", "high"):
             assert model[name][number] == pytest.approx(expected[name][number], abs=1e-3)
     assert "verdict in recall." in (folder / "run.log").read_text()

@@ -17,7 +17,7 @@ from hf_ext.affinity.predictor import AffinityPredictor, check_predictions, find
 from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, check_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import build_model as build_masked_lm
+from hf_ext.masked_lm.steps import build_model as build_masked_lm
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -18,7 +18,6 @@ from on_ranks import (
     computes_auxiliary_terms,
     evaluates,
     make_few_antigens,
-    scores_groups,
     stops_early,
 )
 from ranks import run_on_ranks
@@ -89,16 +88,6 @@ def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, rank
         assert same(first, expected_first)
         assert same(last, expected_last, "eval_", "eval_full_")
         assert not same(last, {key.replace("full_", ""): value for key, value in last.items() if "full_" in key})
-
-
-def test_binders_and_groups_are_those_of_one_process_on_a_subset_and_on_all_rows(ranks, tmp_path):
-    expected = {k: v for k, v in scores_groups(tmp_path).items() if k.startswith("eval_") and "_per_second" not in k}
-    expected = {name: value for name, value in expected.items() if not name.endswith("runtime")}
-    assert (expected["eval_num_defined_groups"], expected["eval_full_num_defined_groups"]) == (3.0, 3.0)
-    assert expected["eval_per_group_spearman"] != pytest.approx(expected["eval_full_per_group_spearman"], rel=1e-3)
-    for rank in ranks:
-        found = {name: rank["scores_groups"][name] for name in expected}
-        assert found == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
 def test_predictions_of_a_stream_stand_in_its_order_and_streams_that_differ_are_told(ranks):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from doctored import look, main
-from operators import make_operator, make_samples
+from operators import make_samples
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.pde.arguments import OperatorArguments
-from hf_ext.pde.building import build_collator, build_model, build_rows
+from hf_ext.pde.steps import build_collator, build_model, build_rows
 from hf_ext.plan import make_plan
 
 SMALL = {"resolution": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_queries": 64}
@@ -74,16 +72,5 @@ def test_time_is_measured_here_and_nothing_is_written(tmp_path, monkeypatch):
 
 
 def test_what_would_stop_the_run_is_a_finding():
-    absent = {**SMALL, "model_name_or_path": "nowhere"}
-    problems = look_at(model=absent, metric_for_best_model="rmse").sketch.problems
-    assert [(one.name, one.level) for one in problems] == [("arguments", "stops"), ("model", "stops")]
-
-
-@pytest.mark.nightly
-def test_a_trained_operator_is_looked_at_with_its_own_shape(tmp_path):
-    make_operator(num_hidden_layers=3).save_pretrained(tmp_path)
-    stage = sketch(resolution=16, model_name_or_path=str(tmp_path))
-    assert (stage.model.config.num_hidden_layers, stage.parts[0].width) == (3, 16)
-    other = {"resolution": 16, "num_hidden_layers": 5, "model_name_or_path": str(tmp_path)}
-    (problem,) = look_at(model=other).sketch.problems
-    assert re.search("num_hidden_layers=5 with model_name_or_path=.*, which has 3", problem.text)
+    problems = look_at(model=SMALL, metric_for_best_model="rmse").sketch.problems
+    assert [(one.name, one.level) for one in problems] == [("arguments", "stops")]

@@ -119,9 +119,6 @@ def test_a_damaged_shard_is_seen_removed_and_rebuilt_byte_for_byte(store, tmp_pa
     data = whole[shard.name]
     for damaged in (data[:-1], b"", data[:8], data + b"\0", bytes([data[0] ^ 8]) + data[1:], bytes(len(data))):
         shard.write_bytes(damaged)
-        assert f"1 of its files are damaged, and what they held is encoded again: {shard.parent.name}/" in check_stores(
-            tmp_path
-        )
         again = EmbeddingStore(tmp_path, KEY)
         assert again.missing(SEQUENCES) == ["G|W", "MKV", "AC"]
         assert (len(again), check_stores(tmp_path)) == (0, "")

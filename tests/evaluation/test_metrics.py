@@ -7,12 +7,10 @@ import socket
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import evaluate
 import numpy as np
 import pytest
-from datasets import Dataset
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import METRIC_NAMES, load_metric, score_predictions
@@ -192,40 +190,15 @@ def test_importing_the_package_and_scoring_rows_imports_nothing_heavy() -> None:
 
 LABELS = np.random.default_rng(0).normal(8, 1.5, 60).round(1)
 PREDICTED = (LABELS + np.random.default_rng(1).normal(0, 1, 60)).round(1)
-GROUPS = np.array(["a"] * 30 + ["b"] * 21 + ["c"] * 9)
-ORDER = np.random.default_rng(2).permutation(60)  # so that groups do not lie together
-
-
-def table(**columns: Any) -> Dataset:
-    return Dataset.from_dict({"label": LABELS[ORDER].tolist(), "antigen": GROUPS[ORDER].tolist(), **columns})
-
-
-def call(metrics: RowMetrics, rows: Any = slice(None)) -> dict[str, float]:
-    """As Trainer does, in single precision, (n, 1)."""
-    predicted, labels = (values[ORDER][rows].astype(np.float32) for values in (PREDICTED, LABELS))
-    return metrics(SimpleNamespace(predictions=predicted[:, None], label_ids=labels))
 
 
 def test_names_and_values_are_those_of_the_final_scores() -> None:
-    metrics = RowMetrics(9.0, "antigen")
-    found = call(metrics.of_rows(table(), None))
-    scores = score_predictions(PREDICTED, LABELS, groups=GROUPS, num_resamples=0)
+    metrics = RowMetrics(9.0)
+    predicted, labels = (values.astype(np.float32) for values in (PREDICTED, LABELS))  # as Trainer does, (n, 1)
+    found = metrics(SimpleNamespace(predictions=predicted[:, None], label_ids=labels))
+    scores = score_predictions(PREDICTED, LABELS, num_resamples=0)
     expected = {name: score["value"] for name, score in scores.items()}
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
-    assert set(found) == {*expected, "num_distinct", "num_defined_groups"}
-    assert set(metrics.names) == {*expected, "loss", "num_distinct"}
+    assert set(metrics.names) == {*found, "loss"} == {*expected, "loss", "num_distinct"}
     assert found["num_distinct"] == len(np.unique(PREDICTED))
-    assert found["num_defined_groups"] == 2.0  # c has 9 rows
     assert all(type(value) is float for value in found.values())
-
-
-def test_of_a_subset_the_groups_are_those_of_its_rows_and_other_rows_are_refused() -> None:
-    rows = np.sort(np.random.default_rng(3).choice(60, 40, replace=False))
-    metrics = RowMetrics(9.0, "antigen").of_rows(table(), rows)
-    scores = score_predictions(
-        PREDICTED[ORDER][rows], LABELS[ORDER][rows], groups=GROUPS[ORDER][rows], num_resamples=0
-    )["per_group_spearman"]
-    assert call(metrics, rows)["per_group_spearman"] == pytest.approx(scores["value"], abs=1e-6)
-    for wrong in (rows[::-1], np.arange(40), slice(None)):
-        with pytest.raises(DataError, match="group_column='antigen': the labels of this evaluation are not those"):
-            call(metrics, wrong)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_ext.errors import ArgumentError, CheckpointError, DataError
+from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.stopping_rule import StoppingDecision, StoppingRule
 
 LABELS = np.random.default_rng(0).normal(8, 1.5, 200)
@@ -98,7 +98,7 @@ def resumed_after(num_evaluations: int, **lost: Any) -> list[dict[str, Any]]:
     first, second = small_rule(), small_rule()
     before = feed(first, *evaluations[:num_evaluations])
     kept = json.loads(json.dumps(first.state_dict(), default=lambda array: array.tolist()))
-    second.load_state_dict({**kept, **lost})
+    assert second.load_state_dict({**kept, **lost})
     return logged(before + feed(second, *evaluations[num_evaluations:], start=num_evaluations + 1))
 
 
@@ -121,16 +121,14 @@ def test_a_state_of_other_rows_or_another_metric_is_refused_and_changes_nothing(
     assert rule.is_of(LABELS.copy())
     assert not rule.is_of(LABELS[::-1])
     for other in (StoppingRule(LABELS[::-1]), StoppingRule(LABELS, metric="rmse")):
-        with pytest.raises(CheckpointError, match="on other rows or labels than this run's, or in another metric than"):
-            other.load_state_dict(state)
+        assert not other.load_state_dict(state)
         assert other.state_dict()["best_predictions"] is None
     assert repr(rule.state_dict()) == untouched
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
-    for name, value in {"metric": "spearmann", "confidence": 0.0}.items():
-        with pytest.raises(ArgumentError, match=f"{name}="):
-            StoppingRule(LABELS, **{name: value})
+    with pytest.raises(ArgumentError, match="metric='spearmann'"):
+        StoppingRule(LABELS, metric="spearmann")
     rule = StoppingRule(LABELS)
     with pytest.raises(DataError, match="199 predictions for 200 references"):
         rule.update(model(1.0)[:-1], step=1)

@@ -7,9 +7,8 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-import torch
 
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import ArgumentError
 from hf_ext.evaluation.row_metrics import choose_rows, choose_subset
 
 PINNED = [6, 20, 36, 37, 51, 58]  # what a run from another day or machine must find again
@@ -97,15 +96,3 @@ def test_the_chosen_rows_of_a_stream_are_kept_in_order():
     assert choose_rows(TABLE, size=0.1).kept is None
     assert not choose_rows(TABLE, size=0.1).are_all
     assert choose_rows(TABLE, size=60).are_all
-
-
-def test_a_stream_that_can_be_read_only_once_is_refused():
-    class Once(torch.utils.data.IterableDataset):
-        def __init__(self):
-            self.rows = iter([{"label": value} for value in LABELS])
-
-        def __iter__(self):
-            return self.rows
-
-    with pytest.raises(DataError, match="6 chosen rows when it was read first and 0 the second"):
-        choose_rows(Once(), size=6)

@@ -60,16 +60,6 @@ def test_a_gain_within_the_noise_is_undecided() -> None:
     assert verdict.text.endswith("more rows decide.")
 
 
-def test_a_verdict_within_groups_of_which_there_are_enough_and_too_few() -> None:
-    measured = labels()
-    given = predictors(measured, model=near(measured, 0.3), **{RIDGE: near(measured, 1.5)})
-    many = judge(measured, given, metric="per_group_spearman", groups=np.arange(200) % 20)
-    assert many.text.startswith("Better than every baseline: Spearman within groups 0.")
-    few = judge(measured, given, metric="per_group_spearman", groups=np.arange(200) % 5)
-    assert few.outcome == "undecided"
-    assert "more values of group decide" in few.text
-
-
 def test_a_baseline_without_a_value_in_the_metric_is_not_compared_and_a_model_without_one_has_no_verdict() -> None:
     measured = labels()
     never, some = near(measured, 0.5).clip(max=8.9), near(measured, 0.3)

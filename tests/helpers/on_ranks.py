@@ -44,7 +44,6 @@ from watched_runs import make_trainer as make_watched_trainer
 import hf_ext.trainer
 from hf_ext.embeddings.encode import SMALLEST_SHARD
 from hf_ext.errors import ArgumentError, DataError, HfExtError, MemoryExhausted, PlanRefused
-from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.hub import HubError, push
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -100,15 +99,6 @@ def evaluates(folder: Path) -> dict[str, Any]:
         "stock": {task: whole(task, 4, **stock) for task in TASKS},
         "subset": {task: [on_subset(task, streams) for streams in (False, True)] for task in TASKS},
     }
-
-
-@check
-def scores_groups(folder: Path) -> dict[str, float]:
-    """The last evaluation of binders and of groups: 33 rows of 37, 11 of each group, then all, in batches of 4."""
-    metrics = RowMetrics(threshold=14.0, group_column="group")
-    trainer = make_trainer(folder, make_rows(37), compute_metrics=metrics, eval_subset=33, **UNMOVED)
-    trainer.train()
-    return evaluations(trainer)[-1]
 
 
 @check

@@ -220,7 +220,6 @@ def operator_results(**changes: Any) -> dict[str, Any]:
             "seed": 0,
         },
         "verdict": split["verdict"],
-        "validation": {**split, "num_rows": 127},
         "test": split,
     }
     return {key: value for key, value in {**results, **changes}.items() if value is not None}

@@ -19,7 +19,7 @@ from hf_ext.data.masking import MaskedLMCollator, mark_evaluation
 from hf_ext.data.proteins import STANDARD
 from hf_ext.masked_lm import results
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import build_collator, build_model, build_tokenizer
+from hf_ext.masked_lm.steps import build_collator, build_model, build_tokenizer
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

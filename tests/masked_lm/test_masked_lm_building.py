@@ -12,13 +12,13 @@ from transformers import EsmForMaskedLM, EvalPrediction, TrainingArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError, NotFiniteError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import (
+from hf_ext.masked_lm.results import UnigramBaseline, compute_metrics, score_split, sum_rows
+from hf_ext.masked_lm.steps import (
     build_collator,
     build_model,
     build_tokenizer,
     prepare_splits,
 )
-from hf_ext.masked_lm.results import UnigramBaseline, compute_metrics, format_scores, score_splits, sum_rows
 from hf_ext.tasks.running import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
@@ -185,15 +185,7 @@ def test_the_baseline_counts_training_residues(streaming):
     assert baseline.log_probabilities[0] == -math.inf  # <cls> is never predicted
 
 
-def test_the_verdict_stands_above_the_table():
-    values = {"token_loss": 1.0, "perplexity": 2.718, "accuracy": 0.5, "num_tokens": 10}
-    verdict = {"text": "No better than unigram frequencies: ...", "is_better": False}
-    lines = format_scores({"verdict": verdict, "test": {"model": values, "unigram": values}}).splitlines()
-    assert lines[:2] == ["No better than unigram frequencies: ...", ""]
-    assert [line.split()[1] for line in lines[4:]] == ["model", "unigram"]
-
-
 def test_losses_that_are_no_numbers_get_no_score():
     output = SimpleNamespace(predictions=np.array([[1.0, 1.0, 2.0], [np.nan, 0.0, 1.0]]), label_ids=np.zeros((2, 2)))
     with pytest.raises(NotFiniteError, match="1 of 2 test rows"):
-        score_splits(SimpleNamespace(predict=lambda rows: output), {"test": []}, None)
+        score_split(SimpleNamespace(predict=lambda rows: output), [], "test", None)

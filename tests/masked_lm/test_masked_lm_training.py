@@ -12,7 +12,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.masking import mark_evaluation
 from hf_ext.data.proteins import STANDARD
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import build_collator, build_model, build_tokenizer, prepare_splits
+from hf_ext.masked_lm.steps import build_collator, build_model, build_tokenizer, prepare_splits
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

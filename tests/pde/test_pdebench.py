@@ -8,8 +8,7 @@ import pytest
 from recipe_runs import RECIPES
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.pde.data import make_advection, make_darcy
-from hf_ext.pde.pdebench import load_file
+from hf_ext.pde.data import load_file, make_advection, make_darcy
 
 COUNTS = {"train": 5, "validation": 2, "test": 3}
 SMALL = ["--resolution", "16", "--num_train_samples", "6", "--num_eval_samples", "2", "--hidden_size", "16"]

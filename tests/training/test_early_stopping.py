@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from resuming_runs import Case, Runs
 from transformers import EarlyStoppingCallback, TrainerCallback
 from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, make_script, make_trainer, model_of
@@ -254,21 +253,16 @@ def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):
     assert resumed.collapse_alarms == whole.collapse_alarms
 
 
-# --- binders and groups -----------------------------------------------------------------------------------------------
+# --- binders -----------------------------------------------------------------------------------------------
 
 
-ANTIGENS = np.array([f"antigen {i % 8}" for i in range(NUM_ROWS)])  # of 25 rows each
-METRICS = RowMetrics(9.0, "antigen")
+METRICS = RowMetrics(9.0)
 KEEPING_BEST = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
-
-
-def make_rows(*predictions, antigens=ANTIGENS) -> Dataset:
-    return make_script(*predictions).with_format(None).add_column("antigen", antigens.tolist()).with_format("torch")
 
 
 def make(folder, *predictions, **given) -> FastTrainer:
     """A run whose evaluations_of_rows, in batches of 64, make these predictions after 1, 2, 3, ... steps."""
-    rows = given.pop("rows", None) or make_rows(*predictions)
+    rows = make_script(*predictions)
     given = {"metrics": METRICS, "per_device_eval_batch_size": 64, "max_steps": len(predictions), **given}
     return make_trainer(folder, rows, **given)
 
@@ -277,41 +271,26 @@ def evaluations_of_rows(trainer) -> list[dict[str, float]]:
     return [log for log in trainer.state.log_history if "eval_loss" in log]
 
 
-def says(log, prefix, predicted, rows=slice(None), antigens=ANTIGENS) -> bool:
+def says(log, prefix, predicted, rows=slice(None)) -> bool:
     """Whether an evaluation logged what the final scores say of these rows."""
-    scores = score_predictions(predicted[rows], LABELS[rows], groups=antigens[rows], num_resamples=0)
-    found = {name: log[f"{prefix}{name}"] for name in scores}
-    return len(found) == 12 and found == pytest.approx({k: score["value"] for k, score in scores.items()}, abs=1e-5)
+    scores = score_predictions(predicted[rows], LABELS[rows], num_resamples=0)
+    return {name: log[f"{prefix}{name}"] for name in scores} == pytest.approx(
+        {name: score["value"] for name, score in scores.items()}, abs=1e-5
+    )
 
 
 def test_evaluations_of_all_rows_of_a_subset_and_after_training_say_what_the_final_scores_do(tmp_path):
     models = [model_of(1.0), model_of(0.5), model_of(0.7)]
-    whole = make(tmp_path / "whole", *models)
-    whole.train()
-    assert [says(log, "eval_", model) for log, model in zip(evaluations_of_rows(whole), models, strict=True)] == [
-        True
-    ] * 3
-    assert [log["eval_num_defined_groups"] for log in evaluations_of_rows(whole)] == [8.0] * 3
-
     part = make(tmp_path / "part", *models, eval_subset=120)
     part.train()
-    rows = choose_rows(part.eval_dataset, size=120, group_column="antigen").rows
+    rows = choose_rows(part.eval_dataset, size=120).rows
     assert len(rows) == 120
-    assert [says(log, "eval_", model, rows) for log, model in zip(evaluations_of_rows(part), models, strict=True)] == [
-        True
-    ] * 3
-    last = evaluations_of_rows(part)[-1]
-    assert says(last, "eval_full_", models[-1])
-    of_other_rows = np.random.default_rng(0).permutation(ANTIGENS)  # the broken twin
-    assert not says(last, "eval_", models[-1], rows, of_other_rows)
-    assert not says(last, "eval_full_", models[-1], antigens=of_other_rows)
-
+    logs = evaluations_of_rows(part)
+    assert [says(log, "eval_", model, rows) for log, model in zip(logs, models, strict=True)] == [True] * 3
+    assert says(logs[-1], "eval_full_", models[-1])
+    assert not says(logs[-1], "eval_", models[-1])  # the broken twin
     assert says(part.evaluate(), "eval_", models[-1])
-    others = make_rows(*models).select(range(150))
-    assert says(part.evaluate(others), "eval_", models[-1], slice(150))
-    predicted = part.predict(others).metrics  # of rows that nobody named
-    assert predicted["test_recall"] > 0
-    assert "test_per_group_spearman" not in predicted
+    assert says(part.evaluate(make_script(*models).select(range(150))), "eval_", models[-1], slice(150))
 
 
 # --- the best model ---------------------------------------------------------------------------------------------------
@@ -332,7 +311,7 @@ def best_step(folder, metric, **given) -> int | None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("metric", "step", "num_rows"),
-    [("recall", 1, 150), ("precision", 3, 150), ("per_group_spearman", 4, 150), ("average_precision", 4, None)],
+    [("recall", 1, 150), ("precision", 3, 150), ("average_precision", 4, None)],
 )
 def test_each_metric_chooses_its_own_best_model_on_all_rows_and_beside_a_subset(tmp_path, metric, step, num_rows):
     assert best_step(tmp_path, metric, eval_subset=num_rows) == step
@@ -352,9 +331,9 @@ def test_a_run_goes_on_with_the_threshold_that_chose_its_best_model_or_chooses_a
     make(tmp_path, *MODELS, **{**given, "max_steps": 2}).train()
     more = {**given, "max_steps": 4, "allow_changed": ["max_steps"]}
     with pytest.raises(CheckpointError, match="metric_for_best_model: recall at 9 in the checkpoint, recall at 8 now"):
-        make(tmp_path, *MODELS, metrics=RowMetrics(8.0, "antigen"), **more).train()
+        make(tmp_path, *MODELS, metrics=RowMetrics(8.0), **more).train()
     more["allow_changed"] = ["max_steps", "metric_for_best_model"]
-    other = make(tmp_path, *MODELS, metrics=RowMetrics(8.0, "antigen"), **more)
+    other = make(tmp_path, *MODELS, metrics=RowMetrics(8.0), **more)
     other.train()
     values = {log["step"]: log["eval_recall"] for log in evaluations_of_rows(other)}
     assert values[1] > values[3] < values[4]  # at 9 and at 8: step 1 would have stayed the best
@@ -366,11 +345,9 @@ def test_a_run_goes_on_with_the_threshold_that_chose_its_best_model_or_chooses_a
 WORSENING = [model_of(0.2), *(model_of(1.5, i) - 1.0 for i in range(1, 6))]
 
 
-@pytest.mark.parametrize("metric", ["recall", "average_precision", "per_group_spearman"])
-def test_a_run_that_gets_worse_in_a_metric_stops_by_it_at_its_threshold_and_groups(tmp_path, metric):
-    antigens = np.array([f"antigen {i % 16}" for i in range(NUM_ROWS)])
-    rows = make_rows(*WORSENING, antigens=antigens)
-    trainer = make(tmp_path, *WORSENING, rows=rows, metric_for_best_model=metric, early_stopping_patience=2)
+@pytest.mark.parametrize("metric", ["recall", "average_precision"])
+def test_a_run_that_gets_worse_in_a_metric_stops_by_it_at_its_threshold(tmp_path, metric):
+    trainer = make(tmp_path, *WORSENING, metric_for_best_model=metric, early_stopping_patience=2)
     trainer.train()
     assert trainer.state.global_step == 3
     for log, decision in zip(evaluations_of_rows(trainer)[1:], trainer.stopping_decisions[1:], strict=True):
@@ -387,24 +364,10 @@ class CountSteps(TrainerCallback):
         self.num_steps += 1
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"metrics": RowMetrics(99.0), "metric_for_best_model": "recall"},
-            "recall'.*threshold 99. Take another metric",
-        ),
-        ({"metric_for_best_model": "per_group_spearman", "eval_subset": 40}, "no antigen has 10 .* more rows"),
-        (
-            {"metric_for_best_model": "per_group_spearman", "early_stopping_patience": 2},
-            "early stopping needs 10 groups of 10 rows and more, here are 8",
-        ),
-        ({"metrics": RowMetrics(9.0, "antibody")}, "group_column='antibody': the evaluation set has"),
-    ],
-)
-def test_what_no_prediction_could_give_a_value_is_refused_before_the_first_step(tmp_path, given, message):
+def test_what_no_prediction_could_give_a_value_is_refused_before_the_first_step(tmp_path):
+    given = {"metrics": RowMetrics(99.0), "metric_for_best_model": "recall"}
     trainer, steps = make(tmp_path, *WORSENING, **given), CountSteps()
     trainer.add_callback(steps)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"recall'.*threshold 99. Take another metric"):
         trainer.train()
     assert steps.num_steps == 0
