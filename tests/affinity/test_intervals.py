@@ -170,7 +170,7 @@ def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(r
     assert facts["coverage"]["num_units"] == results["test"]["num_units"]
     (note,) = facts["notes"]
     assert "from 10 values of light in " in note
-    assert note in (folder / "out" / "README.md").read_text()
+    assert note in (folder / "out" / "README.md").read_text().replace("\\", "")
 
 
 @pytest.mark.nightly
