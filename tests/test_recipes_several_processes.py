@@ -51,12 +51,3 @@ def test_two_processes_predict_each_row_once_as_one_does_and_the_doctor_prints_o
     assert len(two["antigen"]) == 31
     (command,) = TWO_CPUS.commands(["-m", "hf_ext", "doctor"])
     assert run(command, tmp_path).count("This command would run on ") == 1
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
-def test_runs_of_several_trainers_keep_their_two_processes_connected(tmp_path):
-    cache = ("--max_steps", "2", "--embedding_cache_dir", str(tmp_path / "cache"))
-    heads = run_recipe(TWO_CPUS, tmp_path / "heads", "max_speed.py", *cache, "--num_seeds", "2")
-    assert [process["summed"] for process in heads] == [3.0, 3.0]
-    assert sorted(path.name for path in (tmp_path / "heads" / "output").glob("seed-*")) == ["seed-42", "seed-43"]

@@ -65,17 +65,11 @@ class AffinityArguments:
     init_head_from: str | None = option(
         None, "Model folder of a run with frozen encoders; training starts from its head and its scales."
     )
-    num_seeds: Annotated[int, COUNT] = option(
-        1,
-        "Heads to train on the embedding cache, with --seed, --seed + 1 and so on, all on the same split. The model "
-        "predicts their mean; results hold mean and spread over them. Frozen encoders only.",
-    )
     head: Head = option(
         "auto",
-        "auto: chooses a head, its learning rate, dropout and epochs by validation on the cached embeddings "
-        "of frozen encoders; what you set yourself is kept. mlp: a perceptron of "
-        "--head_sizes. product: a product of the towers' projections beside a hidden layer. gated: one "
-        "hidden layer with gates. Both take one --head_sizes, 64 if left out.",
+        "auto: on frozen encoders the mean of ridge regressions and small networks, weighed by rows that they were not "
+        "fitted on; else mlp. mlp: a perceptron of --head_sizes. product: a product of the towers' projections beside "
+        "a hidden layer. gated: one hidden layer with gates. Both take one --head_sizes, 64 if left out.",
     )
     head_sizes: list[Annotated[int, WIDTH]] = option(
         [1024, 512, 256, 128], "Widths of the head's hidden layers. Without --head they mean --head mlp."
@@ -85,13 +79,6 @@ class AffinityArguments:
         "mse",
         "huber turns linear one standard deviation from the label; tobit uses --censor_column; ranking learns order "
         "alone.",
-    )
-    calibration: Literal["stack", "line", "none"] = option(
-        "stack",
-        "After training, predictions are mapped onto the scale of the labels by a fit on the validation "
-        "rows. It is kept only if it lowers the cross-fitted error. line: slope and intercept, which change "
-        "no order. stack: that, or, if it is better, a weighted sum with a ridge on the frozen embeddings. "
-        "Left out: stack, or none if recall, precision or F1 choose the best model.",
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     binder_threshold: Annotated[float, FINITE] | None = option(
@@ -145,7 +132,6 @@ class PredictArguments:
         "Also write prediction_low and prediction_high, between which this share of measured values is expected: 0.9, "
         "say. From the validation rows of the training run; no labels are read.",
     )
-    calibrated: bool = option(True, "false: write what the network says, without the calibration on validation.")
 
 
 @dataclass

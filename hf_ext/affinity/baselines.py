@@ -22,8 +22,7 @@ from ..evaluation.verdict import CONSTANT
 from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config
 from ..training.embedding_cache import encode_sequences
-from .embedding_ridge import EmbeddingRidge, fit_embedding_ridge
-from .partners import Partner, PartnerRidges, find_partner, fit_partner_ridges
+from .partners import Partner, find_partner, predict_by_partner
 from .rows import FloatArray, label_array
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
@@ -81,8 +80,7 @@ def load_pretrained_towers(
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
 EMBEDDING_RIDGE = "ridge on embeddings"
-PER_PARTNER = f"{EMBEDDING_RIDGE} per "  # and the columns of the partner
-RIDGE_ROWS = 50_000  # training rows that a ridge sees at most, here and where it is mixed with the model
+RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 
@@ -123,16 +121,17 @@ class Baselines:
         """`facts`: what it was fitted on."""
         self.predictions[name], self.facts[name] = predictions, facts
 
-    def add_partners(self, name: str, ridges: PartnerRidges, features: Any, rows: _Rows, pooled: FloatArray) -> None:
-        """Adds a ridge for each partner: of the rows to be predicted `features`, and `pooled` where there is none."""
-        partners = ", ".join(rows.columns[i] for i in ridges.partner.columns)
-        predicted = ridges.predict(features, rows.sequences[2], pooled)
-        self.add(f"{name} per {partners}", predicted, **rows.facts, num_partners=ridges.partner.num_partners)
+    def add_partners(
+        self, name: str, partner: Partner, features: Sequence[Any], rows: _Rows, pooled: FloatArray, standardize: bool
+    ) -> None:
+        """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
+        given = partner, features, rows.labels[:2], rows.sequences, pooled
+        predicted = predict_by_partner(*given, standardize=standardize)
+        columns = ", ".join(rows.columns[i] for i in partner.columns)
+        self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=partner.num_partners)
 
 
-def fit_baselines(
-    trainer: Any, splits: Any, name: str, group_column: str | None, ridge: EmbeddingRidge | None = None
-) -> Baselines:
+def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
     The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
@@ -145,7 +144,6 @@ def fit_baselines(
         splits: map-style train, validation and test.
         name: of the split to predict.
         group_column: or None.
-        ridge: on the embeddings, from `stacking.fit_ridge`, which is not fitted again then.
 
     Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores. Embeddings of
     frozen encoders are encoded where they are not cached. Of encoders that trained, the pretrained ones encode 5,000
@@ -164,7 +162,7 @@ def fit_baselines(
     if why:
         baselines.notes.append(f"No baseline by partner was fitted: {why}.")
     _add_sequence_ridges(baselines, rows, partner)
-    _add_embedding_ridges(baselines, trainer, rows, ridge)
+    _add_embedding_ridges(baselines, trainer, rows, partner)
     return baselines
 
 
@@ -218,17 +216,17 @@ def _add_sequence_ridges(baselines: Baselines, rows: _Rows, partner: Partner | N
         chosen = [[sequences[i] for i in partner.main] for sequences in rows.sequences]
         of_main = SequenceFeatures(chosen[0], chosen[1:])
         if of_main.num_features:
-            *known, asked = (of_main.transform(sequences) for sequences in chosen)
-            ridges = fit_partner_ridges(partner, known, rows.labels[:2], rows.sequences[:2], standardize=False)
-            baselines.add_partners(f"{of_main.name} ridge", ridges, asked, rows, pooled)
+            main = [of_main.transform(sequences) for sequences in chosen]
+            baselines.add_partners(f"{of_main.name} ridge", partner, main, rows, pooled, standardize=False)
 
 
-def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, ridge: EmbeddingRidge | None) -> None:
+def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, partner: Partner | None) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
     model, encode = trainer.model, trainer.encode_distinct
     if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows)
+        partner, _ = find_partner(rows.sequences[0])
     try:
         if is_trained:
             encode = _encode_as_before(trainer)
@@ -242,11 +240,11 @@ def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, ridge
         return
     if is_trained:
         baselines.notes.append("Ridge on embeddings reads the encoders as they were before training.")
-    fitted = ridge or fit_embedding_ridge(features[:2], rows.labels[:2], rows.sequences[:2])
-    pooled = fitted.pooled.predict(features[2])
-    baselines.add(EMBEDDING_RIDGE, pooled, **rows.facts, **fitted.pooled.summary())
-    if fitted.by_partner is not None:
-        baselines.add_partners(EMBEDDING_RIDGE, fitted.by_partner, features[2], rows, pooled)
+    ridge = RidgeBaseline().fit(features[0], rows.labels[0], features[1], rows.labels[1])
+    pooled = ridge.predict(features[2])
+    baselines.add(EMBEDDING_RIDGE, pooled, **rows.facts, **ridge.summary())
+    if partner is not None:
+        baselines.add_partners(EMBEDDING_RIDGE, partner, features, rows, pooled, standardize=True)
 
 
 def _encode_as_before(trainer: Any) -> Encode:

@@ -22,7 +22,6 @@ from .arguments import AffinityArguments
 from .predictor import find_model, load_model
 
 TRAININGS = ("frozen", "lora", "full")
-HEAD_SETTINGS = ("head_form", "head_sizes", "head_dropout", "loss")  # of a single head
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
@@ -68,8 +67,6 @@ def build_model(
 ) -> AffinityModel:
     """A model with pretrained encoders, and a head that is untrained or comes from `args.init_head_from`.
 
-    With `args.num_seeds` above 1 it has as many heads, untrained: `train_seeds` trains and fills them.
-
     Raises:
         ArgumentError: as `read_towers`, or a head that does not fit.
     """
@@ -83,8 +80,8 @@ def build_model(
 def model_settings(args: AffinityArguments) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
-    given = {name: getattr(args, name) for name in (*HEAD_SETTINGS[1:], "save_full")}
-    return {**given, "head_form": form, "ensemble_size": args.num_seeds}
+    given = {name: getattr(args, name) for name in ("head_sizes", "head_dropout", "loss", "save_full")}
+    return {**given, "head_form": form}
 
 
 def read_towers(
@@ -94,7 +91,7 @@ def read_towers(
 
     Raises:
         ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read or has no first
-            token to pool, several heads on encoders that train.
+            token to pool.
     """
     if not args.encoders:
         raise ArgumentError(f"No encoder: give --encoders, for example {choose_encoder(detect_hardware()).name}.")
@@ -102,8 +99,6 @@ def read_towers(
     unknown = sorted(set(trainings) - set(TRAININGS))
     if unknown:
         raise ArgumentError(f"--tower_training {unknown}: allowed are {', '.join(TRAININGS)}.")
-    if args.num_seeds > 1:
-        check_seeds(args, trainings)
     revisions = args.per_tower("encoder_revisions") if args.encoder_revisions else [None] * len(args.encoders)
 
     identities = [*zip(args.encoders, revisions, trainings)]
@@ -123,7 +118,7 @@ def read_towers(
 
 
 def carry_head(model: AffinityModel, name_or_path: str) -> None:
-    """Gives `model` the head of a run with frozen encoders, with its label and embedding scales.
+    """Gives `model` the network of a run with frozen encoders, with its label and embedding scales.
 
     The encoders must be the same ones; in `model` they may train. As adapters start at zero, it then predicts what that
     run predicts, up to the precision in which its embeddings were computed.
@@ -158,24 +153,7 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
         "pooling": [tower.pooling for tower in towers],
         "head": model.config.head_form or "mlp",
         "head sizes": model.config.head_sizes,
-        "number of heads (each is in a folder seed-*)": model.config.ensemble_size,
     }
-
-
-def check_seeds(args: AffinityArguments, trainings: Sequence[str]) -> None:
-    """Raises ArgumentError where `--num_seeds` above 1 would not be heads apart on frozen encoders."""
-    others = sorted(set(trainings) - {"frozen"})
-    if others:
-        raise ArgumentError(
-            f"--num_seeds {args.num_seeds} with towers that train ({', '.join(others)}): each seed would need encoders "
-            f"of its own, so nothing is saved by one command. Run {args.num_seeds} commands, each with another --seed "
-            "and --output_dir."
-        )
-    if args.init_head_from:
-        raise ArgumentError(
-            f"--num_seeds {args.num_seeds} with --init_head_from: heads that start from the same one say little about "
-            "how much the start matters. Leave one of them out."
-        )
 
 
 def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> list[list[list[str]]]:

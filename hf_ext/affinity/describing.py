@@ -1,4 +1,4 @@
-"""What report and card say of a model that predicts a label: scores, groups, seeds, head, limits, how to load it."""
+"""What report and card say of a model that predicts a label: scores, groups, heads, limits, how to load it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..reporting import units
-from ..reporting.page import PLACEHOLDER, Block, Code, Page, Points, Table, Text
+from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
 from ..reporting.run_files import as_dict, list_columns
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
-from ..reporting.units import is_finite, join_words, metric_name, share
-from .heads.choice import CANDIDATE_HEADERS, candidate_rows, error_name, head_name
+from ..reporting.units import is_finite, join_words, share
+from .ensemble import MEMBER_HEADERS, member_rows
 
 # Made up, of a usual composition; a user's own sequences never stand in a card.
 EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAKQRQISFVKSHFSRQLEE")
@@ -29,7 +29,7 @@ def describe(results: Mapping[str, Any]) -> Page:
         summary=_summary(results, label, columns),
         numbers=score_numbers(test, dict.fromkeys(("spearman", "rmse", chosen_by))),
         results=[*score_blocks(test, as_dict(results.get("data")).get("leaks")), *_group_blocks(model)],
-        training=[*_head_blocks(results), *_seed_blocks(results)],
+        training=_head_blocks(results),
         limits=[*verdict_limits(results), *_limits(results)],
         subject=f"predicting {label} as it was measured in the training data, and about nothing else: no safety, no "
         "function in a cell, no patient",
@@ -96,46 +96,17 @@ def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
 
 
 def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """The head that a search chose, and what else it tried."""
-    found = as_dict(results.get("head_search"))
+    """The heads that an ensemble weighed."""
+    found = as_dict(results.get("ensemble"))
     if not found:
         return []
+    used = sum(one["weight"] > 0 for one in found["members"])
     text = (
-        f"The head is {head_name(found['chosen'])}: chosen among {len(found['tried'])} by validation on the cached "
-        f"embeddings, in {units.seconds(found['seconds'])}. A ridge on the same embeddings has "
-        f"{units.format_cell(found['ridge_error'])} where the best candidates have the errors below."
+        f"Predictions are the weighted mean of {used} of {len(found['members'])} heads on the embeddings, chosen in "
+        f"{units.seconds(found['seconds'])}. --init_head_from starts from the run's own network, beside them."
     )
-    error = error_name(str(found["metric"]))
-    caption = f"Error: {error} on {found['num_held_out']:,} rows that a candidate was not trained on."
-    return [Text(text), Table(CANDIDATE_HEADERS, candidate_rows(found), caption, fold="All candidates")]
-
-
-def _seed_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """What heads of several seeds say apart, and whether their spread says where they are wrong."""
-    seeds = as_dict(results.get("seeds"))
-    if not seeds:
-        return []
-    ensemble = as_dict(seeds.get("ensemble"))
-    rows = [
-        [
-            metric_name(metric),
-            f"{units.number(entry.get('mean'))} +- {units.number(entry.get('std'))}",
-            units.score(ensemble.get(metric)),
-            ", ".join(units.score({"value": value}) for value in entry.get("values") or []),
-        ]
-        for metric, entry in as_dict(seeds.get("scores")).items()
-    ]
-    listed = seeds.get("seeds") or []
-    caption = f"{len(listed)} heads that differ in their seed ({', '.join(map(str, listed))}), on the same test rows."
-    headers = ["metric", "one head: mean +- deviation", "their mean, this model", "each head"]
-    rank = units.score(as_dict(seeds.get("uncertainty")).get("spearman_of_error"))
-    notes = [
-        f"The model predicts the mean of {len(listed)} heads; steps, scores on validation and curves are those of the "
-        f"first, seed {listed[0] if listed else '?'}.",
-        "Rank correlation of their spread, predictor.predict_members(rows).std(1, ddof=1), and the error of a test "
-        f"row: {rank}.",
-    ]
-    return [Table(headers, rows, caption), Points([*notes, *filter(None, [seeds.get("meaning")])])]
+    caption = f"Error: RMSE on {found['num_held_out']:,} rows that a head was not fitted on, in that fold."
+    return [Text(text), Table(MEMBER_HEADERS, member_rows(found), caption, fold="All heads")]
 
 
 def _limits(results: Mapping[str, Any]) -> list[str]:

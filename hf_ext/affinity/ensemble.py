@@ -1,242 +1,292 @@
-"""`--num_seeds N`: N heads on one embedding cache, each an ordinary run, one model of their mean, and their spread."""
+"""`--head auto`: a fixed library of heads on frozen embeddings, fitted by folds, and weighed by rows not seen."""
 
 from __future__ import annotations
 
-import copy
-import json
-import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from safetensors.torch import load_file
-from transformers import TrainerState, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.utils import SAFE_WEIGHTS_NAME
+import torch
+from numpy.typing import NDArray
 
-from ..checkpoints.compare import compare_runs, describe_run, refuse
-from ..checkpoints.finished_model import check_model
-from ..checkpoints.store import CheckpointStore
+from ..data.splits import draw_rows
 from ..errors import ArgumentError
-from ..evaluation import score_predictions
-from ..evaluation.resampling import ResamplingUnits
-from ..models.affinity import AffinityModel
-from ..models.process_settings import replaced
-from ..reporting import units as shown
-from ..reporting.run_record import RunClockCallback, record_evaluations, write_json
+from ..evaluation.baselines import solve_ridges
+from ..evaluation.metrics import HIT_METRICS
+from ..models.configuration import AffinityConfig
+from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
+from ..models.head import ONE_LAYER
+from ..reporting.tables import format_table
+from ..reporting.units import format_cell, seconds
 from ..training_args import FastTrainingArguments
-from .building import HEAD_SETTINGS
-from .scoring import SplitScores
+from .arguments import AffinityArguments, Head
+from .baselines import pooled_features
+from .networks import train_networks
+from .rows import FloatArray, label_array
 
-FINISHED = "finished.json"
-SHARED = ("label_mean", "label_std", "is_scaled", "encoder_dtype", "encoder_autocast", "encoder_bits")  # of the config
-MEANING = (
-    "The spread between seeds comes from initialisation, dropout and the order of rows alone: what all heads get "
-    "wrong together, and noise of the measurement, it does not show."
-)
-logger = logging.getLogger(__name__)
+AUTO: Head = "auto"
+PLAIN: Head = "mlp"
+ONE_LAYER_SIZE = 64
+SIZES, DROPOUT = (256, 64), 0.1  # of the ensemble's networks, the run's own among them
+LOSSES = ("mse", "huber")  # others rank, or know bounds, which least squares does not
+PENALTIES = np.logspace(-4, 3, 8)  # relative to the mean eigenvalue of the features
+# What networks read, and factors of the run's learning rate and dropout: no choice is right for all sets. On three of
+# benchmarks/default_runs.py kernel ridges, nearest neighbours and more seeds beside these changed no error by 1 %.
+NETWORKS = ((FEATURES, 1.0, 0.0), (FEATURES, 0.3, 1.0), (DIRECTIONS, 1.0, 1.0))
+# Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
+# beside these, in features.
+FOLDED_COST, STEP_COST = 2_500_000, 1_000
+NUM_PARTS = 4  # of training, beside validation
+NUM_SEEDS = {True: 2, False: 3}  # of each network: with folds for each fold, without
+NUM_PICKS = 50  # of members, with replacement
+NOISE = 0.3  # over the square root of held-out rows: by which part an error may be below the constant's by chance
+MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
+MEMBER_HEADERS = ["head", "error", "weight"]
+
+Units = tuple[Sequence[Any], Sequence[Any]] | None
 
 
-@dataclass
-class TrainedSeeds:
-    """What `train_seeds` returns. `runs`: per seed its number, folder, training metrics and evaluations; JSON-able."""
-
-    seeds: list[int]
-    runs: list[dict[str, Any]]
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Training metrics of the first seed; runtime, of all sessions, summed and loss averaged over all seeds."""
-        every = [run["metrics"] for run in self.runs]
-        losses = [metrics["train_loss"] for metrics in every]
-        loss = None if None in losses else sum(losses) / len(losses)
-        return {**every[0], "train_runtime": sum(run["train_s"] for run in self.runs), "train_loss": loss}
-
-
-def train_seeds(trainer: Any, args: FastTrainingArguments) -> TrainedSeeds:
-    """Trains one head per seed, one after the other, and gives them to `trainer.model`.
-
-    Seeds are `args.seed` and those that follow it. Each head is the run that `--seed` would be on the same splits, bit
-    by bit: its own initialisation, order of rows, checkpoints and model in `output_dir/seed-<k>`. With `resume="auto"`
-    a seed that has finished is read from there and one that was interrupted continues.
+def settle_head(
+    args: AffinityArguments, training: FastTrainingArguments, explicit: Collection[str], is_stream: bool
+) -> str:
+    """Settles what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
 
     Args:
-        trainer: a `FastTrainer` of an `AffinityModel` with `ensemble_size` above 1, with the data to train on. Its
-            model has trained heads afterwards; its state, with the log, is the first seed's; alarms are all seeds'.
-        args: the arguments that `trainer` was made from, not those that its plan has changed.
+        args: as parsed, towers settled; changed in place.
+        training: of the run.
+        explicit: names of the arguments that the user set.
+        is_stream: whether rows are.
+
+    Returns:
+        Why a single network is trained although `--head auto` was meant; else "".
 
     Raises:
-        ArgumentError: no embedding cache, or a single checkpoint to resume from.
-        CheckpointError: a seed's folder belongs to a run that differs.
-        TrainingStopped: as `FastTrainer.train`; the same command continues.
-
-    Cost: N times the training of one head. Encoders run once, and their embeddings are kept in memory once.
+        ArgumentError: `--head auto` with sizes.
     """
-    config, cache = trainer.model.config, trainer.plan["embedding_cache"]
-    num = config.ensemble_size
-    if cache.status != "applied":
-        raise ArgumentError(
-            f"--num_seeds {num} trains heads on the embedding cache, which is {cache.status} ({cache.reason}). Use "
-            f"--preset max_speed, or run {num} commands, each with another --seed and --output_dir."
-        )
-    if args.resume not in ("auto", "no") or args.resume_from_checkpoint:
-        raise ArgumentError(
-            f"--resume {args.resume_from_checkpoint or args.resume}: with --num_seeds {num} each seed has checkpoints "
-            "of its own. Use --resume auto or no."
-        )
-    folders = {seed: Path(str(trainer.args.output_dir)) / f"seed-{seed}" for seed in range(args.seed, args.seed + num)}
-    if args.resume == "no":
-        _forget(trainer, folders.values())
-    runs: list[dict[str, Any]] = []
-    for seed, folder in folders.items():
-        logger.info("Head %d of %d, seed %d.", len(runs) + 1, num, seed)
-        runs.append(_train_one(trainer, args, seed, folder))
-    for member, folder in zip(trainer.model.head.members, folders.values()):
-        check_model(folder)  # it may be of an earlier process
-        weights = load_file(folder / SAFE_WEIGHTS_NAME)
-        prefix = "head."
-        member.load_state_dict({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)})
-    first = folders[args.seed]
-    saved = json.loads((first / "config.json").read_text())
-    for name in SHARED:
-        setattr(config, name, saved.get(name, getattr(type(config), name)))
-    trainer.state = TrainerState.load_from_json(str(first / TRAINER_STATE_NAME))
-    trainer.collapse_alarms.extend({**alarm, "seed": run["seed"]} for run in runs for alarm in run["alarms"])
-    return TrainedSeeds([*folders], runs)
+    if args.head in ONE_LAYER and "head_sizes" not in explicit:
+        args.head_sizes = [ONE_LAYER_SIZE]
+    if args.head != AUTO:
+        return ""
+    if "head_sizes" in explicit:
+        if "head" in explicit:
+            raise ArgumentError(
+                "--head auto has sizes of its own: leave --head_sizes out, or give --head mlp (product, gated) with it."
+            )
+        args.head = PLAIN
+        return ""
+    if args.init_head_from:
+        _take_head_of(args, Path(args.init_head_from))
+        return ""
+    if reason := _why_single(args, training, is_stream):
+        args.head = PLAIN
+        return f"Head: mlp {'-'.join(map(str, args.head_sizes))}. --head auto mixes several heads, but {reason}."
+    args.head_sizes = [*SIZES]
+    if "head_dropout" not in explicit:
+        args.head_dropout = DROPOUT
+    return ""
 
 
-def _forget(trainer: Any, folders: Iterable[Path]) -> None:
-    """Nothing of earlier runs may be continued, even if this one is killed before it comes to a seed."""
-    if trainer.is_world_process_zero():
-        for folder in folders:
-            (folder / FINISHED).unlink(missing_ok=True)
-            if folder.is_dir():
-                CheckpointStore(folder).set_aside_after(-1)
-    trainer.accelerator.wait_for_everyone()
+def _take_head_of(args: AffinityArguments, folder: Path) -> None:
+    """The form of a trained network; `carry_head` names what is wrong with a folder that has none."""
+    args.head = PLAIN
+    found = AffinityConfig.get_config_dict(folder)[0] if (folder / "config.json").is_file() else {}
+    if found.get("model_type") == AffinityConfig.model_type:
+        config = AffinityConfig.from_dict(found)
+        args.head = cast(Head, config.head_form or PLAIN)
+        args.head_sizes, args.head_dropout = list(config.head_sizes or []), config.head_dropout
 
 
-def _train_one(trainer: Any, args: FastTrainingArguments, seed: int, folder: Path) -> dict[str, Any]:
-    """Trains or reads one head; returns its facts."""
-    member = _make_member(trainer, args, seed, folder)
-    try:
-        facts = describe_run(member)
-        finished = folder / FINISHED
-        if finished.is_file():
-            record = json.loads(finished.read_text())
-            refuse(folder, compare_runs(record["facts"], facts, args.allow_changed).contradictions)
-            logger.info("Seed %d has finished: read from %s.", seed, folder)
-            return {**record["run"], "folder": str(folder)}  # it may have been moved
-        output = member.train()
-        member.save_model()
-        member.save_state()
-        run = {
-            "seed": seed,
-            "folder": str(folder),
-            "metrics": output.metrics,
-            "train_s": next(c.seconds for c in member.callback_handler.callbacks if isinstance(c, RunClockCallback)),
-            "best": {"step": member.state.best_global_step, "value": member.state.best_metric},
-            **record_evaluations(member),
-        }
-        if member.is_world_process_zero():
-            write_json(finished, {"facts": facts, "run": run})
-        member.accelerator.wait_for_everyone()
-        return run
-    finally:
-        member.close()
-
-
-def _make_member(trainer: Any, args: FastTrainingArguments, seed: int, folder: Path) -> Any:
-    """The trainer of one head: as of a command with `--seed`, in its own folder, with its share of the disk."""
-    config, args = trainer.model.config, copy.copy(args)
-    args.seed, args.output_dir, args.push_to_hub = seed, str(folder), False
-    if args.save_total_size_gb is not None:
-        args.save_total_size_gb /= config.ensemble_size + 1  # the last share is for the model of all heads
-    set_seed(seed)
-    settings = {name: getattr(config, name) for name in HEAD_SETTINGS}
-    model = AffinityModel.from_encoders(config.encoder_specs, config.tower_specs, **settings)
-    rows = trainer.train_dataset, trainer.eval_dataset
-    return type(trainer)(model, args, trainer.data_collator, *rows, compute_metrics=trainer.compute_metrics)
-
-
-def predict_members(trainer: Any, rows: Any) -> np.ndarray:
-    """Predictions of every head of an ensemble for `rows`, label units: (n, heads) float32.
-
-    Cost: one pass, as `trainer.predict`.
-    """
-    with replaced(trainer, compute_metrics=None):  # they are those of one prediction per row
-        return trainer.predict(rows, ignore_keys=[]).predictions[1]
+def _why_single(args: AffinityArguments, training: FastTrainingArguments, is_stream: bool) -> str | None:
+    metric = str(training.metric_for_best_model).removeprefix("eval_")
+    if {*args.tower_training} - {"frozen"}:
+        return "here encoders train"
+    if args.loss not in LOSSES:
+        return f"they are fitted by least squares, not by --loss {args.loss}"
+    if is_stream:
+        return "here rows are a stream"
+    if training.world_size > 1:
+        return f"here are {training.world_size} processes"
+    if metric in HIT_METRICS:
+        return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
+    return None
 
 
 @dataclass(frozen=True)
-class SeedScores:
-    """`facts` for `all_results.json["seeds"]`; `std`: (n,) standard deviation over heads per test row, label units."""
+class Fitted:
+    """`facts`: for `all_results.json["ensemble"]`. `predicted`: (n,) of the validation rows, by members fitted without
+    them, label units."""
 
     facts: dict[str, Any]
-    std: np.ndarray
-
-    def text(self) -> str:
-        """The facts in a few lines."""
-        facts = self.facts
-        lines = [f"{facts['num_seeds']} seeds ({', '.join(map(str, facts['seeds']))}), one head each, same test rows:"]
-        for metric, single in facts["scores"].items():
-            if single["mean"] is not None:
-                whole = shown.score({"value": facts["ensemble"][metric]["value"]})
-                lines.append(f"  {metric}: {single['mean']:.3f} +- {single['std']:.3f}; of their mean {whole}")
-        lines.append(
-            f"  spread and error of a row, Spearman: {shown.score(facts['uncertainty']['spearman_of_error'])}."
-        )
-        return "\n".join([*lines, f"  {MEANING}"])
+    predicted: FloatArray
 
 
-def score_seeds(
-    trainer: Any,
-    trained: TrainedSeeds,
-    splits: Any,
-    test: SplitScores,
-    threshold: float | None,
-    group_column: str | None,
-    units: ResamplingUnits | None = None,
-) -> SeedScores:
-    """Scores every head on the test split, and tests whether their spread says where predictions are wrong.
+def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitted:
+    """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
+
+    Members: ridge regressions of several penalties on the features and on their principal directions and products;
+    networks of several seeds and learning rates; a constant. Each is fitted without validation rows and predicts them;
+    of small sets also without each of four parts of training. Weights are those of greedy selection with replacement
+    (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the RMSE of these predictions, and members
+    of all folds are averaged. A label that is a bound is taken for a value.
 
     Args:
-        trainer, trained: after `train_seeds`.
-        splits: with test.
-        test: scores of the mean prediction on test, from `score_split`.
-        threshold, group_column, units: as given to `score_split`.
+        trainer: a `FastTrainer` whose `AffinityModel` of frozen encoders is trained: its head standardises.
+        splits: map-style train and validation.
+        units: of each training and each validation row what was held out together: no fold cuts one. None: rows.
 
-    Returns:
-        Facts: mean and standard deviation of each score over heads, and `uncertainty`: `mean_std`, the sample standard
-        deviation over heads, label units, as mean over rows; and `spearman_of_error`, a score with interval: its rank
-        correlation with the absolute error of the mean prediction.
-
-    Cost: a pass over test; 1,000 bootstrap resamples of one correlation.
+    Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
+    320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
     """
-    members = predict_members(trainer, splits["test"]).astype(np.float64)
-    groups = splits["test"][group_column][:] if group_column else None
-    given: dict[str, Any] = {"groups": groups, "threshold": threshold, "num_resamples": 0}
-    singles = [score_predictions(one, test.labels, **given) for one in members.T]
-    spread, errors = members.std(axis=1, ddof=1), np.abs(members.mean(1) - test.labels)
-    of_error = score_predictions(spread, errors, threshold=None, seed=trainer.args.seed, units=units)["spearman"]
+    began, args, config = time.perf_counter(), trainer.args, trainer.model.config
+    train, validation = splits["train"], splits["validation"]
+    width = sum(trainer.model.embedding_sizes.values())
+    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
+    if len(drawn) < len(train):
+        train, units = train.select(drawn), None if units is None else ([units[0][i] for i in drawn], units[1])
+    labels = np.concatenate([label_array(train), label_array(validation)])
+    parts = _make_parts(len(train), len(validation), width, units, args.seed)
+    ensemble, views = _read_views(trainer, train, validation)
+    members = [_constant(labels, parts)]
+    members += [member for view, values in views.items() for member in _ridges(view, values.numpy(), labels, parts)]
+    for view, rate, dropout in NETWORKS:
+        given = views[view].to(args.device), labels, parts, config.head_sizes, dropout * config.head_dropout
+        stack, predicted = train_networks(*given, args, rate, NUM_SEEDS[len(parts) > 1])
+        name = f"networks on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
+        members.append(_Member(name, view, predicted, stack))
+    every, rows = np.stack([member.predicted for member in members]), np.concatenate(parts)
+    weights = _choose_weights(every[:, rows], labels[rows])
+    for member, weight in zip(members, weights):
+        if weight > 0:
+            member.add_to(ensemble, float(weight))
+    trainer.model.set_ensemble(ensemble)
+    mixed = weights @ every
+    *errors, error = np.sqrt(np.mean((np.vstack([every, mixed]) - labels)[:, rows] ** 2, axis=1)).tolist()
+    described = zip(members, errors, weights.tolist())
     facts = {
-        "num_seeds": len(trained.seeds),
-        "seeds": trained.seeds,
-        "runs": trained.runs,
-        "scores": {
-            metric: _over_seeds([single[metric]["value"] for single in singles]) for metric in test.scores["model"]
-        },
-        "ensemble": test.scores["model"],
-        "uncertainty": {"mean_std": float(spread.mean()), "spearman_of_error": of_error},
-        "meaning": MEANING,
+        "members": [{"name": one.name, "error": its, "weight": weight} for one, its, weight in described],
+        "error": error,
+        "num_folds": len(parts),
+        "num_held_out": len(rows),
+        "seconds": time.perf_counter() - began,
     }
-    return SeedScores(facts, spread)
+    return Fitted(facts, mixed[len(train) :])
 
 
-def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and sample standard deviation; None where a seed's value is undefined."""
-    if any(value is None for value in values):
-        return {"mean": None, "std": None, "values": list(values)}
-    known = np.asarray(values, np.float64)
-    return {"mean": float(known.mean()), "std": float(known.std(ddof=1)), "values": known.tolist()}
+def _read_views(trainer: Any, train: Any, validation: Any) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
+    """An ensemble without members, and what members read: by view (n, size), float32, training rows first, on the CPU.
+
+    No labels are read.
+    """
+    head, widths = trainer.model.head, [*trainer.model.embedding_sizes.values()]
+    features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
+    features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
+    bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]
+    ensemble = HeadEnsemble(widths, [basis.shape[1] for basis in bases], [])
+    ensemble.fit_directions(bases, features[: len(train)])
+    directions = torch.cat([ensemble.directions(chunk) for chunk in features.split(8192)])
+    return ensemble, {FEATURES: features, DIRECTIONS: directions}
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A head of the library. `predicted`: (n,) of each row by the fit without its part. `fitted`: networks, or the
+    coefficients and the intercept of a linear model, the mean of those of all folds."""
+
+    name: str
+    view: str
+    predicted: FloatArray
+    fitted: NetworkStack | tuple[FloatArray, float]
+
+    def add_to(self, ensemble: HeadEnsemble, weight: float) -> None:
+        if isinstance(self.fitted, NetworkStack):
+            self.fitted.scale_outputs(weight / len(self.fitted.biases[0]))
+            ensemble.views.append(self.view)
+            ensemble.networks.append(self.fitted.requires_grad_(False))
+            return
+        coefficients, intercept = self.fitted
+        getattr(ensemble, f"linear_{self.view}").add_(torch.from_numpy(weight * coefficients))
+        ensemble.intercept.add_(weight * intercept)
+
+
+def _make_parts(num_train: int, num_validation: int, width: int, units: Units, seed: int) -> list[NDArray[np.int64]]:
+    """Rows that are held out together, by number, training rows first: the validation rows, then parts of training."""
+    parts = [np.arange(num_train, num_train + num_validation)]
+    if (num_train + num_validation) * (width + STEP_COST) > FOLDED_COST:
+        return parts
+    unit = np.arange(num_train) if units is None else np.unique(np.asarray(units[0]), return_inverse=True)[1]
+    place = np.random.default_rng(seed).permutation(int(unit.max()) + 1)
+    further = [np.flatnonzero(place[unit] % NUM_PARTS == part) for part in range(NUM_PARTS)]
+    return [*parts, *(part for part in further if 0 < len(part) < num_train)]
+
+
+def _constant(labels: FloatArray, parts: Sequence[NDArray[np.int64]]) -> _Member:
+    predicted, means = np.zeros(len(labels)), []
+    for part in parts:
+        means.append(float(np.delete(labels, part).mean()))
+        predicted[part] = means[-1]
+    return _Member("constant", FEATURES, predicted, (np.zeros(1), float(np.mean(means))))
+
+
+def _ridges(
+    view: str, values: NDArray[np.float32], labels: FloatArray, parts: Sequence[NDArray[np.int64]]
+) -> list[_Member]:
+    predicted = np.zeros((len(labels), len(PENALTIES)))
+    coefficients, intercepts = np.zeros((values.shape[1], len(PENALTIES))), np.zeros(len(PENALTIES))
+    for part in parts:
+        # Validation rows stand last: what is left of them is a view, not a copy of a gigabyte.
+        rest = slice(part[0]) if part[-1] == len(labels) - 1 else np.setdiff1d(np.arange(len(labels)), part)
+        weights, levels = solve_ridges(values[rest], labels[rest], PENALTIES, standardize=False)
+        predicted[part] = values[part] @ weights + levels
+        coefficients += weights / len(parts)
+        intercepts += levels / len(parts)
+    return [
+        _Member(f"ridge on {view}, penalty {penalty:g}", view, predicted[:, i], (coefficients[:, i], intercepts[i]))
+        for i, penalty in enumerate(PENALTIES)
+    ]
+
+
+def _choose_weights(predicted: FloatArray, labels: FloatArray) -> FloatArray:
+    """Shares of members, (m,), whose mean has the smallest error; of the first, a constant, where chance explains it.
+
+    Args:
+        predicted: (m, n), of unseen rows.
+        labels: (n,).
+    """
+    residuals = predicted - labels
+    products = residuals @ residuals.T / len(labels)
+    counts, best, lowest = np.zeros(len(predicted)), np.zeros(len(predicted)), np.inf
+    for num_picks in range(1, NUM_PICKS + 1):
+        errors = (counts @ products @ counts + 2 * products @ counts + np.diag(products)) / num_picks**2
+        counts[errors.argmin()] += 1
+        if errors.min() < lowest:
+            best, lowest = counts / num_picks, errors.min()
+    gain = 1 - np.sqrt(lowest / products[0, 0]) if products[0, 0] > 0 else 0.0
+    return best if gain > NOISE / np.sqrt(len(labels)) else np.eye(len(predicted))[0]
+
+
+def member_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """A row under `MEMBER_HEADERS` for each member, the heaviest first, then the best."""
+    order = sorted(facts["members"], key=lambda one: (-one["weight"], one["error"]))
+    return [[one["name"], format_cell(one["error"]), f"{one['weight']:.2f}"] for one in order]
+
+
+def describe_ensemble(facts: Mapping[str, Any]) -> str:
+    """The facts as text for the log: how heads were weighed, those with a weight, an alarm if none is worth it."""
+    used = [one for one in facts["members"] if one["weight"] > 0]
+    constant = facts["members"][0]
+    text = (
+        f"Head: the weighted mean of {len(used)} of {len(facts['members'])} heads, chosen in "
+        f"{seconds(facts['seconds'])} by their RMSE on {facts['num_held_out']:,} rows that they were not fitted on "
+        f"({facts['num_folds']} folds): {format_cell(facts['error'])} together, a constant "
+        f"{format_cell(constant['error'])}. --head mlp trains a single network."
+    )
+    lines = [text, format_table(member_rows(facts)[: len(used)], MEMBER_HEADERS)]
+    if constant["weight"] == 1:
+        lines.append(
+            "ALARM: no head predicts rows that it has not seen better than the training mean, which is what the model "
+            "predicts now: look at labels and sequences first, or try other encoders."
+        )
+    return "\n".join(lines)

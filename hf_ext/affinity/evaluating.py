@@ -19,6 +19,7 @@ from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..evaluation.metrics import score_names
 from ..evaluation.requirements import parse_requirements, raise_failed
+from ..evaluation.row_metrics import unpack_labelled
 from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..training_args import FastTrainingArguments
@@ -26,7 +27,7 @@ from .arguments import EvaluateArguments
 from .comparing import compare, describe, describe_unmet, load_labelled, load_test
 from .prediction_file import read_predictions
 from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments
-from .scoring import RANKING_NOTE, predict_calibrated
+from .scoring import RANKING_NOTE
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ScoredModel:
             )
         check_inputs(self.collator, {"rows": rows}, source)
         with predicting(load_model(self.path), self.collator, args) as trainer:
-            return check_predictions(predict_calibrated(trainer, rows)[1])
+            return check_predictions(unpack_labelled(trainer.predict(rows))[0])
 
 
 def evaluate_models(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 from ..arguments.checks import check_metric_name
@@ -12,7 +11,6 @@ from ..evaluation.row_metrics import RowMetrics
 from ..reporting.units import less_is_better
 from ..training.watchers import check_metric_on_rows
 from ..training_args import FastTrainingArguments
-from .arguments import AffinityArguments
 
 # By loss. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does not.
 BEST_BY_LOSS = {"mse": "rmse", "huber": "rmse", "tobit": "loss", "ranking": "spearman"}
@@ -28,21 +26,6 @@ def settle_measure(args: FastTrainingArguments, loss: str) -> None:
     args.metric_for_best_model = BEST_BY_LOSS[loss]
     if "greater_is_better" not in explicit:
         args.greater_is_better = not less_is_better(args.metric_for_best_model)
-
-
-def settle_calibration(args: AffinityArguments, training: FastTrainingArguments, explicit: Container[str]) -> str:
-    """Leaves calibration out where the best model is that of predictions cut at a threshold, unless the user named one.
-
-    A calibration lowers the RMSE, and mostly by drawing predictions together: fewer reach a high threshold then.
-
-    Returns:
-        The sentence that says so; empty where nothing was changed.
-    """
-    name = _plain_name(training)
-    if name not in HIT_METRICS or "calibration" in explicit or args.calibration == "none":
-        return ""
-    args.calibration = "none"
-    return f"No calibration, which would change how many predictions reach the threshold of {name} (--calibration)."
 
 
 def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, validation: Any = None) -> None:

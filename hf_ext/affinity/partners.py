@@ -62,68 +62,43 @@ def find_partner(sequences: Columns) -> tuple[Partner | None, str]:
     )
 
 
-@dataclass(frozen=True)
-class PartnerRidges:
-    """Ridge regressions by partner.
-
-    Attributes:
-        partner: what tells partners apart.
-        fitted: partner -> its ridge.
-        examples: partner -> (d,), features of a row of it.
-    """
-
-    partner: Partner
-    fitted: dict[Key, RidgeBaseline]
-    examples: dict[Key, FloatArray]
-
-    def predict(self, features: NDArray[Any], sequences: Columns, pooled: FloatArray) -> FloatArray:
-        """(n,) from (n, d) features of rows with these sequences; `pooled`, (n,), where a partner has no ridge."""
-        predicted = pooled.copy()
-        for key, rows in _places(_keys(sequences, self.partner.columns)).items():
-            if key in self.fitted:
-                predicted[rows] = self.fitted[key].predict(features[rows])
-        return predicted
-
-
-def fit_partner_ridges(
+def predict_by_partner(
     partner: Partner,
     features: Sequence[NDArray[Any]],
     labels: Sequence[FloatArray],
     sequences: Sequence[Columns],
+    pooled: FloatArray,
     *,
     standardize: bool,
-) -> PartnerRidges:
-    """Fits a ridge for each partner that both have; and for those with 100 training rows or more that validation lacks.
+) -> FloatArray:
+    """Predicts each row with a ridge of its partner's own.
 
-    The penalty of the latter is the median of the others'; where there are no others they have no ridge.
+    Partners that validation lacks have one if they have 100 training rows or more, with the median penalty of the
+    others; where there is none, `pooled` is taken.
 
     Args:
         partner: from `find_partner`.
-        features, labels, sequences: of training and of validation: (n, d), (n,), and by column, then by row.
+        features, sequences: of training, validation and the rows to predict: (n, d), and by column, then by row.
+        labels: of training and validation, (n,).
+        pooled: (n,) of the rows to predict.
         standardize: as in `RidgeBaseline`.
     """
-    train, validation = (_places(_keys(columns, partner.columns)) for columns in sequences)
-
-    def fit(key: Key, held_out: int, rows: list[int], *lambdas: float) -> RidgeBaseline:
-        """Penalties chosen on `rows` of training (0) or validation (1)."""
+    train, validation, asked = (_places(_keys(columns, partner.columns)) for columns in sequences)
+    penalties: list[float] = []
+    predicted = pooled.copy()
+    for key in sorted(train.keys() & asked.keys(), key=lambda key: key not in validation):
+        split, rows = (1, validation[key]) if key in validation else (0, train[key])
+        if split == 0 and (not penalties or len(rows) < MIN_PARTNER_ROWS):
+            continue
         of_train = features[0][train[key]]
         varies = np.ptp(of_train, axis=0) > 0  # a partner's own embedding is the same in all its rows
         varies |= not varies.any()
-        ridge = RidgeBaseline(lambdas or DEFAULT_LAMBDAS, standardize=standardize)
-        chosen = features[held_out][rows][:, varies], labels[held_out][rows]
-        ridge.fit(of_train[:, varies], labels[0][train[key]], *chosen)
-        assert ridge.weights is not None
-        weights = np.zeros(of_train.shape[1])
-        weights[varies] = ridge.weights
-        ridge.weights = weights
-        return ridge
-
-    ridges = {key: fit(key, 1, validation[key]) for key in train.keys() & validation.keys()}
-    if ridges:
-        usual = float(np.median([ridge.best_lambda for ridge in ridges.values()]))
-        others = [key for key, rows in train.items() if key not in ridges and len(rows) >= MIN_PARTNER_ROWS]
-        ridges.update({key: fit(key, 0, train[key], usual) for key in others})
-    return PartnerRidges(partner, ridges, {key: features[0][train[key][0]].astype(np.float64) for key in ridges})
+        ridge = RidgeBaseline([np.median(penalties)] if split == 0 else DEFAULT_LAMBDAS, standardize=standardize)
+        ridge.fit(of_train[:, varies], labels[0][train[key]], features[split][rows][:, varies], labels[split][rows])
+        if split == 1:
+            penalties.append(ridge.best_lambda)
+        predicted[asked[key]] = ridge.predict(features[2][asked[key]][:, varies])
+    return predicted
 
 
 def _keys(sequences: Columns, columns: Sequence[int]) -> list[Key]:

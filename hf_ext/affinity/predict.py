@@ -4,14 +4,12 @@
 
 The model reads the columns that it was trained on. The CSV has all columns of the table, in their order and as they
 were read, then `source_row` (the row's line in it) and `prediction`; --keep_columns false leaves out those that the
-model does not read. Embeddings of frozen encoders are read from the cache where it has them. For an ensemble
-(`hf-ext train --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a spreadsheet would
-run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take that `'`
-off (`hf_ext.files.read_cell`).
+model does not read. Embeddings of frozen encoders are read from the cache where it has them. A text that a spreadsheet
+would run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take
+that `'` off (`hf_ext.files.read_cell`).
 
 `--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of measured values are
-expected, by how far predictions were off on the validation rows of the training run. `--calibrated false` writes what
-the network says, without what was fitted on those rows.
+expected, by how far predictions were off on the validation rows of the training run.
 """
 
 from __future__ import annotations

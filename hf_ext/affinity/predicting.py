@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,12 +13,9 @@ from ..data.loading import load_sequences
 from ..data.reading import peek_columns
 from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
-from ..models.affinity import AffinityModel
-from ..models.postprocess import describe_basis
-from ..reporting.progress import LOGGER, start_run_log
-from ..trainer import FastTrainer
+from ..reporting.progress import start_run_log
 from .arguments import PredictArguments
-from .ensemble import predict_members
+from .intervals import describe_basis
 from .prediction_file import find_output, find_rejected, refuse_added, write_predictions
 from .predictor import (
     check_interval,
@@ -59,7 +55,11 @@ def predict_table(
             refuse_added(path, names)
     folder = find_model(own.model, own.revision)
     model = load_model(folder)
-    half_width = _settle_scale(model, own)
+    half_width = None
+    if own.interval is not None:
+        half_width = check_interval(model, own.interval)
+        basis = describe_basis(model.config.prediction_intervals)
+        log.info("Intervals are the prediction +- %.4g, from %s.", half_width, basis)
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" in explicit:
         collator.too_long = reading.too_long
@@ -72,29 +72,9 @@ def predict_table(
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now
     check_inputs(collator, {"rows": rows}, reading.dataset_name)
     with predicting(model, collator, args) as trainer:
-        predictions, spread = _predict(trainer, rows)
-        check_predictions(predictions)
+        predictions = check_predictions(np.asarray(trainer.predict(rows).predictions).reshape(-1))
         if trainer.is_world_process_zero():
-            write_predictions(output, rows, predictions, spread=spread, as_read=loaded.as_read, half_width=half_width)
+            write_predictions(output, rows, predictions, as_read=loaded.as_read, half_width=half_width)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()
     return output
-
-
-def _settle_scale(model: AffinityModel, own: PredictArguments) -> float | None:
-    """Takes the calibration off where that is asked for; returns half the width of intervals, None without them."""
-    half_width, stored = None, model.config.prediction_intervals
-    if own.interval is not None:
-        half_width = check_interval(model, own.interval, own.calibrated)
-        LOGGER.info("Intervals are the prediction +- %.4g, from %s.", half_width, describe_basis(stored))
-    if not own.calibrated:
-        model.set_calibration(None)
-    return half_width
-
-
-def _predict(trainer: FastTrainer, rows: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """Predictions and, of an ensemble, the standard deviation over its heads: (n,) each, label units."""
-    if trainer.model.config.ensemble_size < 2:
-        return np.asarray(trainer.predict(rows).predictions).reshape(-1), None
-    members = np.asarray(predict_members(trainer, rows))
-    return members.mean(1), members.std(1, ddof=1)

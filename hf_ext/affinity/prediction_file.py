@@ -22,8 +22,8 @@ from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
 from ..errors import ArgumentError, DataError
 from ..files import read_cell, replacing, try_replacing, write_cell
 
-PREDICTION, LOW, HIGH, SPREAD = "prediction", "prediction_low", "prediction_high", "prediction_std"
-ADDED = (SOURCE_ROW, PREDICTION, LOW, HIGH, SPREAD)  # what is written beside the input's own columns, in this order
+PREDICTION, LOW, HIGH = "prediction", "prediction_low", "prediction_high"
+ADDED = (SOURCE_ROW, PREDICTION, LOW, HIGH)  # what is written beside the input's own columns, in this order
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 MAX_LISTED = 10
 
@@ -34,7 +34,7 @@ def is_of_predictions(header: Sequence[str]) -> bool:
     Not that of a stream, which nothing tells from another program's column `prediction`.
     """
     added = header[header.index(SOURCE_ROW) + 1 :] if SOURCE_ROW in header else []
-    return bool(added) and {*added} <= {PREDICTION, LOW, HIGH, SPREAD}
+    return bool(added) and {*added} <= {PREDICTION, LOW, HIGH}
 
 
 def find_output(
@@ -174,11 +174,10 @@ def write_predictions(
     rows: Any,
     predictions: Any,
     labels: Any = None,
-    spread: Any = None,
     as_read: Any = None,
     half_width: float | None = None,
 ) -> None:
-    """One line per row: its file row and identifying columns, the label where there is one, prediction and spread.
+    """One line per row: its file row and identifying columns, the label where there is one, and prediction.
 
     Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
 
@@ -199,8 +198,6 @@ def write_predictions(
     if half_width is not None:
         centre, reach = np.asarray(predictions, np.float32), np.float32(half_width)
         header, values = [*header, LOW, HIGH], [*values, centre - reach, centre + reach]
-    if spread is not None:
-        header, values = [*header, SPREAD], [*values, spread]
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
 from ..models.affinity import AffinityModel
-from ..models.postprocess import half_width
 from ..pretrained import fetch_folder
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .baselines import embed_distinct
-from .calibrating import uncalibrated
+from .intervals import half_width
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"
@@ -84,15 +83,14 @@ class AffinityPredictor:
         """Names of the sequence columns that the model reads."""
         return columns_of(self.collator)
 
-    def predict(self, rows: Any, *, calibrated: bool = True) -> np.ndarray:
-        """Predicts one number per row; an ensemble predicts the mean of its heads.
+    @torch.no_grad()
+    def predict(self, rows: Any) -> np.ndarray:
+        """Predicts one number per row.
 
         Args:
             rows: n rows with `columns`, as a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas
                 DataFrame; other columns are ignored. Residues in capital or small letters. A chain that the model has
                 learned to do without (`--missing_chains`) may be "", None or NaN.
-            calibrated: False gives what the network says, without what was fitted on the validation rows after
-                training (`--calibration`).
 
         Returns:
             (n,), float32, label units, in the order of `rows`. Equal to `trainer.predict` up to rounding, which other
@@ -106,45 +104,6 @@ class AffinityPredictor:
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
-        return self._predict(rows, "logits", calibrated)
-
-    def predict_interval(self, rows: Any, level: float = 0.9, *, calibrated: bool = True) -> np.ndarray:
-        """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
-
-        The width is the same for all rows: how far predictions were off on the validation rows of the training run
-        (`hf_ext.affinity.intervals`). It speaks about rows that are as new to the model as those were.
-
-        Args:
-            rows: as for `predict`.
-            level: share of rows whose value the interval is to hold, between 0 and 1.
-            calibrated: as for `predict`.
-
-        Returns:
-            (n, 2), float32, label units: low and high.
-
-        Raises:
-            ArgumentError: not a level; the model has no intervals, none of this level, or none without calibration.
-            DataError: as `predict`.
-        """
-        reach = check_interval(self.model, level, calibrated)
-        return self.predict(rows, calibrated=calibrated)[:, None] + np.array([-reach, reach], np.float32)
-
-    def predict_members(self, rows: Any, *, calibrated: bool = True) -> np.ndarray:
-        """What each head of an ensemble predicts, of which `predict` gives the mean; their spread tells how sure it is.
-
-        Returns:
-            (n, heads), float32, label units; otherwise as `predict`.
-
-        Raises:
-            ArgumentError: the model has a single head.
-            DataError: as `predict`.
-        """
-        if self.model.config.ensemble_size < 2:
-            raise ArgumentError("This model has one head, so there is no spread. Train with --num_seeds 5, say.")
-        return self._predict(rows, "member_logits", calibrated)
-
-    @torch.no_grad()
-    def _predict(self, rows: Any, wanted: str, calibrated: bool) -> np.ndarray:
         table = _read_rows(rows, self.columns, self.collator.missing_chains)
         if len(table):
             check_inputs(self.collator, {"rows": table})
@@ -155,13 +114,32 @@ class AffinityPredictor:
             inputs = [join_parts(parts) for parts in distinct]
             tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
         found = []
-        with nullcontext() if calibrated else uncalibrated(self.model):
-            for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
-                chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
-                pooled = {name: take_rows(tables[name], each).to(self.device) for name, each in chosen.items()}
-                missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
-                found.append(self.model(embeddings=pooled, missing=missing)[wanted].float().cpu())
+        for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
+            chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
+            pooled = {name: take_rows(tables[name], each).to(self.device) for name, each in chosen.items()}
+            missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
+            found.append(self.model(embeddings=pooled, missing=missing).logits.float().cpu())
         return check_predictions(torch.cat(found).numpy())
+
+    def predict_interval(self, rows: Any, level: float = 0.9) -> np.ndarray:
+        """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
+
+        The width is the same for all rows: how far predictions were off on the validation rows of the training run
+        (`hf_ext.affinity.intervals`). It speaks about rows that are as new to the model as those were.
+
+        Args:
+            rows: as for `predict`.
+            level: share of rows whose value the interval is to hold, between 0 and 1.
+
+        Returns:
+            (n, 2), float32, label units: low and high.
+
+        Raises:
+            ArgumentError: not a level; the model has no intervals, or none of this level.
+            DataError: as `predict`.
+        """
+        reach = check_interval(self.model, level)
+        return self.predict(rows)[:, None] + np.array([-reach, reach], np.float32)
 
 
 def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
@@ -217,17 +195,12 @@ def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrain
             trainer.close()
 
 
-def check_interval(model: AffinityModel, level: float, calibrated: bool = True) -> float:
+def check_interval(model: AffinityModel, level: float) -> float:
     """Half the width of `model`'s prediction intervals of a level, label units.
 
     Raises:
-        ArgumentError: not a level; the model has no intervals, none of this level, or none without its calibration.
+        ArgumentError: not a level; the model has no intervals, or none of this level.
     """
-    if not calibrated and model.config.calibration is not None:
-        raise ArgumentError(
-            f"An interval of level {level:g} without calibration: this model's intervals are those of its calibrated "
-            "predictions. Leave out one of the two."
-        )
     return half_width(model.config.prediction_intervals, level)
 
 

@@ -11,7 +11,6 @@ from ..evaluation.verdict import CONSTANT
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import plot_scatter
 from ..tasks.running import Run, plots_if_possible, with_absolute_path
-from .ensemble import SeedScores
 from .prediction_file import write_predictions
 from .rows import audit_labels
 from .scoring import SplitScores
@@ -20,8 +19,7 @@ PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 HINTS = {  # what was found -> what to do next
     "better, frozen": "Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head.",
     "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
-    "undecided": "Next: more test rows than these {num_rows:,} decide (--split_sizes 0.6 0.1 0.3, say); --num_seeds 5 "
-    "shows how much is luck of the start.",
+    "undecided": "Next: more test rows than these {num_rows:,} decide (--split_sizes 0.6 0.1 0.3, say).",
     "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
     "loss curves in report.html. If encoders trained: --tower_training frozen is quick, and shows whether that is it.",
@@ -30,15 +28,13 @@ HINTS = {  # what was found -> what to do next
 }
 
 
-def make_advice(
-    report: Mapping[str, Any], settings: Mapping[str, Any], head_folder: Path, test: SplitScores
-) -> list[str]:
+def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: Path, test: SplitScores) -> list[str]:
     """What to try next, of `HINTS`: fine-tuning and a harder split for a model that was shown to be worth something.
 
     Args:
         report: what loading the data reported.
         settings: model and data arguments by name.
-        head_folder: of the head that fine-tuning would start from.
+        folder: of the run, whose head fine-tuning would start from.
         test: scores of the test split.
     """
     verdict = test.verdict
@@ -51,7 +47,7 @@ def make_advice(
         found = ["undecided"]
     else:
         found = ["constant" if verdict.baseline in (None, CONSTANT) else "baseline"]
-    facts = {"folder": head_folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline}
+    facts = {"folder": folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline}
     return [HINTS[name].format_map(facts) for name in found]
 
 
@@ -61,7 +57,6 @@ def collect_results(
     test: SplitScores,
     data: LoadedData,
     records: Mapping[str, Any],
-    seeds: SeedScores | None = None,
 ) -> dict[str, Any]:
     """What `all_results.json` says of the task; writes `predictions.csv` and `scatter.png` into the output folder.
 
@@ -70,10 +65,8 @@ def collect_results(
         test: scores of the test split.
         data: the rows, and what loading reported.
         records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
-        seeds: of several heads, from `score_seeds`.
     """
     scores, splits, settings = test.to_dict(), data.splits, {**vars(run.model_args), **vars(run.data_args)}
-    head_folder = run.folder / f"seed-{run.args.seed}" if seeds else run.folder
     facts = {
         "verdict": scores["verdict"],
         "model": _describe_model(trainer.model.config),
@@ -81,14 +74,10 @@ def collect_results(
         "test": scores,
         "data": with_absolute_path(data.report, "source"),
         "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
-        "advice": make_advice(data.report, settings, head_folder, test),
+        "advice": make_advice(data.report, settings, run.folder, test),
     }
-    if seeds:
-        first = seeds.facts["runs"][0]  # as the log: the trainer of all heads evaluated nothing
-        facts |= {"seeds": seeds.facts, **{name: first[name] for name in ("evaluation", "early_stopping")}}
     if trainer.is_world_process_zero():
-        spread = seeds.std if seeds else None
-        write_predictions(run.folder / PREDICTIONS, splits["test"], test.predictions, test.labels, spread)
+        write_predictions(run.folder / PREDICTIONS, splits["test"], test.predictions, test.labels)
         rho = test.scores["model"]["spearman"]["value"]
         text = "Spearman undefined" if rho is None else f"Spearman {rho:.3f}"
         with plots_if_possible():

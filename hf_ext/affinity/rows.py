@@ -174,7 +174,7 @@ def find_units(args: DataArguments, splits: Any, name: str = "test") -> Resampli
 
 
 def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[Any]] | None:
-    """Of training and of validation rows the value that was held out whole, for the folds of a head search."""
+    """Of training and of validation rows the value that was held out whole, for the folds of an ensemble."""
     train, rows = splits["train"], splits["validation"]
     units = find_units(args, splits, "validation")
     if units is None or (column := _column_of(units, rows)) not in column_names(train):

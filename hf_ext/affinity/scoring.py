@@ -11,21 +11,17 @@ import numpy as np
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
-from ..evaluation.calibration import apply_calibration
-from ..evaluation.metrics import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS, rmse_at_limits, score_names, value_of
+from ..evaluation.metrics import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS, score_names
 from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
-from ..models.postprocess import is_ridge_alone
 from ..reporting import units
 from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments
-from .baselines import EMBEDDING_RIDGE, PER_PARTNER, Baselines, fit_baselines, sequence_columns
-from .calibrating import ridge_part, uncalibrated
-from .embedding_ridge import EmbeddingRidge
+from .baselines import Baselines, fit_baselines, sequence_columns
 from .measure import verdict_metric
 from .rows import Slice, describe_units, find_slices, read_bounds
 
@@ -104,18 +100,16 @@ def score_split(
     *,
     leaks: Mapping[str, Any] | None = None,
     units: ResamplingUnits | None = None,
-    ridge: EmbeddingRidge | None = None,
 ) -> SplitScores:
     """Predicts split `name` and scores the model and its baselines: on all rows, and on those new to training.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
-        splits: train, validation and test; the baselines are fitted on train, ridge's penalty on validation.
+        splits: train, validation and test; the baselines are fitted on train, ridges' penalties on validation.
         threshold: label units; None leaves the metrics of binders out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
         leaks: `leak_report` of the splits: the verdict names rows that stand in train.
         units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
-        ridge: on the embeddings, from `fit_ridge`; None: it is fitted here, where there can be one.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -123,10 +117,10 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    before, predictions, labels = predict_calibrated(trainer, splits[name])
+    predictions, labels = unpack_labelled(trainer.predict(splits[name]))
     config, rows = trainer.model.config, splits[name]
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
-        baselines = fit_baselines(trainer, splits, name, group_column, ridge)
+        baselines = fit_baselines(trainer, splits, name, group_column)
         slices, notes = find_slices(splits["train"], rows, sequence_columns(trainer))
     else:
         group_column, slices, baselines = None, [], Baselines()
@@ -145,7 +139,6 @@ def score_split(
         metric=verdict_metric(trainer.args, RowMetrics(threshold)),
         **compared.options,
     )
-    verdict = _credit_ridge(verdict, config.calibration, compared.predictors)
     if repeated := describe_repeated(leaks):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
@@ -159,7 +152,6 @@ def score_split(
         [
             *([RANKING_NOTE] if is_scale_free else []),
             *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
-            *([] if before is None else [_describe_effect(before, predictions, labels, bounds, threshold)]),
             *(_compare_slice(one, scores) for one in sliced),
             *notes,
             *describe_units(units),
@@ -200,37 +192,6 @@ class Compared:
     def score_slice(self, chosen: Slice) -> dict[str, Any]:
         """Scores of some of the rows."""
         return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": self.select(chosen).score()}
-
-
-def predict_calibrated(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Predictions before calibration, None where there is none; predictions; labels: (n,) float64, label units."""
-    with uncalibrated(trainer.model) as calibration:
-        raw, labels = unpack_labelled(trainer.predict(rows))
-    predictions = apply_calibration(raw, calibration, ridge_part(trainer, rows))
-    return None if calibration is None else raw, predictions, labels
-
-
-def _credit_ridge(verdict: Verdict, calibration: Mapping[str, Any] | None, predictors: Mapping[str, Any]) -> Verdict:
-    """What a model predicts whose head has no weight in its calibration is a baseline's."""
-    if calibration is None or not is_ridge_alone(calibration) or verdict.baseline == CONSTANT:
-        return verdict
-    by_partner = [name for name in predictors if name.startswith(PER_PARTNER)] if "partners" in calibration else []
-    ridge = [*by_partner, EMBEDDING_RIDGE][0]
-    text = f"No better than {ridge}: the head has no part in these predictions, which are that ridge's."
-    return replace(verdict, text=text, is_better=False, outcome="no better", baseline=ridge, comparison=None)
-
-
-def _describe_effect(
-    raw: np.ndarray, calibrated: np.ndarray, labels: np.ndarray, bounds: np.ndarray | None, threshold: float | None
-) -> str:
-    sides = np.zeros(len(labels)) if bounds is None else bounds
-    before, after = (units.format_cell(rmse_at_limits(each, labels, sides)) for each in (raw, calibrated))
-    text = f"RMSE before calibration {before}, after {after} (these rows took no part in it)."
-    if threshold is None or not np.any(labels >= threshold):
-        return text
-    # Of predictions that were drawn together fewer reach a high threshold.
-    before, after = (units.format_cell(value_of("recall", each, labels, threshold).value) for each in (raw, calibrated))
-    return f"{text} Recall at {threshold:g} before {before}, after {after}."
 
 
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:

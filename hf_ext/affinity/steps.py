@@ -19,16 +19,12 @@ from ..hardware import detect_hardware
 from ..speedups.lora import lora_settings
 from ..tasks.running import Run
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
-from .calibrating import calibrate_model, describe_calibration
-from .embedding_ridge import EmbeddingRidge
-from .ensemble import score_seeds, train_seeds
-from .heads.choice import choose_head, describe_choice, settle_head
+from .ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
 from .intervals import fit_intervals, score_intervals
-from .measure import check_measure, describe_measure, settle_calibration, settle_measure
+from .measure import check_measure, describe_measure, settle_measure
 from .results import collect_results
 from .rows import describe_rows, find_units, held_out_values, load_rows
 from .scoring import read_requirements, score_split
-from .stacking import fit_ridge
 
 DEMO_THRESHOLD = 9.0  # pKd of the generated table
 
@@ -59,15 +55,12 @@ class TrainedModel:
     """What training left beside the weights.
 
     Attributes:
-        trained: what `trainer.train`, or `train_seeds`, returned.
-        ridge: on the embeddings; None where there is none.
-        head, calibration: for the record; None where none was searched or fitted.
+        trained: what `trainer.train` returned.
+        ensemble: for the record; None where there is a single network.
     """
 
     trained: Any
-    ridge: EmbeddingRidge | None
-    head: dict[str, Any] | None
-    calibration: dict[str, Any] | None
+    ensemble: dict[str, Any] | None
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -116,13 +109,13 @@ def _use_demo(run: Run) -> Dataset:
 def build(run: Run, data: AffinityData) -> dict[str, Any]:
     """See `Task.build`."""
     model_args, data_args, args = run.model_args, run.data_args, run.args
-    settle_head(model_args, args, run.explicit, data.splits["train"])
+    if single := settle_head(model_args, args, run.explicit, data_args.streaming):
+        run.log.info(single)
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
     collator = build_collator(model, data_args, model_args.max_length)
     data.loaded.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)
     run.log.info(describe_rows(data.loaded))
-    uncalibrated = settle_calibration(model_args, args, run.explicit)
-    run.log.info(f"{describe_measure(args, model_args.loss, evaluated(run))} {uncalibrated}".rstrip())
+    run.log.info(describe_measure(args, model_args.loss, evaluated(run)))
     return {
         "model": model,
         "data_collator": collator,
@@ -133,49 +126,31 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
 
 
 def train(run: Run, trainer: Any, data: AffinityData) -> TrainedModel:
-    """Searches a head where that was asked for, trains it or several, and fits what is fitted on validation rows."""
-    model_args, args, splits = run.model_args, run.args, data.splits
-    held_out = held_out_values(run.data_args, splits)
-    head = choose_head(trainer, model_args, args, splits, run.parser, held_out)
-    if head:
-        run.log.info(describe_choice(head))
-    if model_args.num_seeds > 1:
-        trained = train_seeds(trainer, args)
-    else:
-        trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    validation, units = splits["validation"], data.validation_units
-    ridge = fit_ridge(trainer, splits)
-    calibration = calibrate_model(trainer, model_args.calibration, validation, ridge=ridge, units=units)
-    run.log.info("\n".join(describe_calibration(calibration)))
-    fit_intervals(trainer, validation, units)
-    return TrainedModel(trained, ridge, head, calibration)
+    """Trains the network, then fits what is fitted on its embeddings: an ensemble of heads, and intervals."""
+    trained = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
+    facts = predicted = None
+    if run.model_args.head == AUTO:
+        fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
+        facts, predicted = fitted.facts, fitted.predicted
+        run.log.info(describe_ensemble(facts))
+    fit_intervals(trainer, data.splits["validation"], data.validation_units, predicted)
+    return TrainedModel(trained, facts)
 
 
 def score(run: Run, trainer: Any, trained: TrainedModel, data: AffinityData) -> dict[str, Any]:
-    """Scores the test split, of several heads each; writes `predictions.csv`."""
+    """Scores the test split; writes `predictions.csv`."""
     splits, units = data.splits, data.units
     scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
-    test = score_split(
-        trainer,
-        splits,
-        "test",
-        **scored,
-        leaks=data.loaded.report.get("leaks"),
-        ridge=trained.ridge,
-    )
+    test = score_split(trainer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
     stored = trainer.model.config.prediction_intervals
     intervals = score_intervals(stored, test.predictions, test.labels, splits["test"], units)
     test.notes.extend(intervals["notes"])
-    seeds = score_seeds(trainer, trained.trained, splits, test, **scored) if run.model_args.num_seeds > 1 else None
     records = {
-        "head_search": trained.head,
-        "calibration": trained.calibration,
+        "ensemble": trained.ensemble,
         "prediction_intervals": intervals,
         "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,
     }
-    results = collect_results(run, trainer, test, data.loaded, records, seeds)
+    results = collect_results(run, trainer, test, data.loaded, records)
     run.log.info("\n%s\n", test.table())
-    if seeds:
-        run.log.info(seeds.text())
     run.log.info("\n".join(results["advice"]))
     return results

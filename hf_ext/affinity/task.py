@@ -48,7 +48,7 @@ class AffinityTask(Task):
     }
 
     def train(self, run: Run, trainer: Any, data: Any) -> Any:
-        """Trains a head or several, chosen by a search, and fits what is fitted on validation rows."""
+        """Trains the head, or several that are mixed, and fits the intervals of predictions."""
         from .steps import train
 
         return train(run, trainer, data)

@@ -207,8 +207,8 @@ def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate])
         )
         target[0] += flops / rate.high
         target[1] += flops / rate.low
-    steps = schedule.steps * stage.times
-    head = 6.0 * stage.num_head_parameters * stage.num_rows["train"] * schedule.epochs * stage.times
+    steps = schedule.steps
+    head = 6.0 * stage.num_head_parameters * stage.num_rows["train"] * schedule.epochs
     training[0] += head / max(rate.high for rate in rates) + steps * STEP_SECONDS[0]
     training[1] += head / min(rate.low for rate in rates) + steps * STEP_SECONDS[1]
     num_once = sum(part.num_distinct for part in stage.parts if part.is_kept(plan))

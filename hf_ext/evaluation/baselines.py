@@ -90,18 +90,15 @@ class RidgeBaseline:
         train, held_out = np.asanyarray(features), np.asanyarray(validation_features)
         labels = _finite_targets(targets, "targets", train)
         held_out_labels = _finite_targets(validation_targets, "validation_targets", held_out)
-        mean, scale = _fit_scale(train, self.standardize)
-        level = float(labels.mean())
-        candidates = _solve(train, labels - level, mean, scale, self.lambdas)
+        weights, intercepts = solve_ridges(train, labels, self.lambdas, standardize=self.standardize)
         errors = np.zeros(len(self.lambdas))
         for rows, chunk in _chunks(held_out):
-            residual = ((chunk - mean) * scale) @ candidates - (held_out_labels[rows] - level)[:, None]
+            residual = chunk @ weights + intercepts - held_out_labels[rows][:, None]
             errors += np.einsum("nl,nl->l", residual, residual)
         rmse = np.sqrt(errors / len(held_out_labels))
         best = len(rmse) - 1 - int(np.argmin(rmse[::-1]))  # of equals the strongest penalty
         self.best_lambda, self.validation_rmse = float(self.lambdas[best]), float(rmse[best])
-        self.weights = candidates[:, best] * scale
-        self.intercept = level - float(mean @ self.weights)
+        self.weights, self.intercept = weights[:, best], float(intercepts[best])
         return self
 
     def predict(self, features: Any) -> FloatArray:
@@ -142,25 +139,35 @@ def _fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatA
     return mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies)
 
 
-def _solve(features: Any, labels: FloatArray, mean: FloatArray, scale: FloatArray, lambdas: FloatArray) -> FloatArray:
-    """Returns weights on scaled features, (d, number of lambdas), by one eigendecomposition for all penalties.
+def solve_ridges(
+    features: Any, labels: FloatArray, lambdas: FloatArray, *, standardize: bool = True
+) -> tuple[FloatArray, FloatArray]:
+    """Ridge regressions of several penalties, by one eigendecomposition, of size min(n, d).
 
-    With fewer rows than features that of the rows' inner products, (n, n), else of the features', (d, d).
+    Args:
+        features, standardize: as in `RidgeBaseline`.
+        labels: (n,).
+        lambdas: (l,) penalties, relative to the mean eigenvalue of the scaled features.
+
+    Returns:
+        Weights (d, l), for raw features, and intercepts (l,).
     """
-    num_rows, num_features = features.shape
+    (num_rows, num_features), level = features.shape, float(labels.mean())
+    mean, scale = _fit_scale(features, standardize)
     if num_rows < num_features:
         basis = (features - mean) * scale
-        gram, moment = basis @ basis.T, labels
+        gram, moment = basis @ basis.T, labels - level
     else:
         gram, moment = np.zeros((num_features, num_features)), np.zeros(num_features)
         for rows, chunk in _chunks(features):
             scaled = (chunk - mean) * scale
             gram += scaled.T @ scaled  # the same array twice: numpy computes one triangle only
-            moment += scaled.T @ labels[rows]
+            moment += scaled.T @ (labels[rows] - level)
     eigenvalues, vectors = np.linalg.eigh(gram / num_rows)
     projected = vectors.T @ (moment / num_rows)
     weights = vectors @ (projected[:, None] / (np.maximum(eigenvalues, 0.0)[:, None] + lambdas[None, :]))
-    return basis.T @ weights if num_rows < num_features else weights
+    weights = (basis.T @ weights if num_rows < num_features else weights) * scale[:, None]
+    return weights, level - mean @ weights
 
 
 def _chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:

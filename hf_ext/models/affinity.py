@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from transformers.utils import ModelOutput
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import build_encoder, computing_in_float32, load_encoder, set_trainable
-from .head import HeadEnsemble, RegressionHead, pool
+from .ensemble import HeadEnsemble
+from .head import RegressionHead, pool
 from .lora import is_rounded, merge_layers
 from .losses import regression_loss
-from .postprocess import StackedRidge, calibrate, stacks_ridge
 from .process_settings import replaced
 
 Encode = Callable[[Sequence[str]], torch.Tensor]
@@ -27,14 +26,11 @@ Encode = Callable[[Sequence[str]], torch.Tensor]
 
 @dataclass
 class AffinityOutput(ModelOutput):
-    """`loss`: scalar, standardised label units, before calibration. `logits`: (n,), label units, float32.
-
-    `member_logits`: (n, heads), label units, float32, of an ensemble; `logits` is their mean.
-    """
+    """`loss`: scalar, of the head, standardised label units. `logits`: (n,), label units, float32; of an ensemble, if
+    there is one."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    member_logits: torch.Tensor | None = None
 
 
 class AffinityModel(PreTrainedModel):
@@ -59,10 +55,10 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(config.encoder_specs):
             if config.save_full or spec.training != "frozen":
                 self.encoders[str(index)] = build_encoder(spec)
-        self.head = self._new_head()
-        self.ridge: StackedRidge | None = None
-        if stacks_ridge(config.calibration):
-            self.ridge = self.new_ridge(**config.calibration.get("partners", {}))
+        widths = [*self.embedding_sizes.values()]
+        form = config.head_form or "mlp"
+        self.head = RegressionHead(widths, list(config.head_sizes or []), config.head_dropout, form)
+        self.ensemble = None if config.ensemble is None else HeadEnsemble(widths, **config.ensemble)
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
         self._describe_encoders()
@@ -83,7 +79,7 @@ class AffinityModel(PreTrainedModel):
         """As in transformers; LoRA towers take their base weights from the encoder they name.
 
         Raises:
-            ArgumentError: weights of the head or of its ridge are missing, or are those of another form of head:
+            ArgumentError: weights of the head or of its ensemble are missing, or are those of another form of head:
                 transformers would fill them with random numbers and go on.
         """
         wants_facts = kwargs.pop("output_loading_info", False)
@@ -241,18 +237,14 @@ class AffinityModel(PreTrainedModel):
         features = torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1)
         filled = self._mark(absent, features) if absent else None
         output = self.head(features, filled)
-        ridge = None
-        if self.ridge is not None:
-            ridge = self.ridge(features if filled is None else torch.where(filled, self.head.fill, features))
-        members = None
-        if self.config.ensemble_size > 1:
-            members = self._in_label_units(output, None if ridge is None else ridge[:, None])
-            output = output.mean(1)
         loss = None
         if labels is not None:
             total = self._regression_loss(output, labels, bounds)
             loss = total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
-        return AffinityOutput(loss=loss, logits=self._in_label_units(output, ridge), member_logits=members)
+        logits = output * self.config.label_std + self.config.label_mean
+        if self.ensemble is not None:
+            logits = self.ensemble(self.head.standardize(features, filled))
+        return AffinityOutput(loss=loss, logits=logits)
 
     def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
         """Which of the features, (n, sum of widths), belong to inputs that their rows lack: of that shape, bool."""
@@ -262,51 +254,14 @@ class AffinityModel(PreTrainedModel):
         blocks = [absent.get(name, present)[:, None].expand(-1, w) for name, w in self.embedding_sizes.items()]
         return torch.cat(blocks, dim=1)
 
-    def _in_label_units(self, output: torch.Tensor, ridge: torch.Tensor | None) -> torch.Tensor:
-        return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration, ridge)
+    def set_ensemble(self, ensemble: HeadEnsemble | None) -> None:
+        """From here on predictions are those of `ensemble`, on the standardised embeddings; None: the head's own.
 
-    def set_calibration(self, calibration: dict[str, Any] | None, ridge: StackedRidge | None = None) -> None:
-        """From here on predictions are calibrated so; None undoes it. Intervals of the predictions before are dropped.
-
-        Args:
-            calibration: as in `hf_ext.models.postprocess`; where it stacks a ridge that has partners, with `partners`,
-                the arguments of `new_ridge`.
-            ridge: from `new_ridge`, filled, where it stacks one.
+        The loss stays that of the head. Intervals of the predictions before are dropped.
         """
-        self.config.calibration = calibration
+        self.config.ensemble = None if ensemble is None else ensemble.shapes()
         self.config.prediction_intervals = None
-        self.ridge = ridge.to(self.device) if ridge is not None and stacks_ridge(calibration) else None
-
-    def new_ridge(self, inputs: Sequence[str] = (), number: int = 0) -> StackedRidge:
-        """A ridge on this model's embeddings, to be filled and stacked.
-
-        Args:
-            inputs: names of those whose embeddings tell partners apart.
-            number: of partners with weights of their own.
-        """
-        widths = self.embedding_sizes
-        firsts = dict(zip(widths, accumulate(widths.values(), initial=0)))
-        return StackedRidge(sum(widths.values()), [(firsts[name], widths[name]) for name in inputs], number)
-
-    def set_head(self, form: str, sizes: list[int], dropout: float) -> None:
-        """Puts an untrained head in place of the present one, with as many members; the scales are measured anew.
-
-        Args:
-            form: one of `HEADS`; "mlp", "product" or "gated".
-            sizes, dropout: as `head_sizes` and `head_dropout` of `AffinityConfig`.
-        """
-        config = self.config
-        config.head_form, config.head_sizes, config.head_dropout = (None if form == "mlp" else form), sizes, dropout
-        config.is_scaled = False
-        self.head = self._new_head().to(self.device).train(self.training)
-
-    def _new_head(self) -> RegressionHead | HeadEnsemble:
-        config = self.config
-        shape = [*self.embedding_sizes.values()], list(config.head_sizes or []), config.head_dropout
-        form = config.head_form or "mlp"
-        if config.ensemble_size > 1:
-            return HeadEnsemble(config.ensemble_size, *shape, form)
-        return RegressionHead(*shape, form)
+        self.ensemble = None if ensemble is None else ensemble.to(self.device).eval()
 
     def merge_adapters(self) -> int:
         """Adds LoRA adapters into the weights beside them, in place; returns how many.
@@ -356,10 +311,10 @@ class AffinityModel(PreTrainedModel):
     ) -> torch.Tensor | None:
         """Loss of each row, (n,), from `forward`'s logits and its arguments.
 
-        None for "ranking", which needs pairs, and of a calibrated model, whose logits are not what the loss is of.
+        None for "ranking", which needs pairs, and with an ensemble, whose logits are not what the loss is of.
         """
         config = self.config
-        if config.loss == "ranking" or config.calibration is not None:
+        if config.loss == "ranking" or self.ensemble is not None:
             return None
         output = (logits - config.label_mean) / config.label_std
         return self._regression_loss(output, labels, bounds, per_row=True)
@@ -449,8 +404,8 @@ def _inside_lora(name: str) -> str:
 
 def _check_head(facts: dict[str, Any]) -> None:
     """Refuses what `from_pretrained` found where config.json describes another head than the weights are of."""
-    lacking = sorted(key for key in facts["missing_keys"] if key.startswith(("head.", "ridge.")))
-    foreign = sorted(key for key in facts["unexpected_keys"] if key.startswith("head."))
+    lacking = sorted(key for key in facts["missing_keys"] if key.startswith(("head.", "ensemble.")))
+    foreign = sorted(key for key in facts["unexpected_keys"] if key.startswith(("head.", "ensemble.")))
     if lacking or foreign:
         raise ArgumentError(
             f"config.json describes another head than the weights are of (missing {lacking}, not asked for {foreign}): "

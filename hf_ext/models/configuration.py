@@ -59,12 +59,11 @@ class AffinityConfig(PretrainedConfig):
         head_form: "product" or "gated", see `hf_ext.models.head`; None: a perceptron.
         head_sizes: widths of the head's hidden layers.
         head_dropout: dropout probability after each hidden layer.
-        ensemble_size: number of heads; more than 1: trained apart, and predictions are their mean.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise).
         huber_delta: where Huber turns linear, in standardised label units.
-        label_mean, label_std: in label units; predictions are `label_mean + label_std * head output`, calibrated.
-        calibration: as in `hf_ext.models.postprocess`; None for none. It changes predictions, never the loss.
-        prediction_intervals: as in `hf_ext.models.postprocess`; None for none. Of calibrated predictions.
+        label_mean, label_std: in label units; the head predicts `label_mean + label_std * output`.
+        ensemble: `ranks` and `networks` of a `HeadEnsemble`, which predicts in place of the head; None for none.
+        prediction_intervals: see `hf_ext.affinity.intervals`; None for none.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.
@@ -78,20 +77,18 @@ class AffinityConfig(PretrainedConfig):
     """
 
     model_type = "hf_ext_affinity"
-    keys_to_ignore_at_inference = ["member_logits"]  # else `Trainer.predict` would return a tuple
 
     encoders: list | None = None
     towers: list | None = None
     head_form: None | str = None  # noqa: RUF036
     head_sizes: list | None = None
     head_dropout: float = 0.3
-    ensemble_size: int = 1
     loss: str = "mse"
     huber_delta: float = 1.0
     tobit_scale: float = 0.25
     label_mean: float = 0.0
     label_std: float = 1.0
-    calibration: None | dict = None  # noqa: RUF036
+    ensemble: None | dict = None  # noqa: RUF036
     prediction_intervals: None | dict = None  # noqa: RUF036
     encoder_dtype: str = "float32"
     encoder_autocast: None | str = None  # noqa: RUF036

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import nn
@@ -82,14 +81,17 @@ class RegressionHead(nn.Module):
         """What stands for the embeddings of inputs that a row lacks: the mean, which is standardised to 0; (width,)."""
         return self.input_mean
 
-    def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
-        """(n, sum of widths) float32 -> (n,) float32; where `missing`, bool of that shape, `fill` is taken instead."""
+    def standardize(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
+        """(n, sum of widths) -> that shape, float32, with mean 0 and spread 1; 0 where `missing`, likewise (bool)."""
         if missing is not None:  # chosen, not multiplied: nothing of what stands there gets through, NaN neither
             embeddings = torch.where(missing, self.fill, embeddings.float())
+        return (embeddings.float() - self.input_mean) * self.input_scale
+
+    def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
+        """(n, sum of widths) float32 -> (n,) float32; where `missing`, bool of that shape, `fill` is taken instead."""
         # A head in half precision rounds predictions to a few hundred values.
         with torch.autocast(embeddings.device.type, enabled=False):
-            standardized = (embeddings.float() - self.input_mean) * self.input_scale
-            return self.layers(standardized).squeeze(-1)
+            return self.layers(self.standardize(embeddings, missing)).squeeze(-1)
 
     @torch.no_grad()
     def fit_scaling(self, mean: torch.Tensor, std: torch.Tensor) -> None:
@@ -154,32 +156,3 @@ class GatedLayer(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(n, input_size) -> (n, 1)."""
         return self.output(self.dropout(nn.functional.glu(self.units_and_gates(features))))
-
-
-class HeadEnsemble(nn.Module):
-    """Heads that were trained apart, each with its own scaling of the embeddings.
-
-    Args:
-        size: number of heads.
-        input_sizes, hidden_sizes, dropout, form: of each, as in `RegressionHead`.
-    """
-
-    def __init__(
-        self, size: int, input_sizes: int | Sequence[int], hidden_sizes: list[int], dropout: float, form: str = "mlp"
-    ):
-        super().__init__()
-        self.members = nn.ModuleList(RegressionHead(input_sizes, hidden_sizes, dropout, form) for _ in range(size))
-
-    @property
-    def fill(self) -> torch.Tensor:
-        """As in `RegressionHead`, the mean of all heads' means; each head takes its own."""
-        return torch.stack([cast(RegressionHead, member).fill for member in self.members]).mean(0)
-
-    def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
-        """(n, sum of widths) float32 -> (n, size) float32, a column per head; `missing` as in `RegressionHead`."""
-        return torch.stack([member(embeddings, missing) for member in self.members], dim=1)
-
-    def fit_scaling(self, mean: torch.Tensor, std: torch.Tensor) -> None:
-        """As in `RegressionHead`, the same for all heads."""
-        for member in self.members:
-            cast(RegressionHead, member).fit_scaling(mean, std)

@@ -137,7 +137,6 @@ class Stage:
         rows, inputs: training rows and an object with their `columns`, for the plan.
         as_trained: plan -> the model as the device holds it while it trains, still without weights, and what makes its
             batches of so many of the longest rows.
-        times: trainings of this kind in a row, as `--num_seeds` asks for.
         title: tells stages apart. is_asked: whether the command runs it.
     """
 
@@ -149,7 +148,6 @@ class Stage:
     rows: Any = None
     inputs: Any = None
     num_head_parameters: int = 0
-    times: int = 1
     title: str = ""
     is_asked: bool = True
 

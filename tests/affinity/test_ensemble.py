@@ -1,9 +1,11 @@
-"""Several seeds in one command: each head is the run it would be alone, and the model predicts their mean."""
+"""`--head auto`: several heads on frozen embeddings, weighed by rows that they have not seen; one folder."""
 
+from __future__ import annotations
+
+import csv
 import json
-import os
-import shutil
-import signal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,184 +13,205 @@ import torch
 from run_outcomes import same_tensors
 from safetensors.torch import load_file
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.ensemble import predict_members, score_seeds, train_seeds
-from hf_ext.affinity.scoring import SplitScores, compute_metrics
-from hf_ext.data.tokenization import SequenceCollator
-from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped
-from hf_ext.evaluation import score_predictions
-from hf_ext.evaluation.verdict import judge
+from hf_ext.affinity import ensemble
+from hf_ext.affinity.predict import main as predict_table
+from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.affinity.task import TASK
+from hf_ext.errors import ArgumentError
 from hf_ext.models.affinity import AffinityModel
-from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
+from hf_ext.models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, principal_directions
+
+LETTERS = "ACDEFGHIKLMNPQRSTVWY"
+COLUMNS = ["heavy", "antigen"]
+NUM_CLONES, COPIES = 40, 6
+
+
+def write_rows(path: Path, is_random: bool = False) -> list[dict[str, str]]:
+    """40 clones, each with six variants that differ in two residues; no linear model knows the label."""
+    generator = np.random.default_rng(0)
+    worth = np.linspace(-1, 1, 20)
+    rows = []
+    for clone in range(NUM_CLONES):
+        heavy = generator.integers(0, 20, 14)
+        for _ in range(COPIES):
+            heavy, antigen = heavy.copy(), generator.integers(0, 20, 12)
+            heavy[generator.integers(0, 14, 2)] = generator.integers(0, 20, 2)
+            of_heavy, of_antigen = worth[heavy].sum() / 2, worth[antigen].sum() / 2
+            label = 7 + 3 * np.tanh(of_heavy) + of_heavy * of_antigen + generator.normal(0, 0.2)
+            if is_random:
+                label = generator.normal(7, 1)
+            texts = ["".join(LETTERS[i] for i in codes) for codes in (heavy, antigen)]
+            rows.append({"heavy": texts[0], "antigen": texts[1], "clone": f"c{clone}", "pKd": f"{label:.4f}"})
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, [*rows[0]])
+        table.writeheader()
+        table.writerows(rows)
+    return rows
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+def train(tmp_path_factory, demo_encoders):
+    """Runs `hf-ext train` in this process, clones held out; (its results, its folder)."""
+    root = tmp_path_factory.mktemp("ensemble")
+    write_rows(root / "rows.csv")
+    write_rows(root / "random.csv", is_random=True)
+
+    def run(name: str, *words: str, data: str = "rows.csv") -> tuple[dict[str, Any], Path]:
+        model = ["--encoders", *demo_encoders, "--sequence_columns", *COLUMNS, "--label_column", "pKd"]
+        files = ["--dataset_name", str(root / data), "--embedding_cache_dir", str(root / "cache")]
+        quick = "--split group:clone --num_train_epochs 8 --disable_tqdm true --use_cpu true --learning_rate 0.003"
+        exact = "--without encoder_precision cpu_matmul"  # float32, whatever is faster today
+        out = root / name
+        given = [*files, *model, "--output_dir", str(out), *quick.split(), *exact.split(), *words]
+        return TASK.main(given), out
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def splits(demo_rows):
-    parts = {"train": range(120), "validation": range(120, 160), "test": range(160, 200)}
-    return {name: demo_rows.select(rows) for name, rows in parts.items()}
+def trained(train):
+    return train("trained")
 
 
-@pytest.fixture(scope="module")
-def make_trainer(make_affinity, cache, splits):
-    """A trainer as the recipe makes it, and the arguments it was made from."""
-
-    def make(folder, num_seeds=1, trainer_class=FastTrainer, **given):
-        args = FastTrainingArguments(
-            output_dir=str(folder),
-            embedding_cache_dir=str(cache),
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-            **{
-                "speedups": ["embedding_cache"],
-                "learning_rate": 1e-2,
-                "num_train_epochs": 2,
-                "per_device_train_batch_size": 16,
-                "eval_strategy": "epoch",
-                "save_strategy": "epoch",
-                "load_best_model_at_end": True,
-                "metric_for_best_model": "spearman",
-                "resume": "auto",
-                **given,
-            },
-        )
-        model, collator = make_affinity(seed=args.seed, num_seeds=num_seeds, head_dropout=0.1)
-        data = splits["train"], splits["validation"]
-        return trainer_class(model, args, collator, *data, compute_metrics=compute_metrics), args
-
-    return make
+def predictions_of(path: Path) -> np.ndarray:
+    with path.open() as file:
+        return np.array([float(row["prediction"]) for row in csv.DictReader(file)])
 
 
-@pytest.fixture(scope="module")
-def ensemble(make_trainer, tmp_path_factory):
-    """A trained ensemble of three: its trainer, what training returned, its folder with the model."""
-    folder = tmp_path_factory.mktemp("ensemble")
-    trainer, args = make_trainer(folder, 3)
-    trained = train_seeds(trainer, args)
-    trainer.save_model()
-    return trainer, trained, folder
+def test_members_are_weighed_recorded_shown_and_no_worse_together_than_the_best_alone(trained):
+    results, folder = trained
+    facts = results["ensemble"]
+    weights = [one["weight"] for one in facts["members"]]
+    assert sum(weights) == pytest.approx(1)
+    assert min(weights) >= 0
+    assert facts["error"] <= min(one["error"] for one in facts["members"])
+    names = " ".join(one["name"] for one in facts["members"])
+    assert all(kind in names for kind in ("constant", "ridge on features", "ridge on directions", "networks on"))
+    sizes = results["data"]["sizes"]
+    assert (facts["num_folds"], facts["num_held_out"]) == (5, sizes["train"] + sizes["validation"])
+    networks = json.loads((folder / "config.json").read_text())["ensemble"]["networks"]
+    assert {one["number"] for one in networks} == {10}  # two seeds of each fold
+    assert "All heads" in (folder / "report.html").read_text()
+    assert "Head: the weighted mean of" in (folder / "run.log").read_text()
+    shown = results["test"]["scores"]
+    assert shown["model"]["rmse"]["value"] < 0.8 * shown["training mean"]["rmse"]["value"]
 
 
-def head_of(folder):
-    return {name: value for name, value in load_file(folder / "model.safetensors").items() if name.startswith("head.")}
+def test_folder_predictor_and_predict_say_what_the_run_said(trained, tmp_path):
+    folder = trained[1]
+    expected = predictions_of(folder / "predictions.csv")
+    with (folder / "predictions.csv").open() as file:
+        rows = [{name: row[name] for name in COLUMNS} for row in csv.DictReader(file)]
+    np.testing.assert_allclose(
+        AffinityPredictor.from_pretrained(folder, device="cpu").predict(rows), expected, atol=2e-4
+    )
+    text = "".join(f"{row['heavy']},{row['antigen']}\n" for row in rows)
+    (tmp_path / "new.csv").write_text(f"heavy,antigen\n{text}")
+    files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(tmp_path / "out.csv")]
+    quiet = ["--use_cpu", "true", "--disable_tqdm", "true", "--embedding_cache_dir", str(tmp_path / "cache")]
+    predict_table(["--model", str(folder), *files, *quiet, "--without", "encoder_precision", "cpu_matmul"])
+    np.testing.assert_allclose(predictions_of(tmp_path / "out.csv"), expected, atol=2e-4)
+    loaded = AffinityModel.from_pretrained(folder)
+    head_alone = AffinityModel.from_pretrained(folder)
+    head_alone.set_ensemble(None)
+    batch = {name: torch.randn(5, width) for name, width in loaded.embedding_sizes.items()}
+    both = [one.eval()(embeddings=batch).logits for one in (loaded, head_alone)]
+    assert (both[0] - both[1]).abs().max() > 0.01  # it could fail
+    config = json.loads((folder / "config.json").read_text())
+    (folder.parent / "damaged").mkdir()
+    config["ensemble"] = None
+    for name in ("model.safetensors", "config.json"):
+        (folder.parent / "damaged" / name).write_bytes((folder / name).read_bytes())
+    (folder.parent / "damaged" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArgumentError, match=r"another head than the weights are of .* not asked for \['ensemble"):
+        AffinityModel.from_pretrained(folder.parent / "damaged")
+
+
+def test_lora_starts_from_the_network_of_the_folder(trained, train):
+    results, folder = train("lora", "--use_peft", "--init_head_from", str(trained[1]), "--max_steps", "1")
+    assert "ensemble" not in results
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["head_sizes"], config["ensemble"]) == ([256, 64], None)
 
 
 @pytest.mark.nightly
-def test_every_member_is_the_single_run_with_its_seed_bit_by_bit(ensemble, make_trainer, tmp_path):
-    trainer, trained, folder = ensemble
-    assert trained.seeds == [42, 43, 44]
-    alone, _ = make_trainer(tmp_path, seed=44)
-    alone.train()
-    alone.save_model()
-    assert same_tensors(head_of(tmp_path), head_of(folder / "seed-44"))
-    assert not same_tensors(head_of(tmp_path), head_of(folder / "seed-43"))  # seeds differ, and the comparison sees it
-    assert trained.runs[2]["best"]["value"] == alone.state.best_metric
-    assert trained.runs[2]["alarms"] == alone.collapse_alarms
-    assert [alarm for alarm in trainer.collapse_alarms if alarm["seed"] == 44] == [
-        {**alarm, "seed": 44} for alarm in alone.collapse_alarms
-    ]
+def test_a_run_that_is_repeated_fits_the_same_numbers(trained, train):
+    again = train("again")[1]
+    assert same_tensors(*(load_file(folder / "model.safetensors") for folder in (trained[1], again)))
 
 
-def test_the_saved_folder_is_one_model_of_the_mean_that_holds_encoders_by_reference_and_heads_once(ensemble, splits):
-    trainer, _, folder = ensemble
-    members = predict_members(trainer, splits["test"])
-    assert members.shape == (40, 3)
-    assert members.std(axis=1).min() > 0
-    mean = trainer.predict(splits["test"]).predictions
-    np.testing.assert_allclose(mean, members.mean(1), rtol=0, atol=1e-5)
-    loaded, single = (AffinityModel.from_pretrained(path).eval() for path in (folder, folder / "seed-43"))
-    assert loaded.config.ensemble_size == 3
-    assert all(name.startswith("head.members.") for name in load_file(folder / "model.safetensors"))
-    batch = SequenceCollator.from_pretrained(folder)([*splits["test"]])
-    with torch.no_grad():
-        output, alone = loaded(**batch), single(**batch)
-    np.testing.assert_allclose(output.logits, mean, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(output.member_logits, members, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(members[:, 1], alone.logits, rtol=0, atol=1e-4)
-    assert alone.member_logits is None
+def test_on_random_labels_the_model_is_a_constant_and_that_is_said(train):
+    results, folder = train("random", data="random.csv")
+    scores = results["test"]["scores"]
+    assert scores["model"]["rmse"]["value"] == pytest.approx(scores["training mean"]["rmse"]["value"], rel=0.02)
+    assert results["verdict"]["is_better"] is not True
+    assert np.ptp(predictions_of(folder / "predictions.csv")) < 1e-5
+    assert "ALARM: no head predicts rows that it has not seen" in (folder / "run.log").read_text()
 
 
-class StoppedTrainer(FastTrainer):
-    """Is stopped in the second epoch of seed 43."""
+def test_no_fold_cuts_what_was_held_out_together_and_its_broken_twin_does():
+    clones = np.repeat(np.arange(NUM_CLONES), COPIES)
+    units = [*map(str, clones[:180])], [*map(str, clones[180:])]
 
-    def training_step(self, *args, **kwargs):
-        if self.args.seed == 43 and self.state.global_step == 12:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().training_step(*args, **kwargs)
+    def num_cut(given):
+        parts = ensemble._make_parts(180, 60, 320, given, 0)
+        assert sorted(np.concatenate(parts)) == [*range(240)]
+        assert parts[0].tolist() == [*range(180, 240)]
+        return sum(len({*clones[part]} & {*np.delete(clones[:180], part)}) for part in parts[1:])
 
-
-def test_a_stopped_command_continues_where_it_was_and_trains_no_finished_seed_again(
-    ensemble, make_trainer, tmp_path, caplog
-):
-    trainer, args = make_trainer(tmp_path, 3, StoppedTrainer)
-    with pytest.raises(TrainingStopped):
-        train_seeds(trainer, args)
-    first = tmp_path / "seed-42"
-    assert (first / "finished.json").is_file()
-    assert not (tmp_path / "seed-43" / "finished.json").exists()
-    written = (first / "model.safetensors").stat().st_mtime_ns
-    with caplog.at_level("INFO"):
-        trainer, args = make_trainer(tmp_path, 3)
-        trained = train_seeds(trainer, args)
-    assert "Seed 42 has finished" in caplog.text
-    assert "Continuing from" in caplog.text
-    assert (first / "model.safetensors").stat().st_mtime_ns == written
-    assert len(trained.runs) == 3
-    _, _, whole = ensemble
-    assert all(
-        same_tensors(head_of(tmp_path / name), head_of(whole / name)) for name in ("seed-42", "seed-43", "seed-44")
-    )
+    assert num_cut(units) == 0
+    assert num_cut(None) > 30
+    assert len(ensemble._make_parts(180, 60, 12_800, units, 0)) == 1  # validation alone
 
 
-def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_again(ensemble, make_trainer, tmp_path):
-    shutil.copytree(ensemble[2], tmp_path, dirs_exist_ok=True)
-    before = head_of(tmp_path / "seed-42")
-    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3)
-    with pytest.raises(CheckpointError, match=r"seed-42 was written by a run that differs:\n  learning_rate"):
-        train_seeds(trainer, args)
-    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3, resume="no", num_train_epochs=1)
-    train_seeds(trainer, args)
-    assert not same_tensors(before, head_of(tmp_path / "seed-42"))
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--loss ranking", "by least squares, not by --loss ranking"),
+        ("--use_peft", "here encoders train"),
+        ("--binder_threshold 7 --metric_for_best_model recall", "seldom reaches the threshold of --metric"),
+    ],
+)
+@pytest.mark.nightly
+def test_where_heads_cannot_be_mixed_one_network_is_trained_and_that_is_said(train, words, said):
+    results, folder = train(words.replace(" ", ""), *words.split(), "--max_steps", "2")
+    assert "ensemble" not in results
+    log = (folder / "run.log").read_text()
+    assert "--head auto mixes several heads, but " in log
+    assert said in log
 
 
-def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_trainer, make_affinity, tmp_path):
-    with pytest.raises(ArgumentError, match=r"Run 3 commands, each with another --seed and --output_dir"):
-        make_affinity(num_seeds=3, tower_training=["lora"])
-    with pytest.raises(ArgumentError, match="Leave one of them out"):
-        make_affinity(num_seeds=3, init_head_from="x")
-    trainer, args = make_trainer(tmp_path, 2, speedups=[])
-    with pytest.raises(ArgumentError, match="embedding cache, which is off"):
-        train_seeds(trainer, args)
-    trainer, args = make_trainer(tmp_path, 2, resume="outputs/checkpoint-7")
-    with pytest.raises(ArgumentError, match="Use --resume auto or no"):
-        train_seeds(trainer, args)
-    with pytest.raises(ArgumentError, match="must be at least 1"):
-        AffinityArguments(num_seeds=0)
+def test_auto_with_sizes_is_refused(train):
+    with pytest.raises(ArgumentError, match="--head auto has sizes of its own"):
+        train("refused", "--head", "auto", "--head_sizes", "8")
 
 
-def test_facts_hold_each_seed_the_mean_and_what_the_spread_is_worth(ensemble, splits):
-    trainer, trained, _ = ensemble
-    labels = np.asarray(splits["test"]["label"][:], np.float64)
-    mean = trainer.predict(splits["test"]).predictions
-    verdict = judge(labels, {"model": mean, "training mean": np.full(40, 7.0)})
-    test = SplitScores(mean, labels, verdict, {"model": score_predictions(mean, labels)})
-    seeds = score_seeds(trainer, trained, splits, test, 9.0, None)
-    members = predict_members(trainer, splits["test"]).astype(np.float64)
-    rmse = [float(np.sqrt(np.mean((one - labels) ** 2))) for one in members.T]
-    assert seeds.facts["scores"]["rmse"]["values"] == pytest.approx(rmse)
-    assert seeds.facts["scores"]["rmse"]["std"] == pytest.approx(np.std(rmse, ddof=1))
-    assert seeds.facts["ensemble"]["rmse"]["value"] <= seeds.facts["scores"]["rmse"]["mean"]  # Jensen
-    assert seeds.std == pytest.approx(members.std(axis=1, ddof=1))
-    assert "initialisation" in seeds.text()
-    assert json.loads(json.dumps(seeds.facts))["seeds"] == [42, 43, 44]
-    # A spread that is the error of the mean ranks errors without a fault.
-    knowing = SplitScores(mean, members.mean(1) + seeds.std, verdict, test.scores)
-    uncertainty = score_seeds(trainer, trained, splits, knowing, 9.0, None).facts["uncertainty"]
-    assert uncertainty["spearman_of_error"]["value"] == pytest.approx(1.0, abs=1e-3)
-    assert uncertainty["mean_std"] == pytest.approx(seeds.std.mean())
+def test_weights_are_those_of_the_smallest_error_and_of_a_constant_where_heads_know_nothing():
+    generator = np.random.default_rng(0)
+    labels = generator.normal(size=4000)
+    good, noise = labels + generator.normal(0, 1, (2, 4000)), generator.normal(0, 1, (3, 4000))
+    weights = ensemble._choose_weights(np.stack([np.zeros(4000), *good, *noise]), labels)
+    # Of two unbiased predictions with independent errors each has a third, what is left is the mean's.
+    assert weights == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0, 0], abs=0.04)
+    assert ensemble._choose_weights(np.stack([np.zeros(4000), *noise]), labels)[0] == 1
+
+
+def test_directions_are_products_of_what_varies_and_survive_the_state_dict():
+    torch.manual_seed(0)
+    features = torch.randn(50, 7)
+    features[:, 4:] = 0  # an input that is the same in all rows
+    bases = [principal_directions(block) for block in features.split([4, 3], dim=1)]
+    assert [basis.shape for basis in bases] == [(4, 4), (3, 0)]
+    features[:, 4:] = torch.randn(50, 3)
+    bases = [principal_directions(block) for block in features.split([4, 3], dim=1)]
+    networks = [{"view": view, "number": 2, "sizes": [5]} for view in (FEATURES, DIRECTIONS)]
+    made = HeadEnsemble([4, 3], [4, 3], networks)
+    made.fit_directions(bases, features)
+    directions = made.directions(features)
+    assert directions.shape == (50, 4 + 3 + 4 * 3)
+    assert directions.square().mean().item() == pytest.approx(1, rel=1e-5)
+    ratio = directions[:, 7] / (directions[:, 0] * directions[:, 4])
+    torch.testing.assert_close(ratio, ratio[:1].expand(50), rtol=1e-3, atol=1e-3)
+    again = HeadEnsemble([4, 3], **json.loads(json.dumps(made.shapes())))
+    again.load_state_dict(made.state_dict())
+    torch.testing.assert_close(again(features), made(features))

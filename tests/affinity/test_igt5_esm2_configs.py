@@ -81,7 +81,7 @@ def test_every_run_trains_as_it_says(config, train, tmp_path):
     assert [spec["max_residues"] for spec in inputs["inputs"]] == [510, 510]
     assert [tower["pooling"] for tower in model["towers"]] == ["mean_tokens", "cls"]
     assert (model["head_sizes"], model["head_dropout"]) == ([1024, 512, 256, 128], 0.3)
-    assert (model.get("head_form"), model["calibration"]) == (None, None)
+    assert (model.get("head_form"), model.get("ensemble")) == (None, None)
     assert len(AffinityPredictor.from_pretrained(folder).columns) == 3
 
 

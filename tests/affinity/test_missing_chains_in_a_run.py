@@ -17,7 +17,6 @@ from run_outcomes import same_tensors
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.baselines import pooled_features
 from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.affinity.heads.rows import read_rows
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.data.arguments import DataArguments
 from hf_ext.embeddings import encode as encoding
@@ -32,7 +31,7 @@ WORDS = (
     "--sequence_columns heavy light antigen --label_column pKd --tower_inputs heavy,light antigen --use_cpu true "
     "--disable_tqdm true --without encoder_precision"  # float32, so that predictions can be compared
 )
-QUICK = "--num_train_epochs 2 --head_sizes 8 --head_dropout 0 --num_seeds 1"
+QUICK = "--num_train_epochs 2 --head_sizes 8 --head_dropout 0"
 
 
 def make_rows() -> list[dict]:
@@ -184,9 +183,8 @@ def test_scales_are_those_of_the_rows_that_have_the_chain_and_live_training_equa
         np.testing.assert_allclose(*(pooled_features(trainer, rows) for trainer in (live, cached)), atol=1e-5)
 
 
-def test_ridges_and_the_head_search_see_the_block_that_the_head_sees(make, lacking, tmp_path):
+def test_ridges_and_an_ensemble_see_the_block_that_the_head_sees(make, lacking, tmp_path):
     trainer = make(tmp_path, speedups=["embedding_cache"])
-    before = read_rows(trainer, {"train": lacking, "validation": lacking.select(range(30))})
     trainer.train()
     seen = []
     trainer.model.head.layers.register_forward_pre_hook(lambda layers, given: seen.append(given[0].clone()))
@@ -198,10 +196,6 @@ def test_ridges_and_the_head_search_see_the_block_that_the_head_sees(make, lacki
     assert torch.equal(given[absent, width : 2 * width], head.input_mean[width : 2 * width].expand(40, -1))
     without = lacking.filter(lambda row: not row["light"])
     assert torch.equal(torch.from_numpy(pooled_features(trainer, without)), given[absent])
-    present = before[0].features[~absent, width : 2 * width]
-    assert torch.all(before[0].features[absent, width : 2 * width] == 0)
-    torch.testing.assert_close(present.mean(0), torch.zeros(width), rtol=0, atol=1e-4)
-    torch.testing.assert_close(present.std(0, unbiased=False), torch.ones(width), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.sampled(2)
@@ -241,7 +235,7 @@ def test_two_processes_train_as_one_where_one_of_them_has_batches_without_the_ch
         row["part"] = "train" if number < 60 else "valid" if number < 75 else "test"
         row["light"] = row["light"] if number % 3 == 1 else ""  # batches of 2 of which 4 of 9 have none
     data = write(tmp_path / "rows.csv", rows)
-    steps = "--max_steps 5 --head_sizes 8 --head_dropout 0 --lora_dropout 0 --calibration none --learning_rate 0.003"
+    steps = "--max_steps 5 --head_sizes 8 --head_dropout 0 --lora_dropout 0 --learning_rate 0.003"
     training = "--tower_training lora frozen --missing_chains light --split_column part --eval_strategy no"
     kept = "--save_strategy no --load_best_model_at_end false"
     words = [*WORDS.split(), *steps.split(), *training.split(), *kept.split(), "--encoders", *demo_encoders]

@@ -43,7 +43,7 @@ def test_only_what_predict_wrote_is_replaced(folder):
         with pytest.raises(ArgumentError, match=r"'out\.csv' is there and was not written by hf-ext predict"):
             predict("out.csv")
         assert output.read_text() == f"{header}\n1,2\n"
-    for header in ("label,source_row,prediction,prediction_low,prediction_high,prediction_std\n", ""):
+    for header in ("label,source_row,prediction,prediction_low,prediction_high\n", ""):
         output.write_text(header)
         with pytest.raises(ArgumentError, match=NO_MODEL):
             predict("out.csv")

@@ -24,7 +24,6 @@ from hf_ext.affinity.predictor import AffinityPredictor, find_model
 from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
-from hf_ext.models.affinity import AffinityModel
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -46,11 +45,7 @@ def save(make_affinity: Callable, tmp_path_factory: pytest.TempPathFactory) -> C
     """Writes a model folder; returns it with model and collator."""
 
     def write(**settings: Any) -> tuple[Path, Any, Any]:
-        num_heads = settings.pop("num_heads", 1)
         model, collator = make_affinity(**settings)
-        if num_heads > 1:
-            parts = model.config.encoder_specs, model.config.tower_specs
-            model = AffinityModel.from_encoders(*parts, head_sizes=[8], head_dropout=0.0, ensemble_size=num_heads)
         shift(model)
         folder = tmp_path_factory.mktemp("model")
         model.save_pretrained(folder)
@@ -148,19 +143,6 @@ def test_a_long_sequence_is_cut_once_that_is_said(frozen: Any) -> None:
     predictor.collator.too_long = "truncate"
     cut, long = predictor.predict([{**GOOD, "heavy": "EV" * 255}, {**GOOD, "heavy": "EV" * 300}])
     assert cut == long
-
-
-def test_an_ensemble_predicts_the_mean_of_its_heads(
-    save: Callable, predictor: AffinityPredictor, demo_rows: Any
-) -> None:
-    folder, _, _ = save(num_heads=3)
-    several = AffinityPredictor.from_pretrained(folder, device="cpu")
-    members = several.predict_members(demo_rows)
-    assert (members.dtype, members.shape) == (np.float32, (200, 3))
-    assert members.std(1).min() > 0
-    np.testing.assert_allclose(several.predict(demo_rows), members.mean(1), atol=1e-6)
-    with pytest.raises(ArgumentError, match=r"one head, so there is no spread\. Train with --num_seeds"):
-        predictor.predict_members([GOOD])
 
 
 def test_a_model_that_is_not_there_is_named_with_the_remedy(

@@ -1,4 +1,4 @@
-"""Runs of the recipe: calibrated in several ways, or best by recall; what each records, and what reads it later."""
+"""Runs of the recipe that are best by recall; what they record."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
-from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.evaluation import score_predictions
-from hf_ext.evaluation.baselines import RidgeBaseline
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 PARTS = ["train"] * 120 + ["valid"] * 60 + ["test"] * 60
 QUICK = "--num_train_epochs 4 --learning_rate 0.003 --per_device_train_batch_size 8 --head_sizes 4 --head_dropout 0"
-EMBEDDING_WIDTH = 64
-NONE, LINE, STACK = "--calibration none", "--calibration line", "--seed 42"  # a stack is the default
 RECALL = (
     "--metric_for_best_model recall --binder_threshold 7.5 --group_column family --eval_subset 45 --learning_rate 0.01 "
     "--head_sizes 16 --num_train_epochs 3"
@@ -46,13 +41,9 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def read_predictions(path: Path) -> np.ndarray:
-    return np.array([float(row["prediction"]) for row in read(path)])
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calibrated")
+    folder = tmp_path_factory.mktemp("recall")
     write_table(folder / "rows.csv")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(RECIPES))
@@ -80,59 +71,6 @@ def run(root, demo_encoders):
 
 
 @pytest.mark.nightly
-def test_a_line_is_recorded_stored_and_applied_to_what_none_leaves_as_it_was_trained(run):
-    (none, raw), (results, folder) = run(NONE), run(LINE)
-    record = none["calibration"]
-    assert (record["calibration"], record["reason"], record["num_rows"]) == (None, "--calibration none", 60)
-    assert b"ridge.weights" not in (raw / "model.safetensors").read_bytes()
-    record = json.loads((folder / "all_results.json").read_text())["calibration"]
-    line = record["calibration"]
-    for at, stored in ((raw, None), (folder, line)):
-        assert json.loads((at / "config.json").read_text())["calibration"] == stored
-    assert line["kind"] == "line"
-    assert line["slope"] > 0
-    assert record["rmse_after"] < record["rmse_before"]
-    trained, calibrated = (read_predictions(at / "predictions.csv") for at in (raw, folder))
-    np.testing.assert_allclose(calibrated, line["intercept"] + line["slope"] * trained, rtol=1e-6)
-    before, after = (one["test"]["scores"]["model"] for one in (none, results))
-    assert after["spearman"]["value"] == before["spearman"]["value"]
-    shown = f"RMSE before calibration {before['rmse']['value']:.3f}, after {after['rmse']['value']:.3f} "
-    assert any(note.startswith(shown) for note in results["test"]["notes"])
-
-
-def test_a_stack_is_the_default_and_its_ridge_is_fitted_once(run, root, monkeypatch):
-    widths, fit = [], RidgeBaseline.fit
-
-    def counted(self, features, *rest):
-        widths.append(features.shape[1])
-        return fit(self, features, *rest)
-
-    monkeypatch.setattr(RidgeBaseline, "fit", counted)
-    results, folder = run(STACK)
-    assert widths.count(EMBEDDING_WIDTH) == 1
-    stack = results["calibration"]["calibration"]
-    assert stack["ridge"] > 0
-    assert json.loads((folder / "config.json").read_text())["calibration"]["ridge"] == stack["ridge"]
-    shown = results["test"]["scores"]
-    assert shown["model"]["rmse"]["value"] <= 1.05 * shown["ridge on embeddings"]["rmse"]["value"]
-
-
-def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root, tmp_path):
-    folder = run(STACK)[1]
-    expected = read_predictions(folder / "predictions.csv")
-    rows = [row for row in read(root / "rows.csv") if row["part"] == "test"]
-    loaded = AffinityPredictor.from_pretrained(folder, device="cpu")
-    np.testing.assert_allclose(loaded.predict(Dataset.from_list(rows)), expected, atol=2e-4)
-    assert np.abs(loaded.predict(Dataset.from_list(rows), calibrated=False) - expected).max() > 0.05  # it could fail
-    (tmp_path / "new.csv").write_text("sequence\n" + "".join(f"{row['sequence']}\n" for row in rows))
-    output = tmp_path / "out.csv"
-    words = ["--embedding_cache_dir", str(root / "cache"), "--disable_tqdm", "true", "--use_cpu", "true"]
-    files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(output)]
-    importlib.import_module("hf_ext.affinity.predict").main(["--model", str(folder), *files, *words])
-    np.testing.assert_allclose(read_predictions(output), expected, atol=2e-4)
-
-
-@pytest.mark.nightly
 def test_every_evaluation_of_the_subset_and_of_all_rows_has_every_metric(run):
     folder = run(RECALL)[1]
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
@@ -145,7 +83,7 @@ def test_every_evaluation_of_the_subset_and_of_all_rows_has_every_metric(run):
     assert best["recall"] == max(full.values()) == full[best["step"]]
 
 
-def test_the_final_scores_and_the_verdict_hold_them_too_and_predictions_are_left_as_trained(run):
+def test_the_final_scores_and_the_verdict_hold_them_too(run):
     results, folder = run(RECALL)
     model = results["test"]["scores"]["model"]
     assert results["verdict"]["comparison"]["metric"] == "recall"
@@ -156,6 +94,5 @@ def test_the_final_scores_and_the_verdict_hold_them_too_and_predictions_are_left
     for name in (*METRICS, "per_group_spearman"):
         for number in ("value", "low", "high"):
             assert model[name][number] == pytest.approx(expected[name][number], abs=1e-3)
-    assert "verdict in recall. No calibration" in (folder / "run.log").read_text()
-    assert json.loads((folder / "config.json").read_text())["calibration"] is None
+    assert "verdict in recall." in (folder / "run.log").read_text()
     assert "recall on test" in (folder / "README.md").read_text()

@@ -136,13 +136,16 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "peak_memory_gib": 1.25,
             "memory_of": "process",
         },
-        "seeds": {
-            "num_seeds": 3,
-            "seeds": [7, 8, 9],
-            "scores": {"spearman": {"mean": 0.79, "std": 0.01, "values": [0.78, 0.79, 0.8]}},
-            "ensemble": {"spearman": make_score(0.81, 0.76, 0.86)},
-            "uncertainty": {"mean_std": 0.2, "spearman_of_error": make_score(0.2, 0.1, 0.3)},
-            "meaning": "Noise of the measurement is not part of it.",
+        "ensemble": {
+            "members": [
+                {"name": "constant", "error": 1.1, "weight": 0.0},
+                {"name": "ridge on features, penalty 1", "error": 0.9, "weight": 0.25},
+                {"name": "network on features, rate 0.001", "error": 0.8, "weight": 0.75},
+            ],
+            "error": 0.75,
+            "num_folds": 5,
+            "num_held_out": 200,
+            "seconds": 12.5,
         },
         "advice": ["Next: --use_peft fine-tunes."],
     }

@@ -97,11 +97,11 @@ def test_a_layer_that_is_used_twice_is_one_block_and_lists_of_it_are_not_cut():
 def test_towers_are_split_by_the_layers_of_all_their_encoders(make_affinity):
     model, _ = make_affinity("lora", "full")
     assert block_classes(model) == ["BertLayer", "EsmLayer"]
-    several, _ = make_affinity(num_seeds=3)
-    several.attach_encoders()
-    assert block_classes(several) == ["BertLayer", "EsmLayer"]  # the list of heads is none of an encoder's
-    several.release_encoders()
-    assert block_classes(several) == []
+    frozen, _ = make_affinity()
+    frozen.attach_encoders()
+    assert block_classes(frozen) == ["BertLayer", "EsmLayer"]
+    frozen.release_encoders()
+    assert block_classes(frozen) == []
 
 
 def test_a_class_that_was_asked_for_is_kept_and_one_that_is_not_there_refused():

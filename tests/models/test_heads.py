@@ -6,7 +6,6 @@ from torch import nn
 
 from hf_ext.models.head import RegressionHead, pool
 from hf_ext.models.losses import regression_loss
-from hf_ext.models.postprocess import StackedRidge
 
 # Two rows of four tokens, two wide: special, residues, special or padding.
 STATES = torch.tensor(
@@ -82,31 +81,6 @@ def test_features_are_centred_and_divided_by_their_spread_unless_they_are_consta
         constant = linear_head([mean], [std])
         assert constant.input_scale.tolist() == [1.0]
         assert constant(torch.tensor([[mean + 0.25]])).item() == pytest.approx(0.25)
-
-
-# Two features that vary, and two that tell partners apart.
-PARTNERS = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-WEIGHTS = torch.tensor([[1.0, 1.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0], [0.0, -3.0, 0.0, 0.0]])
-INTERCEPTS = torch.tensor([10.0, 20.0, 30.0])
-
-
-@pytest.fixture
-def ridge() -> StackedRidge:
-    made = StackedRidge(4, [(2, 2)], num_partners=2)
-    made.fill(WEIGHTS, INTERCEPTS, torch.cat([torch.ones(2, 2), PARTNERS], 1))
-    return made
-
-
-def rows(partners: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.tensor([[5.0, 7.0]]).expand(len(partners), 2), partners], 1)
-
-
-def test_each_partner_has_weights_of_its_own_and_a_stranger_those_of_all(ridge):
-    found = ridge(rows(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.5]])))
-    assert found.tolist() == [20 + 2 * 5, 30 - 3 * 7, 10 + 5 + 7, 10 + 5 + 7]
-    plain = StackedRidge(4)
-    plain.fill(WEIGHTS[:1], INTERCEPTS[:1])
-    assert plain(rows(PARTNERS)).tolist() == [22, 22]
 
 
 # -log Phi(1), -log Phi(-1); log(1 + exp(-1)), log(1 + exp(-2)), log(1 + exp(-3)), log(1 + exp(1))

@@ -50,7 +50,7 @@ def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path) -> None:
     bare = {"num_rows": 0, "log": []}
     cases: list[tuple[dict, dict]] = [
         (affinity_results(), {}),
-        (affinity_results(test=test, seeds=None), {"num_rows": 1, "log": []}),
+        (affinity_results(test=test, ensemble=None), {"num_rows": 1, "log": []}),
         (affinity_results(test=None, verdict=None, early_stopping={"patience": 3}), bare),
         (affinity_results(data={"streaming": True, "source": "a/b"}, labels=None), bare),
         (masked_lm_results(), bare),
@@ -127,8 +127,7 @@ def test_the_report_has_everything_and_the_card_what_a_stranger_needs(tmp_path) 
         "labels at or above 9 count as positive, 10 % of the rows",
         "Spearman's rho within single groups:",
         "Early stopping stopped training at step 300.",
-        "3 heads that differ in their seed (7, 8, 9), on the same test rows.",
-        "the error of a test row: 0.200 [0.100, 0.300].",
+        "Predictions are the weighted mean of 2 of 3 heads on the embeddings, chosen in 12.5 s.",
         "2 of 40 rows are new to training in antigen: these 2 are too few to be scored apart (it takes 30).",
         "Baseline ridge on embeddings: fitted on 2,000 of 2,400 training rows.",
         "Rejected, the label is missing: 10.",

@@ -1,55 +1,15 @@
-"""A line mends what spreads too far, on rows that it was not fitted on; conformal intervals hold what they say."""
+"""Conformal intervals hold what they say, for a further row and for one of a further unit."""
 
 import numpy as np
 import pytest
 
+from hf_ext.affinity.intervals import conformal_half_widths, least_units
 from hf_ext.errors import DataError
-from hf_ext.evaluation.calibration import (
-    apply_calibration,
-    conformal_half_widths,
-    fit_calibration,
-)
 from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.models.postprocess import least_units
-
-NO_BETTER = "no better on rows that it was not fitted on"
 
 
 def units_of(sizes) -> ResamplingUnits:
     return ResamplingUnits.of("heavy", np.repeat(np.arange(len(sizes)), sizes))
-
-
-def spread_too_far(num_rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions with three times the deviations of their labels from 8, and little noise."""
-    generator = np.random.default_rng(0)
-    labels = generator.normal(8, 1, num_rows)
-    return 8 + 3 * (labels - 8) + generator.normal(0, 0.1, num_rows), labels
-
-
-def test_what_spreads_too_far_is_mended_for_further_rows_too():
-    predicted, labels = spread_too_far()
-    fitted = fit_calibration(predicted[:100], labels[:100])
-    mended = apply_calibration(predicted[100:], fitted.calibration)
-    before, after = (np.sqrt(np.mean((each - labels[100:]) ** 2)) for each in (predicted[100:], mended))
-    assert after < 0.1 * before
-    assert fitted.rmse_after == pytest.approx(after, rel=0.3)  # cross-fitted: what further rows have
-
-
-def test_what_cannot_be_helped_is_left_with_a_reason():
-    generator, rows = np.random.default_rng(3), np.arange(50.0)
-    predicted = generator.normal(8, 1, 60)
-    for given, labels, reason in (
-        (predicted, predicted + generator.normal(0, 1, 60), NO_BETTER),
-        (np.arange(29.0), 2 * np.arange(29.0), "fewer than 30 rows (29)"),
-        (np.full(50, 3.0), rows, "all predictions are equal"),
-        (rows, -rows, "labels do not rise with predictions"),
-        (np.where(rows == 7, np.nan, rows), rows, "1 of 50 predictions are NaN or infinite (first: row 7)"),
-    ):
-        fitted = fit_calibration(given, labels)
-        assert (fitted.calibration, fitted.reason) == (None, reason)
-
-
-# --- prediction intervals -------------------------------------------------------------------------------------------
 
 
 def test_of_nine_rows_ninety_percent_is_the_largest_and_more_cannot_be_had():
