@@ -100,7 +100,7 @@ def _sketch_stage(model: AffinityModel, given: AffinityArguments, args: Any, tra
         lengths,
         rows=train,
         inputs=SimpleNamespace(columns=model.config.input_columns),
-        num_head_parameters=head,
+        num_head_parameters=sum(parameter.numel() for parameter in model.head.parameters()),
     )
 
 
