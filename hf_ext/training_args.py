@@ -83,7 +83,7 @@ class FastTrainingArguments(
     _VALID_DICT_FIELDS = (  # type: ignore[assignment]  # read from JSON
         *TrainingArguments._VALID_DICT_FIELDS,
         "lora_kwargs",
-    )
+    ]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> FastTrainingArguments:
         """Remembers which fields are given, also with their default: a preset leaves them alone."""
