@@ -80,7 +80,7 @@ class FastTrainingArguments(
             contradict each other.
     """
 
-    _VALID_DICT_FIELDS = (  # type: ignore[assignment]  # read from JSON
+    _VALID_DICT_FIELDS = [  # read from JSON
         *TrainingArguments._VALID_DICT_FIELDS,
         "lora_kwargs",
     ]
