@@ -80,10 +80,10 @@ class FastTrainingArguments(
             contradict each other.
     """
 
-    _VALID_DICT_FIELDS = (  # read from JSON
+    _VALID_DICT_FIELDS = [  # read from JSON
         *TrainingArguments._VALID_DICT_FIELDS,
         "lora_kwargs",
-    )
+    ]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> FastTrainingArguments:
         """Remembers which fields are given, also with their default: a preset leaves them alone."""

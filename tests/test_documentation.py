@@ -260,7 +260,7 @@ def test_the_pages_build_with_every_flag_and_a_page_with_a_mistake_does_not(tmp_
     site = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "site").glob("*.html")}
     assert site.keys() >= {page.stem for page in DOCS} | {"search", "genindex"}
     assert all(f'id="hf_ext.{name}"' in site["api"] for name in ("FastTrainer", "AffinityPredictor"))
-    assert all(f"--{flag}" in site["cli"] for flag in ("activation_policy", "num_samples", "min_speedup", "convert"))
+    assert all(f"--{flag}" in site["cli"] for flag in ("num_samples", "min_speedup", "convert"))
     (tmp_path / "conf.py").write_text('extensions = ["myst_parser"]\n')
     (tmp_path / "index.md").write_text("# A\n\n[b](absent.md)\n")
     broken = build(tmp_path, tmp_path / "out")

@@ -17,7 +17,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 
 STOCK = "training arguments of transformers"
-SHARED = ["data", "model", "speed-ups", "training", "checkpoints", "evaluation", "logs and reports", STOCK]
+SHARED = ["data", "model", "speed-ups", "training", "checkpoints", "evaluation", STOCK]
 MODULES = {name: module for name, (module, _) in COMMANDS.items()} | {"pde_operator": "hf_ext.pde.task"}
 FIRST = ("train", "mlm", "generate", "pde_operator", "sample", "doctor", "compare")  # commands with a first page
 MOST_FLAGS = 26  # of a first page

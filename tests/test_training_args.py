@@ -62,7 +62,6 @@ REFUSED = [
     # words
     ("speedups", ["turbo"], "'turbo': allowed are all, .*embedding_cache"),
     ("without", "packing,ddp", "'packing,ddp': allowed are all, "),
-    ("activation_policy", "Half", "allowed are none, half"),
     ("attention", None, "allowed are auto, "),
     ("resume", "AUTO", "allowed are 'auto'"),
     ("resume", "", "allowed are 'auto'"),

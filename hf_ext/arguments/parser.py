@@ -34,7 +34,7 @@ OF_YAML = {"on": "true", "off": "false", ".inf": "inf", "-.inf": "-inf", ".nan":
 ALL = "all"
 STOCK = "training arguments of transformers"
 # In the order in which help prints them, after groups of other names.
-GROUPS = ("data", "model", "speed-ups", "training", "checkpoints", "evaluation", "logs and reports", STOCK)
+GROUPS = ("data", "model", "speed-ups", "training", "checkpoints", "evaluation", STOCK)
 _DEFAULT_IN_TEXT = re.compile(r"\s*Defaults? (to|is) [^.]*\.?$")  # transformers' own, which a recipe may have changed
 
 

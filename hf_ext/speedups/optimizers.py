@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate.utils import parse_flag_from_env
 
 from ..processes.sharding import fsdp_version
-from .base import Context, Decision, applied, off, optimizer_name, refused
+from .base import Context, Decision, Kind, applied, off, optimizer_name, refused
 from .trainer_fields import ByTrainer
 
 ADAMW = ("adamw_torch_fused", "adamw_torch")
@@ -33,8 +33,8 @@ class Muon(ByTrainer):
     Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand the optimizer flat slices.
     """
 
-    NAME = "muon"
-    KIND = "L"
+    NAME: ClassVar[str] = "muon"
+    KIND: ClassVar[Kind] = "L"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:
@@ -101,8 +101,8 @@ class CpuOffload(ByTrainer):
     Source: `models/optimizers.py`; ZeRO-Offload, arXiv:2101.06840; torch, `CPUOffloadPolicy` of `fully_shard`.
     """
 
-    NAME = "cpu_offload"
-    KIND = "I"
+    NAME: ClassVar[str] = "cpu_offload"
+    KIND: ClassVar[Kind] = "I"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:

@@ -22,7 +22,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.proteins import STANDARD
 from hf_ext.errors import ArgumentError
 from hf_ext.hub import push_folder
-from hf_ext.masked_lm import building
+from hf_ext.masked_lm import steps as building
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.models import families
 from hf_ext.models.encoders import LoraSettings, read_encoder

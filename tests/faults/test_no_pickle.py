@@ -191,7 +191,7 @@ def test_a_link_inside_our_checkpoint_is_refused(kind, runs, tmp_path):
     else:
         (folder / "manifest.json").rename(folder / "other.json")
         (folder / "manifest.json").symlink_to(folder / "other.json")
-    runs.refused(folder, "found a symlink")
+    runs.refused(folder, "found a link" if kind == "manifest" else "found a symlink")
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

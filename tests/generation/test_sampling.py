@@ -167,6 +167,6 @@ def test_settings_that_cannot_be_met_are_refused():
             draw(make_generator(), **settings)
     with pytest.raises(ArgumentError, match=r"give a list, \[antigen\]"):
         draw(make_generator(), "ACD")
-    with pytest.raises(DataError, match="'1'"):
+    with pytest.raises(DataError, match="'AC1'"):
         draw(make_generator(), ["AC1"])
     assert draw(make_generator(), []) == []

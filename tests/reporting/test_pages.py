@@ -48,6 +48,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path) -> None:
     test = {"num_rows": 1, "scores": {"model": {"spearman": make_score(None), "rmse": make_score(0.3)}}}
     bare = {"num_rows": 0, "log": []}
+    old = {**bare, "plan": None, "has_page": False}
     cases: list[tuple[dict, dict]] = [
         (affinity_results(), {}),
         (affinity_results(test=test, ensemble=None), {"num_rows": 1, "log": []}),
@@ -55,7 +56,7 @@ def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path) -> None:
         (affinity_results(data={"streaming": True, "source": "a/b"}, labels=None), bare),
         (masked_lm_results(), bare),
         (operator_results(settings={"resolution": 32}), bare),
-        *(({"task": task}, {**bare, "plan": None}) for task in ("affinity", "generation", "folding")),
+        *(({"task": task}, old) for task in ("affinity", "generation", "folding")),
     ]
     for number, (results, options) in enumerate(cases):
         report, card = read_pages(write_run(tmp_path / str(number), results, **options))

@@ -115,8 +115,8 @@ def test_evaluation_saving_and_logging_are_in_no_rate(tmp_path, tokenizer) -> No
     loop.now += 200
     loop.tell("save")
     loop.step(1, 1)
-    # 415 s of the clock for two steps; 7 more of them.
-    assert loop.log(loss=1.0)["hours_left"] == pytest.approx(7 * (415 / 2) / 3600, rel=1e-3)
+    # 354 s of the clock for two steps; 8 more of them.
+    assert loop.log(loss=1.0)["hours_left"] == pytest.approx(8 * (354 / 2) / 3600, rel=1e-3)
     totals = loop.finish()["totals"]
     assert (totals["seconds"], totals["data_wait_seconds"], totals["sequences"]) == (4.0, 2.0, 4.0)
 
