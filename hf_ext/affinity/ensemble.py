@@ -147,7 +147,7 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
     if len(drawn) < len(train):
         train, units = train.select(drawn), None if units is None else ([units[0][i] for i in drawn], units[1])
     labels = np.concatenate([label_array(train), label_array(validation)])
-    parts = _make_parts(len(train), len(validation), width, units, args.seed)
+    parts = make_parts(len(train), len(validation), width, units, args.seed)
     ensemble, views = _read_views(trainer, train, validation)
     members = [_constant(labels, parts)]
     members += [member for view, values in views.items() for member in _ridges(view, values.numpy(), labels, parts)]
@@ -157,7 +157,7 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
         name = f"networks on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
         members.append(_Member(name, view, predicted, stack))
     every, rows = np.stack([member.predicted for member in members]), np.concatenate(parts)
-    weights = _choose_weights(every[:, rows], labels[rows])
+    weights = choose_weights(every[:, rows], labels[rows])
     for member, weight in zip(members, weights):
         if weight > 0:
             member.add_to(ensemble, float(weight))
@@ -211,7 +211,7 @@ class _Member:
         ensemble.intercept.add_(weight * intercept)
 
 
-def _make_parts(num_train: int, num_validation: int, width: int, units: Units, seed: int) -> list[NDArray[np.int64]]:
+def make_parts(num_train: int, num_validation: int, width: int, units: Units, seed: int) -> list[NDArray[np.int64]]:
     """Rows that are held out together, by number, training rows first: the validation rows, then parts of training."""
     parts = [np.arange(num_train, num_train + num_validation)]
     if (num_train + num_validation) * (width + STEP_COST) > FOLDED_COST:
@@ -248,7 +248,7 @@ def _ridges(
     ]
 
 
-def _choose_weights(predicted: FloatArray, labels: FloatArray) -> FloatArray:
+def choose_weights(predicted: FloatArray, labels: FloatArray) -> FloatArray:
     """Shares of members, (m,), whose mean has the smallest error; of the first, a constant, where chance explains it.
 
     Args:

@@ -154,14 +154,14 @@ def test_no_fold_cuts_what_was_held_out_together_and_its_broken_twin_does():
     units = [*map(str, clones[:180])], [*map(str, clones[180:])]
 
     def num_cut(given):
-        parts = ensemble._make_parts(180, 60, 320, given, 0)
+        parts = ensemble.make_parts(180, 60, 320, given, 0)
         assert sorted(np.concatenate(parts)) == [*range(240)]
         assert parts[0].tolist() == [*range(180, 240)]
         return sum(len({*clones[part]} & {*np.delete(clones[:180], part)}) for part in parts[1:])
 
     assert num_cut(units) == 0
     assert num_cut(None) > 30
-    assert len(ensemble._make_parts(180, 60, 12_800, units, 0)) == 1  # validation alone
+    assert len(ensemble.make_parts(180, 60, 12_800, units, 0)) == 1  # validation alone
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_weights_are_those_of_the_smallest_error_and_of_a_constant_where_heads_k
     generator = np.random.default_rng(0)
     labels = generator.normal(size=4000)
     good, noise = labels + generator.normal(0, 1, (2, 4000)), generator.normal(0, 1, (3, 4000))
-    weights = ensemble._choose_weights(np.stack([np.zeros(4000), *good, *noise]), labels)
+    weights = ensemble.choose_weights(np.stack([np.zeros(4000), *good, *noise]), labels)
     # Of two unbiased predictions with independent errors each has a third, what is left is the mean's.
     assert weights == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0, 0], abs=0.04)
-    assert ensemble._choose_weights(np.stack([np.zeros(4000), *noise]), labels)[0] == 1
+    assert ensemble.choose_weights(np.stack([np.zeros(4000), *noise]), labels)[0] == 1
 
 
 def test_directions_are_products_of_what_varies_and_survive_the_state_dict():
