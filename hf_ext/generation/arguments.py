@@ -35,6 +35,8 @@ def flag(default: Any, text: str) -> Any:
 class WritingArguments:
     """How antibodies are drawn, and what they are examined by: for all recipes that write some."""
 
+    _argument_group_name = "sampling"  # in --help
+
     temperature: float = flag(
         TEMPERATURE, "Of sampling; below 1, likely tokens become likelier. 0: the likeliest each time."
     )
@@ -53,6 +55,7 @@ class GeneratorArguments(WritingArguments):
     """
 
     _argument_group_name = "model"  # in --help
+    _argument_groups = {"model": ("temperature", "top_p", "discriminator")}
     _first_flags = (
         *("dataset_name", "antigen_column", "heavy_column", "light_column", "label_column", "stage", "architecture"),
         *("size", "antigen_encoder", "encoder_training", "discriminator", "preset"),

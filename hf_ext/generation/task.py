@@ -25,11 +25,13 @@ class GenerationTask(Task):
     `--stage auto` goes no further. Killed, or stopped with Ctrl-C, the same command goes on where it was
     (`--resume auto`, the default).
 
-    Stages set what you do not; a flag of yours goes over its stage.
+    Stages set what you do not; a flag of yours goes over its stage::
+
         1, proof: size tiny, 1,000 training rows above pKd 7, 100 for validation, 10 epochs of 32 rows a step; it is to
            memorise them, so the last model is kept and nothing stops early
         2, quality: small, 10,000 rows above pKd 7, 1,000 for validation, 20 epochs of 64; best model, patience 5
         3, full: full, all rows, 50 epochs of 64 x 2 accumulated; best model, patience 5
+
     The learning rate follows the architecture and its width: 0.01 for an LSTM and 0.003 for a Transformer 128 wide,
     less in proportion for wider ones; for an --antigen_encoder 0.0003 of adapters, 0.00003 of all its weights.
     """
