@@ -20,7 +20,7 @@ BUDGET = {
     "doctor": (772, 7),
     "embeddings": (377, 4),
     "evaluation": (1362, 12),
-    "generation": (1908, 16),
+    "generation": (1910, 16),
     "hub": (314, 5),
     "masked_lm": (507, 7),
     "memory": (612, 7),
