@@ -277,11 +277,12 @@ def describe_ensemble(facts: Mapping[str, Any]) -> str:
     """The facts as text for the log: how heads were weighed, those with a weight, an alarm if none is worth it."""
     used = [one for one in facts["members"] if one["weight"] > 0]
     constant = facts["members"][0]
+    held_out = "validation rows" if facts["num_folds"] == 1 else f"rows of {facts['num_folds']} folds"
     text = (
         f"Head: the weighted mean of {len(used)} of {len(facts['members'])} heads, chosen in "
-        f"{seconds(facts['seconds'])} by their RMSE on {facts['num_held_out']:,} rows that they were not fitted on "
-        f"({facts['num_folds']} folds): {format_cell(facts['error'])} together, a constant "
-        f"{format_cell(constant['error'])}. --head mlp trains a single network."
+        f"{seconds(facts['seconds'])} by their RMSE on {facts['num_held_out']:,} {held_out}, which they were not "
+        f"fitted on: {format_cell(facts['error'])} together, a constant {format_cell(constant['error'])}. --head mlp "
+        "trains a single network."
     )
     lines = [text, format_table(member_rows(facts)[: len(used)], MEMBER_HEADERS)]
     if constant["weight"] == 1:
