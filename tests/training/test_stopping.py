@@ -79,7 +79,8 @@ def finish(folder, case, name, code=0, ranks=1) -> dict:
     processes = start(folder, case, name, ranks)
     for rank, process in enumerate(processes):
         process.join(60)
-        output = (folder / f"{name}-{rank}.txt").read_text()
+        written = folder / f"{name}-{rank}.txt"  # not of one that has a terminal
+        output = written.read_text() if written.exists() else ""
         if process.exitcode is None:
             process.kill()
         assert process.exitcode == code, output[-3000:]

@@ -164,7 +164,8 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         if isinstance(encoder_outputs, EncoderStates):
             return encoder_outputs
         if encoder_outputs is not None:
-            return EncoderStates(last_hidden_state=encoder_outputs[0])
+            is_tensor = isinstance(encoder_outputs, torch.Tensor)
+            return EncoderStates(last_hidden_state=encoder_outputs if is_tensor else encoder_outputs[0])
         if input_ids is None:
             raise ArgumentError("No antigen: give input_ids, or its states as encoder_outputs.")
         return self.encoder(input_ids, attention_mask, layout)
@@ -191,8 +192,8 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
             labels: (n, tokens), int64, what is to be written, without `<bos>`; -100 is left out of the loss.
             decoder_input_ids: (n, tokens), int64, with `<bos>`; None: made from `labels`. After `cache` only those
                 that it has not seen.
-            encoder_outputs: states of the k antigens, (k, tokens, width), in place of `input_ids`, as the first entry
-                of a tuple. Of the LSTM, what `encode` returns.
+            encoder_outputs: states of the k antigens, (k, tokens, width), in place of `input_ids`, as a tensor or
+                the first entry of a tuple. Of the LSTM, what `encode` returns.
             antigen_index: (n,), int64, which antigen each row has; None: n = k, in their order.
             affinity: (n,), float, in the units of `config.label_mean`; NaN: unknown. None: unknown in all rows.
             cache: what this model returned for the tokens before.
