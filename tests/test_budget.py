@@ -12,7 +12,7 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1418, 11),
-    "affinity": (2389, 24),
+    "affinity": (2388, 24),
     "arguments": (559, 7),
     "checkpoints": (1595, 11),
     "comparing": (572, 6),
@@ -24,7 +24,7 @@ BUDGET = {
     "hub": (314, 5),
     "masked_lm": (507, 7),
     "memory": (612, 7),
-    "models": (2526, 24),
+    "models": (2527, 24),
     "pde": (992, 12),
     "processes": (186, 3),
     "reporting": (1886, 15),

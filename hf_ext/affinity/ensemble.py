@@ -31,7 +31,6 @@ AUTO: Head = "auto"
 PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES, DROPOUT = (256, 64), 0.1  # of the ensemble's networks, the run's own among them
-LOSSES = ("mse", "huber")  # others rank, or know bounds, which least squares does not
 PENALTIES = np.logspace(-4, 3, 8)  # relative to the mean eigenvalue of the features
 # What networks read, and factors of the run's learning rate and dropout: no choice is right for all sets. On three of
 # benchmarks/default_runs.py kernel ridges, nearest neighbours and more seeds beside these changed no error by 1 %.
@@ -76,10 +75,10 @@ def settle_head(
                 "--head auto has sizes of its own: leave --head_sizes out, or give --head mlp (product, gated) with it."
             )
         args.head = PLAIN
-        return ""
+        return "Head: one mlp, as --head_sizes asks for; without it, several heads are mixed (--head auto)."
     if args.init_head_from:
         _take_head_of(args, Path(args.init_head_from))
-        return ""
+        return f"Head: one {args.head}, begun from the network of {args.init_head_from}; it is not mixed with others."
     if reason := _why_single(args, training, is_stream):
         args.head = PLAIN
         return f"Head: mlp {'-'.join(map(str, args.head_sizes))}. --head auto mixes several heads, but {reason}."
@@ -103,7 +102,7 @@ def _why_single(args: AffinityArguments, training: FastTrainingArguments, is_str
     metric = str(training.metric_for_best_model).removeprefix("eval_")
     if {*args.tower_training} - {"frozen"}:
         return "here encoders train"
-    if args.loss not in LOSSES:
+    if args.loss != "mse":
         return f"they are fitted by least squares, not by --loss {args.loss}"
     if is_stream:
         return "here rows are a stream"

@@ -179,8 +179,8 @@ def score_intervals(
     is_exact = _bounds(rows) == 0
     errors, highest = np.abs(labels - predictions)[is_exact], stored["levels"][-1]
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
-    beside = f"`hf-ext predict --interval 0.9` writes them, from {describe_basis(stored)}"
     level = next((level for level in SHOWN if level <= highest), None)
+    beside = f"`hf-ext predict --interval {level or highest:g}` writes them, from {describe_basis(stored)}"
     if level is None or not len(errors):
         return {**basis, "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."]}
     width = half_width(stored, level)

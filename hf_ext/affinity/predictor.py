@@ -153,8 +153,8 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     folder = fetch_folder(name_or_path, revision, _FILES)
     if not (folder / INPUTS_NAME).is_file():
         raise ArgumentError(
-            f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of `hf-ext train`, or the Hub "
-            "id it was pushed to."
+            f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of a finished `hf-ext train`, or "
+            "the Hub id it was pushed to."
         )
     return folder
 

@@ -52,7 +52,7 @@ def _sides_table(result: Mapping[str, Any]) -> str:
 def _pair_text(result: Mapping[str, Any], name: str, pair: Mapping[str, Any]) -> str:
     text = f"- **{result['optimized']} / {name}: {_interval_text(pair['ratio'], '{:.2f}x')}** in {result['unit']} per "
     text += f"second. Final training loss: {_interval_text(pair['loss'], '{:+.4g}')}. "
-    text += f"{result['metric']}: worse by {_interval_text(pair['metric_drop'], '{:+.4g}')}. "
+    text += f"{result['metric']}: by {_interval_text(pair['metric_drop'], '{:+.4g}')} worse (below 0: better). "
     if pair["same_sequences_per_step"]:
         return text + "Sequences per optimizer step are the same."
     counts = [result["sides"][side]["sequences_per_step"] for side in (result["optimized"], name)]

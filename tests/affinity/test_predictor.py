@@ -152,7 +152,7 @@ def test_a_model_that_is_not_there_is_named_with_the_remedy(
     for name, revision, message in (
         ("no/such/folder", None, "Repo id must be in the form"),
         ("me/unheard-of", None, "Check the name .OWNER/NAME., the revision and the network"),
-        (".", None, r"Model \.: no inputs.json there. Give the output folder of `hf-ext train`"),
+        (".", None, r"Model \.: no inputs.json there. Give the output folder of a finished `hf-ext train`"),
         (frozen[0], "v1", r"revision='v1': .* is a folder here"),
     ):
         with pytest.raises(ArgumentError, match=message):
