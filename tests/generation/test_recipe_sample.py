@@ -220,7 +220,7 @@ def contents(folder):
         (["--dataset_name", "notes.csv"], "no column 'antigen'|antigen"),
         (["--dataset_name", "bad.csv"], "row 3, column 'antigen'"),
         (["--dataset_name", "lost.fasta"], "lost.fasta: file not found"),
-        (["--dataset_name", "bad.csv", "--label_column", "pKd"], "--label_column: not of antigens"),
+        (["--dataset_name", "bad.csv", "--label_column", "pKd"], "unknown argument '--label_column'"),
         (["--antigen", "MKT", "--seed", "-1"], "seed=-1: must be from 0 to"),
     ],
 )
