@@ -118,7 +118,7 @@ def read_again(data: bytes, delimiter: str) -> Reading:
         elif len(record) == len(header) and set(HEADER) - {"note"} <= set(header):
             cells = dict(zip(header, record))
             label = read_label(cells["label"])
-            sequence = cells["sequence"].strip().upper()
+            sequence = cells["sequence"].strip().upper().removesuffix("*")  # a stop at the end is taken off
             is_sound = bool(sequence) and cells["sequence"].isascii() and not set(sequence) - set(RESIDUES)
             if label is not None and is_sound:
                 found.rows[first] = (cells["id"], sequence, label, cells["group"])
