@@ -598,10 +598,6 @@ class FastTrainer(Trainer):
 
     stop_reason = property(attrgetter("_ext_stopper.reason"), doc="Why training stopped before its end, or None.")
 
-    def evaluation_facts(self) -> dict[str, Any]:
-        """What evaluations of the run looked at and took, for JSON; see `Evaluator.facts`."""
-        return self._ext_evaluator.facts()
-
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes."""
         return self._ext_saver.retention.sizes()

@@ -11,15 +11,15 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1418, 11),
+    ".": (1416, 11),
     "affinity": (2388, 24),
     "arguments": (559, 7),
     "checkpoints": (1595, 11),
     "comparing": (572, 6),
-    "data": (2583, 20),
+    "data": (2518, 20),
     "doctor": (772, 7),
-    "embeddings": (377, 4),
-    "evaluation": (1362, 12),
+    "embeddings": (374, 4),
+    "evaluation": (1360, 12),
     "generation": (1910, 16),
     "hub": (314, 5),
     "masked_lm": (507, 7),
@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": (1886, 15),
     "speedups": (1588, 16),
     "tasks": (384, 3),
-    "training": (1828, 15),
+    "training": (1822, 15),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,11 @@ from transformers import trainer_pt_utils
 
 from ..errors import DataError
 from .columns import column_names, read_columns
-from .varlen_layout import IGNORED
 
 REACH = 0.005  # how far a row moves among the batches of an epoch sorted by length, as a share of them
 MIN_REACH = 0.5  # batches: neighbours mix in small data sets too
 PROBES = 4  # plans drawn to fix the number of batches
 ATTEMPTS = 8  # plans drawn in an epoch before the tightest one is taken
-SHARED = ("input_ids", "attention_mask", "encoder_outputs")  # of antigens, which rows name by `antigen_index`
 
 
 class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
@@ -285,7 +283,7 @@ def split_batches(batches: list[list[int]], count: int) -> list[list[int]]:
 
 
 def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> np.ndarray:
-    """Tokens per row and input as the collator will make them, special ones included; an upper bound for windows.
+    """Tokens per row and input as the collator will make them, special ones included.
 
     Args:
         dataset: map-style; for a collator that has `count_tokens`, as ours have, whatever that takes, for others rows
@@ -312,111 +310,3 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
     lengths = [int(value) if column == length_column else len(value) for (value,) in read_columns(dataset, [column])]
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     return -(-np.array(lengths, np.int64).reshape(-1, 1) // multiple) * multiple
-
-
-class _CannotCut(Exception):
-    """A value has other rows than the batch, or none."""
-
-
-def count_rows(batch: Any) -> int | None:
-    """Rows of a batch: of its labels, or of its first tensor; None of what is no mapping with a tensor in it."""
-    if not isinstance(batch, Mapping):
-        return None
-    for value in (batch.get("labels"), *batch.values()):
-        if isinstance(value, Mapping) and count_rows(value) is not None:
-            return count_rows(value)
-        if torch.is_tensor(value):
-            return len(value) if value.dim() else None
-    return None
-
-
-def cut_batch(batch: Any, rows_each: int) -> list[Any] | None:
-    """`batch` in parts of `rows_each` rows, the last one of what is left; None where it cannot be cut.
-
-    Padding that no row of a part needs is left out, so that a part is as wide as its own longest row, and gives the
-    numbers that it would have given as a batch. Models find out for themselves what a `layout` would have told them.
-
-    Args:
-        batch: a mapping whose tensors have one row each along their first dimension; or one of our collators, in which
-            rows name inputs that they share (`antigen_index`) or lack (`place`). Values that are no tensors are every
-            part's.
-
-    Returns:
-        Mappings of the class of `batch`, the first rows first. None of a batch of no more rows than `rows_each`, and of
-        one with a tensor that has other rows (sequences packed into one row, scalars that count them).
-
-    Cost: copies nothing but inputs that rows share or lack; trimming reads once from the device for each mask there.
-    """
-    rows = count_rows(batch)
-    if rows is None or rows <= rows_each:
-        return None
-    try:
-        return [_take(batch, slice(start, start + rows_each), rows) for start in range(0, rows, rows_each)]
-    except _CannotCut:
-        return None
-
-
-def copy_batch(batch: Any) -> Any:
-    """A mapping of the same class with the same values; anything else as it is."""
-    # A class says something (`RepeatedRows`), or is what a model expects (`BatchEncoding`).
-    return cast(Any, type(batch))(dict(batch)) if isinstance(batch, Mapping) else batch
-
-
-def _take(batch: Any, part: slice, rows: int) -> Any:
-    """The rows in `part` of a batch of `rows`, or of one input of it."""
-    taken = copy_batch(batch)
-    taken.pop("layout", None)
-    if "place" in taken:
-        taken["place"], chosen = _renumber(taken["place"][part])
-        taken.update({name: value[chosen] for name, value in taken.items() if name != "place"})
-    else:
-        shared = {name: taken[name] for name in SHARED if name in taken and "antigen_index" in taken}
-        taken.update({name: _take_value(value, part, rows) for name, value in taken.items() if name not in shared})
-        if shared:
-            taken["antigen_index"], chosen = _renumber(taken["antigen_index"])
-            for name, value in shared.items():
-                taken[name] = value[chosen] if torch.is_tensor(value) else tuple(states[chosen] for states in value)
-    _trim(taken)
-    return taken
-
-
-def _take_value(value: Any, part: slice, rows: int) -> Any:
-    if isinstance(value, Mapping):
-        return _take(value, part, rows)
-    is_column = (torch.is_tensor(value) and value.dim()) or isinstance(value, list)
-    if is_column and len(value) == rows:
-        return value[part]
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    raise _CannotCut
-
-
-def _renumber(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What rows name, numbered in the order in which they first do, -1 where a row names none; and the old numbers.
-
-    Where none names any, the first one stands in, which no row reads.
-    """
-    named = [number for number in dict.fromkeys(index.tolist()) if number >= 0] or [0]
-    new = {number: i for i, number in enumerate(named)}
-    return torch.tensor([new.get(number, -1) for number in index.tolist()]).to(index), torch.tensor(named).to(index)
-
-
-def _trim(batch: Any) -> None:
-    """Takes columns away, at the end, in which no row has a token; of a decoder's labels, those without a label."""
-    has_decoder, labels, mask = "antigen_index" in batch, batch.get("labels"), batch.get("attention_mask")
-    if has_decoder and torch.is_tensor(labels):
-        batch["labels"] = labels[:, : _count_used(labels.ne(IGNORED))]
-    if not torch.is_tensor(mask) or mask.dim() != 2:
-        return
-    longest = _count_used(mask)
-    for name, value in batch.items():
-        if name == "encoder_outputs":
-            batch[name] = tuple(states[:, :longest] for states in value)
-        elif torch.is_tensor(value) and value.shape[:2] == mask.shape and not (has_decoder and name == "labels"):
-            batch[name] = value[:, :longest]
-
-
-def _count_used(mask: torch.Tensor) -> int:
-    """Columns of a (rows, columns) mask up to the last one that a row uses; all where none does."""
-    used = mask.any(0).nonzero()
-    return int(used[-1]) + 1 if len(used) else mask.shape[1]

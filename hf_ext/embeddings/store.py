@@ -274,12 +274,6 @@ class EmbeddingStore:
         self._shards = [kept for kept in self._shards if kept is not shard]
 
 
-def check_stores(cache_dir: str | os.PathLike[str]) -> str:
-    """What the stores in a folder are worth to a run, in a sentence; "" where there are none. Changes nothing."""
-    is_there = any(Path(cache_dir).glob(f"*/{SHARD_GLOB}"))
-    return f"What {cache_dir} already holds is not encoded again: then less time." if is_there else ""
-
-
 def find_not_finite(embeddings: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
     """Which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
     if isinstance(embeddings, torch.Tensor):

@@ -306,11 +306,6 @@ def at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) ->
     return np.where(sides * (predicted - measured) > 0, measured, predicted)
 
 
-def rmse_at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> float:
-    """Root mean squared error, label units, where a prediction beyond a limit is no error. Arguments as `at_limits`."""
-    return float(np.sqrt(np.mean((at_limits(predicted, measured, sides) - measured) ** 2)))
-
-
 class Once:
     """A function of counts that several metrics read: of the same array of counts it is computed once."""
 

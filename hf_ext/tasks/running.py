@@ -132,7 +132,7 @@ class Run:
         """Writes `all_results.json` and `loss.png`; returns what the JSON holds."""
         settings = {**vars(self.model_args), **(vars(self.data_args) if self.data_args else {})}
         record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments)
-        evaluations = record_evaluations(trainer) if hasattr(trainer, "evaluation_facts") else {}
+        evaluations = record_evaluations(trainer) if hasattr(trainer, "stopping_decisions") else {}
         model = {**record["model"], **facts.get("model", {})}
         results = {**record, **evaluations, "task": self.task.name, **facts, "model": model}
         if (page := self.task.describe(results)) is not None:

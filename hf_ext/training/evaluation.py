@@ -82,23 +82,17 @@ class Evaluator(TrainerCallback):
         self._evaluated_step: int | None = None
         self.load(None)
 
-    # --- counts, for the report and for checkpoints -----------------------------------------------------------------
+    # --- counts, for checkpoints -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """How often each set was looked at, and what the best model so far scored on its subset."""
-        return {"num_evaluations": self._num_evaluations, "num_full": self._num_full, "best": self._best_on_subset}
+        return {"num_evaluations": self._num_evaluations, "best": self._best_on_subset}
 
     def load(self, tree: dict[str, Any] | None) -> None:
         """Goes on from these; None: as before the first evaluation."""
-        tree = tree or {"num_evaluations": {}, "num_full": 0, "best": None}
+        tree = tree or {"num_evaluations": {}, "best": None}
         self._num_evaluations: dict[str, int] = tree["num_evaluations"]  # of each set
-        self._num_full: int = tree["num_full"]
         self._best_on_subset: float | None = tree["best"]
-
-    def facts(self) -> dict[str, Any]:
-        """Numbers of evaluations, over the sets, and of those that looked at all rows; nothing before the first."""
-        counts = self._num_evaluations.values()
-        return {"num_evaluations": sum(counts), "num_full": self._num_full} if counts else {}
 
     # --- which rows -------------------------------------------------------------------------------------------------
 
@@ -220,7 +214,6 @@ class Evaluator(TrainerCallback):
         self._num_begun += 1
         output = trainer._ext_one_pass(loader, given, trainer.compute_metrics)
         self._num_evaluations[name] = self._num_evaluations.get(name, 0) + 1
-        self._num_full += is_full
         compared = make_comparable(output, name) if self.is_due else None
         metrics = dict(output.metrics)
         if compared is not None:
@@ -256,7 +249,6 @@ class Evaluator(TrainerCallback):
         with kept_random_states():
             given = (*given[:-1], full_key(given[-1]))
             output = self._trainer._ext_one_pass(subset.whole, given, self._trainer.compute_metrics)
-        self._num_full += 1
         return output
 
     # --- what Trainer decides by it ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.embeddings.store import EmbeddingStore, check_stores
+from hf_ext.embeddings.store import EmbeddingStore
 from hf_ext.errors import CacheError, DataError, NotFiniteError
 
 KEY = {"encoder": "sha256:1", "dtype": "torch.float32"}
@@ -114,14 +114,13 @@ def test_leftovers_of_writers_long_gone_go_and_what_is_being_written_stays(store
 
 
 def test_a_damaged_shard_is_seen_removed_and_rebuilt_byte_for_byte(store, tmp_path):
-    assert check_stores(tmp_path).endswith("then less time.")
     (shard,), whole = shards(store), contents(store.folder)
     data = whole[shard.name]
     for damaged in (data[:-1], b"", data[:8], data + b"\0", bytes([data[0] ^ 8]) + data[1:], bytes(len(data))):
         shard.write_bytes(damaged)
         again = EmbeddingStore(tmp_path, KEY)
         assert again.missing(SEQUENCES) == ["G|W", "MKV", "AC"]
-        assert (len(again), check_stores(tmp_path)) == (0, "")
+        assert len(again) == 0
         again.add(SEQUENCES, VALUES)
         assert contents(again.folder) == whole
 

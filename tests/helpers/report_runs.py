@@ -80,7 +80,6 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         },
         "train": {"train_runtime": 754.2, "train_loss": 0.21, "epoch": 3.0, "train_residues_per_s": 187770.0},
         "best": {"step": 200, "spearman": 0.79},
-        "evaluation": {"num_evaluations": 6, "num_full": 2},
         "alarms": [{"step": 100, "name": "", "alarms": ["9 distinct values in 512 predictions."]}],
         "early_stopping": {"patience": 3, "stopped_at_step": 300, "decisions": []},
         "test": {
