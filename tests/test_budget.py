@@ -12,7 +12,7 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1416, 11),
-    "affinity": (2388, 24),
+    "affinity": (2389, 24),
     "arguments": (559, 7),
     "checkpoints": (1595, 11),
     "comparing": (572, 6),

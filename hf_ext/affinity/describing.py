@@ -103,7 +103,8 @@ def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
     used = sum(one["weight"] > 0 for one in found["members"])
     text = (
         f"Predictions are the weighted mean of {used} of {len(found['members'])} heads on the embeddings, chosen in "
-        f"{units.seconds(found['seconds'])}. --init_head_from starts from the run's own network, beside them."
+        f"{units.seconds(found['seconds'])}. Steps, losses, best step and curves here "
+        "are of the run's own network, from which --init_head_from starts; it does not predict."
     )
     caption = f"Error: RMSE on {found['num_held_out']:,} rows that a head was not fitted on, in that fold."
     return [Text(text), Table(MEMBER_HEADERS, member_rows(found), caption, fold="All heads")]
