@@ -110,6 +110,8 @@ def read_again(data: bytes, delimiter: str) -> Reading:
         record = next(reader, None)
         if record is None:
             return found
+        if not record:  # a blank line is no row, in any reader
+            continue
         found.lines[first] = reader.line_num
         if reader.line_num > first:
             found.joined.append((first, reader.line_num))

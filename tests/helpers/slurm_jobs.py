@@ -13,11 +13,13 @@ FAKES = HELPERS / "fake_slurm"
 
 @dataclass(frozen=True)
 class Job:
-    """What became of a job: the status of each of its starts, the options that SLURM read, and what was printed."""
+    """What became of a job: the status of each of its starts, the options that SLURM read, what was printed, and the
+    files of its number that it left in the project's folder."""
 
     statuses: list[int]
     options: dict[str, str]
     output: str
+    left: list[Path]
 
 
 def submit(folder: Path, *given: str, limit_s: float = 120, path: Path | None = None, **environment: str) -> Job:
@@ -31,17 +33,20 @@ def submit(folder: Path, *given: str, limit_s: float = 120, path: Path | None = 
     programs = [*([str(path)] if path else []), str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"]]
     variables = {"FAKE_SLURM": str(folder), "ENVIRONMENT": "", "PATH": os.pathsep.join(programs), **environment}
     paths = os.pathsep.join([str(ROOT), str(HELPERS)])
-    done = subprocess.run(
+    with subprocess.Popen(
         ["sbatch", *given],
         env={**os.environ, "PYTHONPATH": paths, **variables},
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=limit_s,
-        check=False,
-    )
+    ) as done:
+        try:
+            output = done.communicate(timeout=limit_s)[0]
+        except subprocess.TimeoutExpired:
+            done.kill()
+            raise
     statuses = [int(line) for line in (folder / "statuses").read_text().split()]
     options = dict(line.split("=", 1) for line in (folder / "options").read_text().splitlines())
-    assert done.returncode == statuses[-1], done.stdout
-    return Job(statuses, options, done.stdout)
+    assert done.returncode == statuses[-1], output
+    return Job(statuses, options, output, [*ROOT.glob(f"*-{done.pid}.*")])  # its number is that of its process
