@@ -123,4 +123,4 @@ def test_the_commands_of_the_page_parse_and_every_part_stands_on_it():
     assert [(args.size, args.minutes, args.parts) for args in given] == [("full", 30.0, [*PARTS])]
     table = page.partition("| part | what it measures |")[2].partition("\n\n")[0]
     assert all(f"`{part}`" in table for part in PARTS)
-    assert sum(PARTS.values()) == 20.0
+    assert sum(PARTS.values()) == 30.0
