@@ -44,7 +44,7 @@ EQUAL = ("--max_steps", str(STEPS), "--effective_batch_size", "8", "--per_device
 EQUAL += ("--without", "precision")
 CASES = {
     "masked_lm": ("mlm.py", *EQUAL),
-    "frozen": ("max_speed.py", *EQUAL, "--head_dropout", "0"),
+    "frozen": ("max_speed.py", *EQUAL, "--head_dropout", "0", "--head", "mlp"),  # several processes mix no heads
     "lora": ("max_speed.py", *EQUAL, "--head_dropout", "0", "--use_peft", "true", "--adam_epsilon", "1e-6"),
 }
 BLOCKS = {"masked_lm": ["EsmLayer"], "frozen": [], "lora": ["BertLayer", "EsmLayer"]}
