@@ -209,8 +209,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-# As OWASP lists them for CSV injection: what begins a formula, also in full width, and white space that is skipped.
-_FORMULA = re.compile("'*[=+\\-@\\t\\r\\n\uff1d\uff0b\uff0d\uff20]")
+# As OWASP lists them for CSV injection: what begins a formula, also in full width, and white space that is skipped. A
+# lone "-" stands for nothing.
+_FORMULA = re.compile("(?!-\\Z)'*[=+\\-@\\t\\r\\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?").fullmatch
 
 

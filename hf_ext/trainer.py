@@ -33,7 +33,6 @@ from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
 from .data.batching import RepeatedRows
 from .data.masking import MaskingEpochCallback
-from .embeddings.dataset import EmbeddedDataset
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
 from .hub.pusher import Pusher
@@ -45,7 +44,7 @@ from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
 from .training.backends import Backend, check_optimizer, choose_backend
 from .training.checks import Checks, check_training
-from .training.embedding_cache import EmbeddingCache, encode_sequences
+from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
 from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
@@ -555,17 +554,21 @@ class FastTrainer(Trainer):
 
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
-    def embed_dataset(self, dataset: Any) -> EmbeddedDataset:
-        """`dataset` with rows of embedding tables for its frozen inputs; see `EmbeddingCache.embed`."""
+    def embed_dataset(self, dataset: Any) -> Embedded:
+        """`dataset` with embeddings of its frozen inputs, or states of their residues; see `EmbeddingCache.embed`."""
         return self._ext_parts.embedder.embed(dataset)
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
+        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU.
+
+        Where residues have labels, the states of all of them: (residues, width).
+        """
         return self._ext_parts.embedder.encode(name, sequences)
 
-    def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+    def encode_sequences(self, name: str, sequences: Sequence[str]) -> Any:
         """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
+        Where residues have labels, a list of the states of each sequence's, (residues, width).
         Encoders that train compute as they do in training: under its autocast.
         """
         device, autocast = self.args.device, self.accelerator.autocast

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Folders of hf_ext, bottom first: a module imports from its own folder and from those of lower floors. Files at the
 # root stand where their imports put them.
 FLOORS = (
-    {"arguments", "processes"},
+    {"arguments", "labels", "processes"},
     {"data", "reporting"},
     {"models"},
     {"memory"},
@@ -23,9 +23,9 @@ FLOORS = (
     {"speedups", "hub"},
     {"training"},
     {"tasks"},
-    {"affinity", "comparing", "masked_lm", "pde"},
+    {"affinity", "masked_lm", "pde"},
     {"generation"},  # judges what it generates with a trained affinity model
-    {"doctor"},
+    {"comparing", "doctor"},
 )
 
 

@@ -11,26 +11,27 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1416, 11),
-    "affinity": (2389, 24),
+    ".": (1415, 11),
+    "affinity": (3166, 30),
     "arguments": (559, 7),
     "checkpoints": (1595, 11),
-    "comparing": (572, 6),
-    "data": (2518, 20),
+    "comparing": (745, 7),
+    "data": (2745, 23),
     "doctor": (772, 7),
-    "embeddings": (374, 4),
-    "evaluation": (1360, 12),
-    "generation": (1910, 16),
+    "embeddings": (395, 4),
+    "evaluation": (2112, 19),
+    "generation": (1917, 16),
     "hub": (314, 5),
+    "labels": (402, 7),
     "masked_lm": (507, 7),
-    "memory": (612, 7),
-    "models": (2527, 24),
+    "memory": (618, 7),
+    "models": (2667, 24),
     "pde": (992, 12),
     "processes": (186, 3),
-    "reporting": (1886, 15),
+    "reporting": (1934, 15),
     "speedups": (1588, 16),
     "tasks": (384, 3),
-    "training": (1822, 15),
+    "training": (1891, 15),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -90,7 +90,8 @@ def test_it_runs_whole_asks_the_doctor_shows_speed_verdict_and_report_and_shares
     pages = [output["data"]["text/html"] for output in shown.outputs if "text/html" in output.get("data", {})]
     assert "<th>prediction</th>" in pages[0]
     assert "<iframe srcdoc=" in pages[1]
-    assert not [output for output in shown.outputs if output.get("name") == "stderr"]
+    told = [output["text"] for output in shown.outputs if output.get("name") == "stderr"]
+    assert not [text for text in told if "IProgress not found" not in text]  # tqdm, where ipywidgets is not installed
     assert (tmp_path / "outputs" / "colab" / "report.html").is_file()
 
 

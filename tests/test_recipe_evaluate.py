@@ -186,7 +186,7 @@ def test_a_run_that_does_not_reach_what_it_must_is_whole_and_says_so(run):
     assert "| RMSE" in (folder / "README.md").read_text()
     assert "Required of the final scores" in (folder / "README.md").read_text()
     log = (folder / "run.log").read_text()
-    assert log.index("Spearman  >=-1") < log.index("RMSE      <=0.001") < log.index("Everything is in")
+    assert log.index("Spearman  >=-1") < log.index("RMSE      <=0.001") < log.index("Report: ")
     AffinityPredictor.from_pretrained(folder, device="cpu")
 
 
@@ -211,7 +211,9 @@ def test_bounds_come_back_from_the_list_of_test_rows(run, tmp_path):
     folder = shutil.copytree(run[0], tmp_path / "bounded")
     listed = pd.read_csv(folder / "predictions.csv")
     rows = Dataset.from_pandas(listed.drop(columns="prediction").assign(bound=[-1, 0] * (len(listed) // 2)))
-    write_predictions(folder / "predictions.csv", rows, listed["prediction"], listed["label"])
+    write_predictions(
+        folder / "predictions.csv", rows, {"prediction": listed["prediction"]}, {"label": listed["label"]}
+    )
     assert pd.read_csv(folder / "predictions.csv", keep_default_na=False)["bound"][:2].tolist() == ["<=", ""]
     found = evaluate("--models", folder / "predictions.csv", folder, "--test_of", folder)
     assert any(note.startswith("The verdict's RMSE counts no error beyond a limit") for note in found["notes"])

@@ -18,6 +18,7 @@ from ..arguments.checks import (
 from ..arguments.training_fields import REQUIRE, option
 from ..errors import ArgumentError
 
+AUTO_LAYER, LAST_LAYER = "auto", "last"
 Head = Literal["auto", "mlp", "product", "gated"]
 
 
@@ -33,7 +34,7 @@ class AffinityArguments:
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
         *("dataset_name", "sequence_columns", "label_column", "split", "encoders", "tower_inputs", "tower_training"),
-        *("use_peft", "head", "binder_threshold", "preset", "metric_for_best_model"),
+        *("use_peft", "layer", "head", "binder_threshold", "preset", "metric_for_best_model"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
@@ -52,6 +53,12 @@ class AffinityArguments:
         "How each tower makes one vector of its tokens: mean or max over residues, mean_tokens (special tokens count "
         "too) or cls (the first token; T5 encoders have none). One is used for all.",
     )
+    layer: str = option(
+        LAST_LAYER,
+        "Whose states are pooled: a number, from 1; last; or auto, of frozen encoders the layer whose embeddings "
+        "predict held-out rows better than the last's, beyond chance, else the last. Layers above are dropped. Left "
+        "out with --init_head_from: that of its run.",
+    )
     max_length: Annotated[int, COUNT] | None = option(
         None,
         "Longest encoder input in tokens, special ones included; --too_long says what becomes of longer ones. Left "
@@ -67,7 +74,7 @@ class AffinityArguments:
     )
     head: Head = option(
         "auto",
-        "auto: on frozen encoders the mean of ridge regressions and small networks, weighed by rows that they were not "
+        "auto: on frozen encoders the mean of linear models and small networks, weighed by rows that they were not "
         "fitted on; else mlp. mlp: a perceptron of --head_sizes. product: a product of the towers' projections beside "
         "a hidden layer. gated: one hidden layer with gates. Both take one --head_sizes, 64 if left out.",
     )
@@ -96,6 +103,13 @@ class AffinityArguments:
                 "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
             )
         check_ranges(self, ranges_in_types(type(self)))
+        if self.layer not in (AUTO_LAYER, LAST_LAYER) and not self.layer_number:
+            raise ArgumentError(f"--layer {self.layer}: give a number, from 1, {LAST_LAYER} or {AUTO_LAYER}.")
+
+    @property
+    def layer_number(self) -> int | None:
+        """The layer that is asked for by its number."""
+        return int(self.layer) if self.layer.isdecimal() else None
 
     def per_tower(self, name: str) -> list[str]:
         """The values of a list argument, one per encoder.
@@ -148,7 +162,9 @@ class EvaluateArguments:
     )
     test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
-    metric: str | None = option(None, "Of the verdict. Left out: rmse; spearman where a model only ranks.")
+    metric: str | None = option(
+        None, "Of the verdict. Left out: that of the labels, rmse of numbers; spearman where a model only ranks."
+    )
     binder_threshold: Annotated[float, FINITE] | None = option(
         None,
         "Labels at or above this count as hits for recall and the other metrics of binders. Left out: that of the "

@@ -1,4 +1,4 @@
-"""What a model has to beat on a split: constants and linear models, fitted on the training rows."""
+"""What a model has to beat on a split: constants, linear models and near rows, fitted on the training rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from ..data.tokenization import SequenceCollator
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, NotFiniteError
-from ..evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means
-from ..evaluation.verdict import CONSTANT
+from ..evaluation.baselines import SequenceFeatures, predict_group_means
+from ..evaluation.kind_baselines import NearestBaseline, make_linear, predict_constant
+from ..evaluation.verdict import CONSTANT, FREQUENCIES, LABEL_FREQUENCIES
+from ..labels import UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config
+from ..reporting.units import capitalize
 from ..training.embedding_cache import encode_sequences
 from .partners import Partner, find_partner, predict_by_partner
 from .rows import FloatArray, label_array
@@ -79,7 +82,6 @@ def load_pretrained_towers(
 
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
-EMBEDDING_RIDGE = "ridge on embeddings"
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
@@ -101,7 +103,7 @@ class _Rows:
     @classmethod
     def read(cls, splits: list[Any], columns: list[str], of_rows: int) -> _Rows:
         sequences = [[*zip(*read_columns(split, columns))] for split in splits]
-        return cls(splits, columns, sequences, [label_array(split) for split in splits], of_rows)
+        return cls(splits, columns, sequences, [known_labels(split) for split in splits], of_rows)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -110,19 +112,19 @@ class _Rows:
 
 @dataclass
 class Baselines:
-    """Predictions by name of baseline, (n,) float64 in label units; what each was fitted on, JSON-able; and sentences
-    about those that could not be fitted."""
+    """Predictions by name of baseline, (n,) float64 in label units, or as scores of another kind of label take them;
+    what each was fitted on, JSON-able; and sentences about those that could not be fitted."""
 
-    predictions: dict[str, FloatArray] = field(default_factory=dict)
+    predictions: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, name: str, predictions: FloatArray, **facts: Any) -> None:
+    def add(self, name: str, predictions: Any, **facts: Any) -> None:
         """`facts`: what it was fitted on."""
         self.predictions[name], self.facts[name] = predictions, facts
 
     def add_partners(
-        self, name: str, partner: Partner, features: Sequence[Any], rows: _Rows, pooled: FloatArray, standardize: bool
+        self, name: str, partner: Partner, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool
     ) -> None:
         """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
         given = partner, features, rows.labels[:2], rows.sequences, pooled
@@ -137,7 +139,9 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
     The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
     ridge on the embeddings of the encoders, where these train as they were before. Both ridges also for each partner
     where one or more columns have few values (four antibodies against thousands of variants, `partners.find_partner`).
-    Penalties are chosen on `splits["validation"]`.
+    Penalties are chosen on `splits["validation"]`. Of classes frequencies take the place of the mean, and logistic
+    regression that of ridge; of all labels but one number there are the rows with the nearest residues, too, and labels
+    of residues have baselines of their own (`residue_baselines`).
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -150,20 +154,38 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
     training rows, 2,000 validation rows and the split: less than a pass over these rows in training.
     """
     train, asked, seed = splits["train"], splits[name], trainer.args.seed
-    labels, baselines = label_array(train), Baselines()
-    facts = {"num_rows": len(train), "mean": float(labels.mean())}
-    baselines.add(CONSTANT, np.full(len(asked), facts["mean"]), kind="constant", **facts)
-    if group_column:
+    kind, labels, baselines = trainer.model.config.kind, known_labels(train), Baselines()
+    facts: dict[str, Any] = {"num_rows": len(train)}
+    if kind.is_one_number:
+        facts["mean"] = float(labels.mean())
+    baselines.add(constant_name(kind), predict_constant(kind, labels, len(asked)), kind="constant", **facts)
+    if group_column and kind.is_one_number:
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
         baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
     known = [sample_rows(train, seed), splits["validation"]]
     rows = _Rows.read([*known, asked], sequence_columns(trainer), len(train))
-    partner, why = find_partner(rows.sequences[0])
+    partner, why = find_partner(rows.sequences[0]) if kind.is_one_number else (None, "")
     if why:
         baselines.notes.append(f"No baseline by partner was fitted: {why}.")
-    _add_sequence_ridges(baselines, rows, partner)
+    _add_sequence_ridges(baselines, kind, rows, partner)
     _add_embedding_ridges(baselines, trainer, rows, partner)
     return baselines
+
+
+def known_labels(rows: Any) -> FloatArray:
+    """Labels of a map-style split, (n,) or (n, k) float64; NaN where one of several is not known."""
+    labels = label_array(rows)
+    return labels if labels.ndim == 1 else np.where(labels == UNKNOWN, np.nan, labels)
+
+
+def constant_name(kind: LabelKind) -> str:
+    """Of the baseline that predicts the same for all rows."""
+    return CONSTANT if kind.is_numeric else LABEL_FREQUENCIES if kind.task == "multilabel" else FREQUENCIES
+
+
+def linear_name(kind: LabelKind) -> str:
+    """Of a linear model, in names of baselines."""
+    return "ridge" if kind.is_numeric else "logistic regression"
 
 
 def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
@@ -201,17 +223,21 @@ def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) ->
     return np.concatenate(blocks, axis=1)
 
 
-def _add_sequence_ridges(baselines: Baselines, rows: _Rows, partner: Partner | None) -> None:
+def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows, partner: Partner | None) -> None:
     if not any(len(set(column)) > 1 for column in rows.sequences[0]):
         return
     features = SequenceFeatures(rows.sequences[0], rows.sequences[1:])
     if not features.num_features:  # columns that vary, but whose 3-mers do not
         return
     train, validation, asked = (features.transform(sequences) for sequences in rows.sequences)
-    ridge = RidgeBaseline(standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
-    pooled = ridge.predict(asked)
-    facts = {**rows.facts, **ridge.summary(), "of_features": features.num_counts}
-    baselines.add(f"{features.name} ridge", pooled, **facts)
+    linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
+    pooled: Any = linear.predict(asked)
+    read = {"num_features": features.num_features, "of_features": features.num_counts}
+    facts = {**rows.facts, **linear.summary(), **read}
+    baselines.add(f"{features.name} {linear_name(kind)}", pooled, **facts)
+    if not kind.is_one_number:
+        nearest = NearestBaseline(kind).fit(train, rows.labels[0], validation, rows.labels[1])
+        baselines.add(f"nearest {features.name}", nearest.predict(asked), **{**rows.facts, **nearest.summary()})
     if partner is not None:
         chosen = [[sequences[i] for i in partner.main] for sequences in rows.sequences]
         of_main = SequenceFeatures(chosen[0], chosen[1:])
@@ -223,10 +249,11 @@ def _add_sequence_ridges(baselines: Baselines, rows: _Rows, partner: Partner | N
 def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, partner: Partner | None) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
     model, encode = trainer.model, trainer.encode_distinct
+    kind, name = model.config.kind, f"{linear_name(model.config.kind)} on embeddings"
     if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows)
-        partner, _ = find_partner(rows.sequences[0])
+        partner = find_partner(rows.sequences[0])[0] if kind.is_one_number else None
     try:
         if is_trained:
             encode = _encode_as_before(trainer)
@@ -234,17 +261,15 @@ def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, partn
     except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
         if not is_trained:
             raise
-        baselines.notes.append(
-            f"No {EMBEDDING_RIDGE} was fitted: the encoders before training cannot be used ({error})."
-        )
+        baselines.notes.append(f"No {name} was fitted: the encoders before training cannot be used ({error}).")
         return
     if is_trained:
-        baselines.notes.append("Ridge on embeddings reads the encoders as they were before training.")
-    ridge = RidgeBaseline().fit(features[0], rows.labels[0], features[1], rows.labels[1])
-    pooled = ridge.predict(features[2])
-    baselines.add(EMBEDDING_RIDGE, pooled, **rows.facts, **ridge.summary())
+        baselines.notes.append(f"{capitalize(name)} reads the encoders as they were before training.")
+    linear = make_linear(kind).fit(features[0], rows.labels[0], features[1], rows.labels[1])
+    pooled: Any = linear.predict(features[2])
+    baselines.add(name, pooled, **{**rows.facts, **linear.summary()})
     if partner is not None:
-        baselines.add_partners(EMBEDDING_RIDGE, partner, features, rows, pooled, standardize=True)
+        baselines.add_partners(name, partner, features, rows, pooled, standardize=True)
 
 
 def _encode_as_before(trainer: Any) -> Encode:

@@ -12,6 +12,7 @@ from ..data.demo import make_demo_table
 from ..data.tokenization import ResidueTokenizer, SequenceCollator
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
+from ..labels import ONE_NUMBER, LabelKind
 from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
 from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
@@ -54,7 +55,7 @@ def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) 
 
 def fill_in_demo(args: AffinityArguments, data_args: DataArguments, encoders: Sequence[str]) -> Dataset:
     """Makes the arguments name the generated demo data and two encoders from `make_demo_encoders`; its table."""
-    data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], "pKd"
+    data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], ["pKd"]
     args.encoders = [*encoders]
     args.tower_inputs = ["heavy,light", "antigen"]
     if args.binder_threshold is None:
@@ -63,25 +64,34 @@ def fill_in_demo(args: AffinityArguments, data_args: DataArguments, encoders: Se
 
 
 def build_model(
-    args: AffinityArguments, sequence_columns: Sequence[str], lora: LoraSettings | None = None
+    args: AffinityArguments,
+    sequence_columns: Sequence[str],
+    lora: LoraSettings | None = None,
+    kind: LabelKind = ONE_NUMBER,
+    layers: Sequence[int | None] = (),
 ) -> AffinityModel:
-    """A model with pretrained encoders, and a head that is untrained or comes from `args.init_head_from`.
+    """A model with pretrained encoders, and a head for `kind` that is untrained or comes from `args.init_head_from`.
+
+    Args:
+        layers: of each encoder the one that is read, where they are known and `args` has none.
 
     Raises:
         ArgumentError: as `read_towers`, or a head that does not fit.
     """
     specs, towers = read_towers(args, sequence_columns, lora)
-    model = AffinityModel.from_encoders(specs, towers, **model_settings(args))
+    for spec, layer in zip(specs, layers):
+        spec.layer = layer
+    model = AffinityModel.from_encoders(specs, towers, **model_settings(args, kind))
     if args.init_head_from:
         carry_head(model, args.init_head_from)
     return model
 
 
-def model_settings(args: AffinityArguments) -> dict[str, Any]:
+def model_settings(args: AffinityArguments, kind: LabelKind = ONE_NUMBER) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
     given = {name: getattr(args, name) for name in ("head_sizes", "head_dropout", "loss", "save_full")}
-    return {**given, "head_form": form}
+    return {**given, "head_form": form, "label_kind": None if kind.is_one_number else kind.state()}
 
 
 def read_towers(
@@ -103,7 +113,8 @@ def read_towers(
 
     identities = [*zip(args.encoders, revisions, trainings)]
     distinct = [*dict.fromkeys(identities)]
-    specs = [read_encoder(name, at, cast(Training, how), lora or LoraSettings()) for name, at, how in distinct]
+    how_to_read = lora or LoraSettings(), args.layer_number
+    specs = [read_encoder(name, at, cast(Training, how), *how_to_read) for name, at, how in distinct]
     towers = []
     for identity, columns, pooling in zip(identities, tower_inputs(args, sequence_columns), args.per_tower("pooling")):
         index = distinct.index(identity)
@@ -153,6 +164,7 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
         "pooling": [tower.pooling for tower in towers],
         "head": model.config.head_form or "mlp",
         "head sizes": model.config.head_sizes,
+        "labels": model.config.label_kind,
     }
 
 
@@ -202,5 +214,5 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
         if data_args.max_residues and data_args.too_long != "error":
             residues = tokenizers[name].max_residues or data_args.max_residues
             tokenizers[name].max_residues = min(residues, data_args.max_residues)
-    missing_chains = [*data_args.missing_chains]
-    return SequenceCollator(tokenizers, model.config.input_columns, data_args.too_long, missing_chains=missing_chains)
+    given = data_args.too_long, [*data_args.missing_chains], model.config.kind
+    return SequenceCollator(tokenizers, model.config.input_columns, *given)

@@ -18,14 +18,17 @@ from ..data.reading import SOURCE_ROW
 from ..data.row_errors import REJECTED_FILE
 from ..errors import ArgumentError, DataError
 from ..evaluation import collapse_report
-from ..evaluation.metrics import score_names
 from ..evaluation.requirements import Requirement, check_requirements, describe_failed, format_checked
 from ..evaluation.resampling import ResamplingUnits, unit_facts
 from ..evaluation.scores import compare_paired
 from ..evaluation.verdict import judge_pair
+from ..labels import LabelKind
 from ..reporting import units
 from ..reporting.run_files import read_run
 from ..reporting.tables import format_table
+from .describing import find_kind
+from .measure import scored_names
+from .predicted import LABEL, label_names
 from .prediction_file import BOUND_SIGNS
 from .rows import check_threshold, describe_units, label_array, read_bounds
 from .scoring import LIMITS_NOTE, Compared
@@ -39,6 +42,7 @@ class LabelledRows:
 
     Attributes:
         table: map-style: sequences, `label`, `source_row`, and where there are any `bound` and the group.
+        kind: of the labels.
         source: where they are from, as a reader knows it.
         threshold: label units; None leaves recall and its like out.
         groups: (n,), of each row, or None.
@@ -47,6 +51,7 @@ class LabelledRows:
     """
 
     table: Any
+    kind: LabelKind
     source: str
     threshold: float | None
     groups: list[Any] | None
@@ -55,12 +60,15 @@ class LabelledRows:
 
     @property
     def labels(self) -> FloatArray:
-        """(n,), label units; rounded to float32, as batches hold them and runs score them."""
+        """(n, ...), label units; rounded to float32, as batches hold them and runs score them."""
         return label_array(self.table).astype(np.float32).astype(np.float64)
 
 
-def load_labelled(args: DataArguments, threshold: float | None) -> LabelledRows:
+def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind | None = None) -> LabelledRows:
     """All rows of a labelled table; intervals resample rows.
+
+    Args:
+        kind: of labels that models predict; None: what the table's seem to be.
 
     Raises:
         ArgumentError, DataError: as `load_sequences`; no name; a stream.
@@ -70,13 +78,16 @@ def load_labelled(args: DataArguments, threshold: float | None) -> LabelledRows:
     if args.streaming:
         raise ArgumentError("--streaming: scores are of rows that can be counted; leave it out.")
     with tempfile.TemporaryDirectory() as scratch:
-        table: Any = load_sequences(args, rejected=Path(scratch) / REJECTED_FILE, needs_labels=True).table
+        rejected = Path(scratch) / REJECTED_FILE
+        loaded = load_sequences(args, rejected=rejected, needs_labels=True, kind=kind)
+    table: Any = loaded.table
+    assert loaded.kind
     report: dict[str, Any] = {"notes": [], "warnings": []}
     if threshold is not None:
         check_threshold(threshold, label_array(table), report)
     groups = table[args.group_column][:] if args.group_column else None
     notes = [*report["warnings"], *report["notes"], "Whether a model was trained on these rows is not looked at."]
-    return LabelledRows(table, args.dataset_name, threshold, groups, None, notes)
+    return LabelledRows(table, loaded.kind, args.dataset_name, threshold, groups, None, notes)
 
 
 def load_test(folder: str, args: DataArguments, settings: Any, explicit: Container[str]) -> LabelledRows:
@@ -106,19 +117,27 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
             f"{run.folder} does not list the sequences of its test rows in predictions.csv: the file is lost, or they "
             "were a stream. Name a file with --dataset_name."
         )
-    columns: dict[str, Any] = {**listed.columns, "label": listed.labels}
-    if "bound" in columns:
-        columns["bound"] = [BOUND_SIGNS.index(sign) - 1 for sign in columns["bound"]]
+    columns: dict[str, Any] = {**listed.columns, LABEL: listed.labels}
+    kind = find_kind(run.results)
+    if kind.is_one_number:
+        if "bound" in columns:
+            columns["bound"] = [BOUND_SIGNS.index(sign) - 1 for sign in columns["bound"]]
+        table = Dataset.from_dict(columns)
+    else:
+        args.label_column = label_names(kind)
+        columns[SOURCE_ROW] = [*map(int, columns[SOURCE_ROW])]
+        known = {name: cells for name, cells in columns.items() if cells is not None}
+        table = load_sequences(args, needs_labels=True, kind=kind, table=Dataset.from_dict(known)).table
     by = run.results["test"]["interval_by"]
     unit_column = SPLIT_CLUSTER if by == "cluster" and SPLIT_CLUSTER in columns else by
     resampled = ResamplingUnits.of(by, columns[unit_column]) if by else None
     groups = columns[args.group_column] if args.group_column else None
     source, threshold = f"test rows of {run.folder}", settings.binder_threshold
-    return LabelledRows(Dataset.from_dict(columns), source, threshold, groups, resampled, describe_units(resampled))
+    return LabelledRows(table, kind, source, threshold, groups, resampled, describe_units(resampled))
 
 
 def compare(
-    predictions: Mapping[str, FloatArray],
+    predictions: Mapping[str, Any],
     rows: LabelledRows,
     *,
     metric: str = "rmse",
@@ -128,7 +147,7 @@ def compare(
     """Scores predictions as the report of a run does, and compares all with the first.
 
     Args:
-        predictions: model -> (n,), label units.
+        predictions: model -> (n,), label units; of other kinds as `rows_for` takes them.
         rows: that they are of.
         metric: of the verdicts.
         requirements: that every model but the first must meet; of one model, it.
@@ -145,13 +164,13 @@ def compare(
     Cost: per model 1,000 bootstrap resamples of its scores, and one comparison per metric: 1.6 s for 26,000 rows.
     """
     first, *later = predictions
-    labels, bounds = rows.labels, read_bounds(rows.table)
-    compared = Compared(predictions, labels, rows.threshold, seed, rows.units)
+    labels, bounds, kind = rows.labels, read_bounds(rows.table), rows.kind
+    compared = Compared(predictions, labels, kind, rows.threshold, seed, rows.units)
     scores = compared.score(rows.groups)
     options = compared.options
 
-    def differ(after: FloatArray) -> dict[str, Any]:
-        names = score_names(rows.threshold)
+    def differ(after: Any) -> dict[str, Any]:
+        names = scored_names(kind, rows.threshold, has_groups=False)
         return {name: compare_paired(labels, predictions[first], after, name, **options).as_dict() for name in names}
 
     def judge(name: str) -> dict[str, Any]:
@@ -165,8 +184,9 @@ def compare(
         "num_rows": len(labels),
         **unit_facts(rows.units, len(labels)),
         "threshold": rows.threshold,
+        "label_kind": kind.state(),
         "scores": scores,
-        "collapse": {name: collapse_report(predicted, labels) for name, predicted in predictions.items()},
+        "collapse": {name: collapse_report(predicted, labels, kind) for name, predicted in predictions.items()},
         "verdicts": {name: judge(name) for name in later},
         "differences": {name: differ(predictions[name]) for name in later},
         "requirements": {name: check_requirements(requirements, scores[name]) for name in later or [first]},
@@ -200,11 +220,12 @@ def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
         for row, metric in zip(rows, found):
             row.append(units.score(found[metric]))
             if name in differences:
-                row.append(_difference(differences[name].get(metric)))
+                row.append(format_difference(differences[name].get(metric)))
     return format_table(rows, headers)
 
 
-def _difference(compared: Mapping[str, Any] | None) -> str:
+def format_difference(compared: Mapping[str, Any] | None) -> str:
+    """0.120 [0.100, 0.140] *: of `PairedComparison.as_dict`, with a star where the interval excludes 0."""
     if compared is None:  # of the metric by groups
         return units.MISSING
     numbers = {"value": compared["improvement"], "low": compared["low"], "high": compared["high"]}

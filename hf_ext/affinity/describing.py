@@ -6,42 +6,69 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..labels import ONE_NUMBER, LabelKind
+from ..labels.kinds import describe_kind
 from ..reporting import units
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
-from ..reporting.run_files import as_dict, list_columns
+from ..reporting.run_files import as_dict, label_name, list_columns
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
 from ..reporting.units import is_finite, join_words, share
 from .ensemble import MEMBER_HEADERS, member_rows
+from .layers import LAYER_HEADERS, describe_layers, layer_rows
 
 # Made up, of a usual composition; a user's own sequences never stand in a card.
 EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAKQRQISFVKSHFSRQLEE")
-MAX_GROUPS = 300  # rows of a table
+MAX_GROUPS, MAX_CLASSES = 300, 50  # rows of a table
+
+
+# Task -> what it is called on the Hub, which has no names for numbers of several columns or of residues; and how the
+# rows of `AffinityPredictor.predict` are told.
+HUB_TASKS = {
+    "regression": ("regression", "Regression on protein sequences"),
+    "classification": ("text-classification", "Classification of protein sequences"),
+    "multilabel": ("text-classification", "Labels of protein sequences, several at once"),
+    "residue_classification": ("token-classification", "Classification of residues"),
+    "residue_regression": ("regression", "Regression on residues"),
+}
 
 
 def describe(results: Mapping[str, Any]) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
     settings, test = as_dict(results.get("settings")), as_dict(results.get("test"))
-    label, columns = str(settings.get("label_column") or "label"), list_columns(results)
+    label, columns, kind = label_name(settings), list_columns(results), find_kind(results)
     model = as_dict(as_dict(test.get("scores")).get("model"))
     chosen_by = str(settings.get("metric_for_best_model")).removeprefix("eval_")
+    decided_by = as_dict(as_dict(results.get("verdict")).get("comparison")).get("metric")
+    first = ["spearman", "rmse"] if kind.is_one_number else [str(decided_by), *[*model][:1]]
+    task_type, task_name = HUB_TASKS[kind.task]
     return Page(
         title=f"Predicting {label} from {join_words(columns)}" if columns else f"Predicting {label}",
-        summary=_summary(results, label, columns),
-        numbers=score_numbers(test, dict.fromkeys(("spearman", "rmse", chosen_by))),
-        results=[*score_blocks(test, as_dict(results.get("data")).get("leaks")), *_group_blocks(model)],
-        training=_head_blocks(results),
-        limits=[*verdict_limits(results), *_limits(results)],
+        summary=_summary(results, kind, label, columns),
+        numbers=score_numbers(test, dict.fromkeys((*first, chosen_by))),
+        results=[
+            *score_blocks(test, as_dict(results.get("data")).get("leaks")),
+            *_group_blocks(model),
+            *_class_blocks(as_dict(test.get("classes"))),
+        ],
+        training=[*_layer_blocks(results), *_head_blocks(results)],
+        limits=[*verdict_limits(results), *_limits(results, kind)],
         subject=f"predicting {label} as it was measured in the training data, and about nothing else: no safety, no "
         "function in a cell, no patient",
-        loading=_loading(results, label, columns or ["sequence"]),
+        loading=_loading(results, kind, label, columns or ["sequence"]),
         bases=as_dict(results.get("model")).get("towers") or [],
         needs_bases=not settings.get("save_full"),
         scores=index_scores(model),
-        tags=["biology", "protein", "protein-language-model", "regression"],
+        tags=["biology", "protein", "protein-language-model", task_type],
         library_name="hf_ext",
-        task_type="regression",
-        task_name="Regression on protein sequences",
+        task_type=task_type,
+        task_name=task_name,
     )
+
+
+def find_kind(results: Mapping[str, Any]) -> LabelKind:
+    """What a run's model predicts."""
+    state = results.get("label_kind")
+    return LabelKind.from_state(state) if state else ONE_NUMBER
 
 
 def _ranks(results: Mapping[str, Any]) -> bool:
@@ -49,15 +76,17 @@ def _ranks(results: Mapping[str, Any]) -> bool:
     return as_dict(results.get("model")).get("loss") == "ranking"
 
 
-def _summary(results: Mapping[str, Any], label: str, columns: list[str]) -> str:
+def _summary(results: Mapping[str, Any], kind: LabelKind, label: str, columns: list[str]) -> str:
     what = f"the order of rows by {label}, not its values," if _ranks(results) else f"{label}, in that column's unit,"
+    if not kind.is_one_number:
+        what = f"{label} ({describe_kind(kind)})"
     text = f"Predicts {what} from amino-acid sequences in {join_words(columns or ['sequence'])}."
     if lacking := [*as_dict(as_dict(results.get("data")).get("missing_chains"))]:
         text += f" It has learned to do without {join_words(lacking)}: such a cell may be empty."
     return text
 
 
-def _loading(results: Mapping[str, Any], label: str, columns: list[str]) -> list[Block]:
+def _loading(results: Mapping[str, Any], kind: LabelKind, label: str, columns: list[str]) -> list[Block]:
     cells = [f'{json.dumps(name)}: "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(columns)]
     lines = [
         "from hf_ext import AffinityPredictor",
@@ -67,14 +96,34 @@ def _loading(results: Mapping[str, Any], label: str, columns: list[str]) -> list
         "print(predictor.predict(rows))",
     ]
     unit = f"higher for a higher {label}" if _ranks(results) else f"in the unit of {label}"
+    returned = {
+        "regression": f"one number per row (float32, {unit})",
+        "classification": "the name of a class per row; predict_proba returns the probability of each",
+        "multilabel": "the names of a row's labels; predict_proba returns the probability of each",
+        "residue_classification": "a class for each residue of a row; predict_proba returns the probability of each",
+        "residue_regression": "a number for each residue of a row",
+    }[kind.task]
+    if kind.task == "regression" and not kind.is_one_number:
+        returned = f"an array with a column for each of {join_words(kind.names)}"
     return [
         Code("\n".join(lines), "python"),
         Text(
             "predict takes a list of dicts, a dict of lists, a datasets.Dataset or a pandas DataFrame with "
-            f"{'these columns' if len(columns) > 1 else 'this column'}, and returns one number per row (float32, "
-            f"{unit}). It refuses sequences that hold anything but residues and names their rows."
+            f"{'these columns' if len(columns) > 1 else 'this column'}, and returns {returned}. It refuses sequences "
+            "that hold anything but residues and names their rows."
         ),
     ]
+
+
+def _class_blocks(classes: Mapping[str, Any]) -> list[Block]:
+    """Each class's rows, precision, recall and F1, the largest first."""
+    if not classes:
+        return []
+    ordered = sorted(classes.items(), key=lambda item: -item[1]["support"])[:MAX_CLASSES]
+    names = ("support", "precision", "recall", "f1")
+    rows = [[name, *(units.number(found[one]) for one in names)] for name, found in ordered]
+    cut = f"The {MAX_CLASSES} largest." if len(classes) > MAX_CLASSES else ""
+    return [Table(["class", *map(units.metric_name, names)], rows, cut, fold=f"All {len(classes):,} classes")]
 
 
 def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
@@ -95,6 +144,21 @@ def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
     return [Text(text), Table(headers, rows, cut, fold=f"All {len(groups):,} groups")]
 
 
+def _layer_blocks(results: Mapping[str, Any]) -> list[Block]:
+    """The layers that were compared."""
+    found = as_dict(results.get("layer"))
+    if not found:
+        return []
+    caption = (
+        f"Error: RMSE of a small network on {found['num_rows']:,} rows that it was not fitted on, compared in "
+        f"{units.seconds(found['seconds'])}."
+    )
+    return [
+        Text(" ".join(describe_layers(found))),
+        Table(LAYER_HEADERS, layer_rows(found), caption, fold="All layers compared"),
+    ]
+
+
 def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
     """The heads that an ensemble weighed."""
     found = as_dict(results.get("ensemble"))
@@ -106,13 +170,18 @@ def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
         f"{units.seconds(found['seconds'])}. Steps, losses, best step and curves here "
         "are of the run's own network, from which --init_head_from starts; it does not predict."
     )
-    caption = f"Error: RMSE on {found['num_held_out']:,} rows that a head was not fitted on, in that fold."
+    caption = (
+        f"Error: {found['measure']} on {found['num_held_out']:,} rows that a head was not fitted on, in that fold."
+    )
     return [Text(text), Table(MEMBER_HEADERS, member_rows(found), caption, fold="All heads")]
 
 
-def _limits(results: Mapping[str, Any]) -> list[str]:
+def _limits(results: Mapping[str, Any], kind: LabelKind) -> list[str]:
     """What labels and intervals can carry."""
     audits, lines = as_dict(results.get("labels")), []
+    if not kind.is_numeric:
+        what, end = ("labels", "") if kind.task == "multilabel" else ("classes", ": whatever it reads gets one of them")
+        lines.append(f"It knows {kind.num_outputs:,} {what} and no others{end}.")
     read = (
         "which its loss reads as bounds"
         if as_dict(results.get("model")).get("loss") in ("tobit", "ranking")

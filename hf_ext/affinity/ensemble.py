@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
 from ..errors import ArgumentError
-from ..evaluation.baselines import solve_ridges
 from ..evaluation.metrics import HIT_METRICS
+from ..labels import ONE_NUMBER, LabelKind
 from ..models.configuration import AffinityConfig
 from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
 from ..models.head import ONE_LAYER
@@ -24,22 +25,19 @@ from ..reporting.units import format_cell, seconds
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments, Head
 from .baselines import pooled_features
-from .networks import train_networks
-from .rows import FloatArray, label_array
+from .members import fit_members
+from .objectives import FloatArray, LogLoss, Objective, SquaredError
+from .rows import label_array
 
 AUTO: Head = "auto"
 PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES, DROPOUT = (256, 64), 0.1  # of the ensemble's networks, the run's own among them
-PENALTIES = np.logspace(-4, 3, 8)  # relative to the mean eigenvalue of the features
-# What networks read, and factors of the run's learning rate and dropout: no choice is right for all sets. On three of
-# benchmarks/default_runs.py kernel ridges, nearest neighbours and more seeds beside these changed no error by 1 %.
-NETWORKS = ((FEATURES, 1.0, 0.0), (FEATURES, 0.3, 1.0), (DIRECTIONS, 1.0, 1.0))
 # Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
 # beside these, in features.
 FOLDED_COST, STEP_COST = 2_500_000, 1_000
+OUTPUTS_PER_WIDTH = 32  # classes whose logistic regression costs as much as all else that reads the features
 NUM_PARTS = 4  # of training, beside validation
-NUM_SEEDS = {True: 2, False: 3}  # of each network: with folds for each fold, without
 NUM_PICKS = 50  # of members, with replacement
 NOISE = 0.3  # over the square root of held-out rows: by which part an error may be below the constant's by chance
 MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
@@ -49,7 +47,11 @@ Units = tuple[Sequence[Any], Sequence[Any]] | None
 
 
 def settle_head(
-    args: AffinityArguments, training: FastTrainingArguments, explicit: Collection[str], is_stream: bool
+    args: AffinityArguments,
+    training: FastTrainingArguments,
+    explicit: Collection[str],
+    is_stream: bool,
+    kind: LabelKind = ONE_NUMBER,
 ) -> str:
     """Settles what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
 
@@ -58,6 +60,7 @@ def settle_head(
         training: of the run.
         explicit: names of the arguments that the user set.
         is_stream: whether rows are.
+        kind: of the labels.
 
     Returns:
         Why a single network is trained although `--head auto` was meant; else "".
@@ -79,7 +82,7 @@ def settle_head(
     if args.init_head_from:
         _take_head_of(args, Path(args.init_head_from))
         return f"Head: one {args.head}, begun from the network of {args.init_head_from}; it is not mixed with others."
-    if reason := _why_single(args, training, is_stream):
+    if reason := _why_single(args, training, is_stream, kind):
         args.head = PLAIN
         return f"Head: mlp {'-'.join(map(str, args.head_sizes))}. --head auto mixes several heads, but {reason}."
     args.head_sizes = [*SIZES]
@@ -98,17 +101,21 @@ def _take_head_of(args: AffinityArguments, folder: Path) -> None:
         args.head_sizes, args.head_dropout = list(config.head_sizes or []), config.head_dropout
 
 
-def _why_single(args: AffinityArguments, training: FastTrainingArguments, is_stream: bool) -> str | None:
+def _why_single(
+    args: AffinityArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind
+) -> str | None:
     metric = str(training.metric_for_best_model).removeprefix("eval_")
     if {*args.tower_training} - {"frozen"}:
         return "here encoders train"
+    if kind.per_residue or (kind.is_numeric and not kind.is_one_number):
+        return f"here each row has {'a label for each residue' if kind.per_residue else 'several numbers'}"
     if args.loss != "mse":
         return f"they are fitted by least squares, not by --loss {args.loss}"
     if is_stream:
         return "here rows are a stream"
     if training.world_size > 1:
         return f"here are {training.world_size} processes"
-    if metric in HIT_METRICS:
+    if kind.is_one_number and metric in HIT_METRICS:
         return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
     return None
 
@@ -116,20 +123,21 @@ def _why_single(args: AffinityArguments, training: FastTrainingArguments, is_str
 @dataclass(frozen=True)
 class Fitted:
     """`facts`: for `all_results.json["ensemble"]`. `predicted`: (n,) of the validation rows, by members fitted without
-    them, label units."""
+    them, label units; None of classes."""
 
     facts: dict[str, Any]
-    predicted: FloatArray
+    predicted: FloatArray | None
 
 
 def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
-    Members: ridge regressions of several penalties on the features and on their principal directions and products;
-    networks of several seeds and learning rates; a constant. Each is fitted without validation rows and predicts them;
-    of small sets also without each of four parts of training. Weights are those of greedy selection with replacement
-    (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the RMSE of these predictions, and members
-    of all folds are averaged. A label that is a bound is taken for a value.
+    Members: ridge or logistic regressions of several penalties on the features and on their principal directions and
+    products; networks of several seeds, learning rates and forms; a constant. Each is fitted without validation rows
+    and predicts them; of small sets also without each of four parts of training. Weights are those of greedy selection
+    with replacement (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these
+    predictions, the RMSE or the log loss of mixed probabilities, and members of all folds are averaged. A label that is
+    a bound is taken for a value.
 
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` of frozen encoders is trained: its head standardises.
@@ -146,35 +154,38 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
     if len(drawn) < len(train):
         train, units = train.select(drawn), None if units is None else ([units[0][i] for i in drawn], units[1])
     labels = np.concatenate([label_array(train), label_array(validation)])
-    parts = make_parts(len(train), len(validation), width, units, args.seed)
-    ensemble, views = _read_views(trainer, train, validation)
-    members = [_constant(labels, parts)]
-    members += [member for view, values in views.items() for member in _ridges(view, values.numpy(), labels, parts)]
-    for view, rate, dropout in NETWORKS:
-        given = views[view].to(args.device), labels, parts, config.head_sizes, dropout * config.head_dropout
-        stack, predicted = train_networks(*given, args, rate, NUM_SEEDS[len(parts) > 1])
-        name = f"networks on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
-        members.append(_Member(name, view, predicted, stack))
-    every, rows = np.stack([member.predicted for member in members]), np.concatenate(parts)
-    weights = choose_weights(every[:, rows], labels[rows])
-    for member, weight in zip(members, weights):
-        if weight > 0:
-            member.add_to(ensemble, float(weight))
+    kind = config.kind
+    objective = SquaredError(labels) if kind.is_one_number else LogLoss(labels, kind.num_outputs)
+    cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
+    parts = make_parts(len(train), len(validation), cost, units, args.seed)
+    rows = np.concatenate(parts)
+    ensemble, views = _read_views(trainer, train, validation, objective)
+    members = fit_members(ensemble, views, objective, parts, config.head_sizes, config.head_dropout, args)
+    every = np.stack([member.judged for member in members])
+    weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
+    for member, weight in zip(members, weights.tolist()):
+        if weight > 0 and isinstance(member.fitted, NetworkStack):
+            ensemble.add(member.view, weight, member.fitted)
+        elif weight > 0:
+            ensemble.intercept.copy_(torch.from_numpy(weight * member.fitted))
     trainer.model.set_ensemble(ensemble)
     mixed = weights @ every
-    *errors, error = np.sqrt(np.mean((np.vstack([every, mixed]) - labels)[:, rows] ** 2, axis=1)).tolist()
+    *errors, error = objective.errors(np.vstack([every, mixed]), rows).tolist()
     described = zip(members, errors, weights.tolist())
     facts = {
         "members": [{"name": one.name, "error": its, "weight": weight} for one, its, weight in described],
         "error": error,
+        "measure": objective.measure,
         "num_folds": len(parts),
         "num_held_out": len(rows),
         "seconds": time.perf_counter() - began,
     }
-    return Fitted(facts, mixed[len(train) :])
+    return Fitted(facts, mixed[: len(validation)] if kind.is_one_number else None)
 
 
-def _read_views(trainer: Any, train: Any, validation: Any) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
+def _read_views(
+    trainer: Any, train: Any, validation: Any, objective: Objective
+) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
     """An ensemble without members, and what members read: by view (n, size), float32, training rows first, on the CPU.
 
     No labels are read.
@@ -183,37 +194,22 @@ def _read_views(trainer: Any, train: Any, validation: Any) -> tuple[HeadEnsemble
     features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
     features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
     bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]
-    ensemble = HeadEnsemble(widths, [basis.shape[1] for basis in bases], [])
+    ranks = [basis.shape[1] for basis in bases]
+    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link)
     ensemble.fit_directions(bases, features[: len(train)])
     directions = torch.cat([ensemble.directions(chunk) for chunk in features.split(8192)])
     return ensemble, {FEATURES: features, DIRECTIONS: directions}
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A head of the library. `predicted`: (n,) of each row by the fit without its part. `fitted`: networks, or the
-    coefficients and the intercept of a linear model, the mean of those of all folds."""
+def make_parts(
+    num_train: int, num_validation: int, width: float | None, units: Units, seed: int
+) -> list[NDArray[np.int64]]:
+    """Rows that are held out together, by number, training rows first: the validation rows, then parts of training.
 
-    name: str
-    view: str
-    predicted: FloatArray
-    fitted: NetworkStack | tuple[FloatArray, float]
-
-    def add_to(self, ensemble: HeadEnsemble, weight: float) -> None:
-        if isinstance(self.fitted, NetworkStack):
-            self.fitted.scale_outputs(weight / len(self.fitted.biases[0]))
-            ensemble.views.append(self.view)
-            ensemble.networks.append(self.fitted.requires_grad_(False))
-            return
-        coefficients, intercept = self.fitted
-        getattr(ensemble, f"linear_{self.view}").add_(torch.from_numpy(weight * coefficients))
-        ensemble.intercept.add_(weight * intercept)
-
-
-def make_parts(num_train: int, num_validation: int, width: int, units: Units, seed: int) -> list[NDArray[np.int64]]:
-    """Rows that are held out together, by number, training rows first: the validation rows, then parts of training."""
+    The validation rows alone where parts of rows of this `width` cost too much; None: parts in any case.
+    """
     parts = [np.arange(num_train, num_train + num_validation)]
-    if (num_train + num_validation) * (width + STEP_COST) > FOLDED_COST:
+    if width is not None and (num_train + num_validation) * (width + STEP_COST) > FOLDED_COST:
         return parts
     unit = np.arange(num_train) if units is None else np.unique(np.asarray(units[0]), return_inverse=True)[1]
     place = np.random.default_rng(seed).permutation(int(unit.max()) + 1)
@@ -221,49 +217,26 @@ def make_parts(num_train: int, num_validation: int, width: int, units: Units, se
     return [*parts, *(part for part in further if 0 < len(part) < num_train)]
 
 
-def _constant(labels: FloatArray, parts: Sequence[NDArray[np.int64]]) -> _Member:
-    predicted, means = np.zeros(len(labels)), []
-    for part in parts:
-        means.append(float(np.delete(labels, part).mean()))
-        predicted[part] = means[-1]
-    return _Member("constant", FEATURES, predicted, (np.zeros(1), float(np.mean(means))))
-
-
-def _ridges(
-    view: str, values: NDArray[np.float32], labels: FloatArray, parts: Sequence[NDArray[np.int64]]
-) -> list[_Member]:
-    predicted = np.zeros((len(labels), len(PENALTIES)))
-    coefficients, intercepts = np.zeros((values.shape[1], len(PENALTIES))), np.zeros(len(PENALTIES))
-    for part in parts:
-        # Validation rows stand last: what is left of them is a view, not a copy of a gigabyte.
-        rest = slice(part[0]) if part[-1] == len(labels) - 1 else np.setdiff1d(np.arange(len(labels)), part)
-        weights, levels = solve_ridges(values[rest], labels[rest], PENALTIES, standardize=False)
-        predicted[part] = values[part] @ weights + levels
-        coefficients += weights / len(parts)
-        intercepts += levels / len(parts)
-    return [
-        _Member(f"ridge on {view}, penalty {penalty:g}", view, predicted[:, i], (coefficients[:, i], intercepts[i]))
-        for i, penalty in enumerate(PENALTIES)
-    ]
-
-
-def choose_weights(predicted: FloatArray, labels: FloatArray) -> FloatArray:
+def choose_weights(judged: FloatArray, errors: Callable[[FloatArray], FloatArray], num_rows: int) -> FloatArray:
     """Shares of members, (m,), whose mean has the smallest error; of the first, a constant, where chance explains it.
 
     Args:
-        predicted: (m, n), of unseen rows.
-        labels: (n,).
+        judged: (m, entries), of unseen rows.
+        errors: of m members, (m, entries) -> (m,).
+        num_rows: that are not seen.
     """
-    residuals = predicted - labels
-    products = residuals @ residuals.T / len(labels)
-    counts, best, lowest = np.zeros(len(predicted)), np.zeros(len(predicted)), np.inf
+    counts, best, lowest = np.zeros(len(judged)), np.zeros(len(judged)), np.inf
+    total = np.zeros(judged.shape[1])
     for num_picks in range(1, NUM_PICKS + 1):
-        errors = (counts @ products @ counts + 2 * products @ counts + np.diag(products)) / num_picks**2
-        counts[errors.argmin()] += 1
-        if errors.min() < lowest:
-            best, lowest = counts / num_picks, errors.min()
-    gain = 1 - np.sqrt(lowest / products[0, 0]) if products[0, 0] > 0 else 0.0
-    return best if gain > NOISE / np.sqrt(len(labels)) else np.eye(len(predicted))[0]
+        found = errors((total + judged) / num_picks)
+        chosen = found.argmin()
+        counts[chosen] += 1
+        total += judged[chosen]
+        if found[chosen] < lowest:
+            best, lowest = counts / num_picks, found[chosen]
+    constant = errors(judged[:1])[0]
+    gain = 1 - lowest / constant if constant > 0 else 0.0
+    return best if gain > NOISE / np.sqrt(num_rows) else np.eye(len(judged))[0]
 
 
 def member_rows(facts: Mapping[str, Any]) -> list[list[str]]:
@@ -279,14 +252,14 @@ def describe_ensemble(facts: Mapping[str, Any]) -> str:
     held_out = "validation rows" if facts["num_folds"] == 1 else f"rows of {facts['num_folds']} folds"
     text = (
         f"Head: the weighted mean of {len(used)} of {len(facts['members'])} heads, chosen in "
-        f"{seconds(facts['seconds'])} by their RMSE on {facts['num_held_out']:,} {held_out}, which they were not "
-        f"fitted on: {format_cell(facts['error'])} together, a constant {format_cell(constant['error'])}. --head mlp "
-        "trains a single network."
+        f"{seconds(facts['seconds'])} by their {facts['measure']} on {facts['num_held_out']:,} {held_out}, which they "
+        f"were not fitted on: {format_cell(facts['error'])} together, a constant {format_cell(constant['error'])}. "
+        "--head mlp trains a single network."
     )
     lines = [text, format_table(member_rows(facts)[: len(used)], MEMBER_HEADERS)]
     if constant["weight"] == 1:
         lines.append(
-            "ALARM: no head predicts rows that it has not seen better than the training mean, which is what the model "
+            "ALARM: no head predicts rows that it has not seen better than a constant, which is what the model "
             "predicts now: look at labels and sequences first, or try other encoders."
         )
     return "\n".join(lines)

@@ -9,9 +9,9 @@ called so. Label column and binder threshold are those that the first model was 
 units; that file among the models has the scores of the run's report to the bit. A .pth becomes a model folder with
 hf-ext resume --convert.
 
-A CSV has a column `prediction`, and `source_row` as hf-ext predict writes it, or a line per row in their order;
-sequences that it has too must be those of the rows. Requirements hold for every model but the first, or for
-a single one. Exit status: 0; 3 if a requirement fails; 1 for what cannot be scored.
+A CSV has a column `prediction` (other labels than numbers: see docs/labels.md), and `source_row` as hf-ext predict
+writes it, or a line per row in their order; sequences that it has too must be those of the rows. Requirements hold for
+every model but the first, or for a single one. Exit status: 0; 3 if a requirement fails; 1 for what cannot be scored.
 """
 
 from __future__ import annotations

@@ -9,22 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments.training_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments
 from ..data.tokenization import SequenceCollator, check_inputs
-from ..errors import ArgumentError
-from ..evaluation.metrics import score_names
+from ..errors import ArgumentError, DataError
+from ..evaluation.kinds import deciding_metrics, to_predictions
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.row_metrics import unpack_labelled
+from ..labels import LabelKind
+from ..labels.kinds import describe_kind
 from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments
 from .comparing import compare, describe, describe_unmet, load_labelled, load_test
+from .measure import scored_names
 from .prediction_file import read_predictions
 from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments
 from .scoring import RANKING_NOTE
@@ -49,15 +51,21 @@ class ScoredModel:
         """Whether it predicts an order only (a ranking loss)."""
         return self.collator is not None and _read_json(self.path / "config.json").get("loss") == "ranking"
 
+    @property
+    def kind(self) -> LabelKind | None:
+        """What it predicts; None of a CSV, which is read as the labels are."""
+        return None if self.collator is None else self.collator.kind
+
     def predict(
-        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments
-    ) -> NDArray[np.float64]:
-        """Its predictions for the rows: (n,), label units; of a model as its own run scored them.
+        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
+    ) -> NDArray[Any]:
+        """Its predictions for the rows, (n, ...), as scores take them; of a model as its own run scored them.
 
         Args:
             rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
             data_args: as the rows were read.
             args: of prediction: speed-ups, batch size, precision, embedding cache.
+            kind: of the labels.
 
         Raises:
             ArgumentError: the model cannot be loaded, or reads other columns.
@@ -66,7 +74,7 @@ class ScoredModel:
         Cost: one pass over the rows.
         """
         if self.collator is None:
-            return read_predictions(self.path, rows, data_args)
+            return read_predictions(self.path, rows, data_args, kind)
         columns = [*dict.fromkeys(columns_of(self.collator))]
         if any(column not in data_args.sequence_columns for column in columns):
             raise ArgumentError(
@@ -74,8 +82,17 @@ class ScoredModel:
                 f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
             )
         check_inputs(self.collator, {"rows": rows}, source)
+        longest = self.collator.longest
+        is_cut = [len(sequence) > longest for sequence in rows[columns[0]][:]] if kind.per_residue and longest else []
+        if any(is_cut):
+            raise DataError(
+                f"{self.name} reads {longest} residues of a sequence, and {sum(is_cut):,} of {len(rows):,} rows have "
+                "more: labels behind them have no prediction. Leave these rows out, or cut sequences and labels alike."
+            )
         with predicting(load_model(self.path), self.collator, args) as trainer:
-            return check_predictions(unpack_labelled(trainer.predict(rows))[0])
+            output = trainer.predict(rows)
+        outputs = unpack_labelled(output)[0] if kind.is_one_number else output.predictions
+        return to_predictions(kind, check_predictions(outputs))
 
 
 def evaluate_models(
@@ -97,19 +114,22 @@ def evaluate_models(
     models = find_models(own.models, labelled.too_long if "too_long" in explicit else None)
     if own.test_of is None:
         take_from_training(models, own, data_args, explicit)
-        rows = load_labelled(data_args, own.binder_threshold)
+        rows = load_labelled(data_args, own.binder_threshold, find_common_kind(models))
     else:
         names = {one.name for one in dataclasses.fields(LabelledArguments)} - {"too_long"}
         if given := sorted(names & {*explicit}):
             raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
         rows = load_test(own.test_of, data_args, own, explicit)
-    requirements = parse_requirements(own.require, score_names(rows.threshold, rows.groups is not None))
-    metric = own.metric or ("spearman" if any(one.is_scale_free for one in models) else "rmse")
-    if metric not in (allowed := score_names(rows.threshold)):
+    kind = rows.kind
+    find_common_kind([*models, rows])
+    requirements = parse_requirements(own.require, scored_names(kind, rows.threshold, rows.groups is not None))
+    decides = "spearman" if any(one.is_scale_free for one in models) else deciding_metrics(kind)[0]
+    metric = own.metric or decides
+    if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
     args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
-        {one.name: one.predict(rows.table, rows.source, data_args, args) for one in models},
+        {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models},
         rows,
         metric=metric,
         requirements=requirements,
@@ -152,6 +172,22 @@ def find_models(given: Sequence[str], too_long: str | None = None) -> list[Score
     return models
 
 
+def find_common_kind(models: Sequence[Any]) -> LabelKind | None:
+    """What all models predict, that name it in `kind`; None where none does.
+
+    Raises:
+        ArgumentError: two predict something else, or other names.
+    """
+    kinds = [one.kind for one in models if one.kind is not None]
+    for one in kinds[1:]:
+        if (one.task, one.is_one_number or one.names) != (kinds[0].task, kinds[0].is_one_number or kinds[0].names):
+            raise ArgumentError(
+                f"One of them predicts {describe_kind(kinds[0])}, another {describe_kind(one)}: compare models of the "
+                "same labels."
+            )
+    return kinds[0] if kinds else None
+
+
 def take_from_training(
     models: Sequence[ScoredModel], own: EvaluateArguments, data_args: DataArguments, explicit: Collection[str]
 ) -> None:
@@ -169,7 +205,7 @@ def take_from_training(
         value = settings.get(name)
         if name not in explicit and value not in (None, getattr(owner, name)):
             setattr(owner, name, value)
-            taken.append(f"--{name} {value}")
+            taken.append(f"--{name} {' '.join(value) if isinstance(value, list) else value}")
     if taken:
         LOGGER.info("As the model was trained: %s.", ", ".join(taken))
 

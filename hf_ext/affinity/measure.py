@@ -6,24 +6,33 @@ from typing import Any
 
 from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
-from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
+from ..evaluation.kinds import deciding_metrics, metric_names
+from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS, score_names
 from ..evaluation.row_metrics import RowMetrics
+from ..labels import ONE_NUMBER, LabelKind
 from ..reporting.units import less_is_better
 from ..training.watchers import check_metric_on_rows
 from ..training_args import FastTrainingArguments
+from .baselines import constant_name
 
-# By loss. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does not.
+# By loss, of one number per row. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does
+# not.
 BEST_BY_LOSS = {"mse": "rmse", "huber": "rmse", "tobit": "loss", "ranking": "spearman"}
 
 PLAIN = RowMetrics()  # without a threshold and groups
 
 
-def settle_measure(args: FastTrainingArguments, loss: str) -> None:
-    """Makes `metric_for_best_model` the one that fits the loss, unless the user named one."""
+def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> tuple[str, ...]:
+    """Metrics that final scores have, which `--require` may name."""
+    return score_names(threshold, has_groups) if kind.is_one_number else metric_names(kind)
+
+
+def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind = ONE_NUMBER) -> None:
+    """Makes `metric_for_best_model` the one that fits labels and loss, unless the user named one."""
     explicit = args.explicit_fields
     if "metric_for_best_model" in explicit:
         return
-    args.metric_for_best_model = BEST_BY_LOSS[loss]
+    args.metric_for_best_model = BEST_BY_LOSS[loss] if kind.is_one_number else deciding_metrics(kind)[1]
     if "greater_is_better" not in explicit:
         args.greater_is_better = not less_is_better(args.metric_for_best_model)
 
@@ -40,7 +49,7 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
         DataError: the validation rows do not allow it.
     """
     name, given = _plain_name(args), args.metric_for_best_model
-    if name in THRESHOLD_METRICS and metrics.threshold is None:
+    if name in THRESHOLD_METRICS and name not in metrics.names:
         raise ArgumentError(
             f"--metric_for_best_model {given} needs a --binder_threshold that divides the labels: a number within "
             "their range."
@@ -56,15 +65,24 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
 
 
 def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> str | None:
-    """What the verdict compares models and baselines in: `metric_for_best_model` where both have it, else its own."""
+    """What the verdict compares models and baselines in: `metric_for_best_model` where both have it, else its own.
+
+    Of classes it is the user's choice alone: the log loss, which chooses checkpoints, is no reader's question.
+    """
     name = _plain_name(args)
+    if not metrics.kind.is_one_number:
+        is_chosen = "metric_for_best_model" in args.explicit_fields and name in metric_names(metrics.kind)
+        return name if is_chosen else deciding_metrics(metrics.kind)[0]
     compared = (*PLAIN_METRICS, *THRESHOLD_METRICS)
     return name if name in compared and name in metrics.names else None
 
 
 def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics = PLAIN) -> str:
     """Which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
-    verdict = f"verdict in {verdict_metric(args, metrics) or ('spearman' if loss == 'ranking' else 'rmse')}."
+    kind, decides = metrics.kind, verdict_metric(args, metrics) or ("spearman" if loss == "ranking" else "rmse")
+    verdict = f"verdict in {decides}."
+    if not kind.is_one_number:
+        verdict = f"verdict in {decides}, against {constant_name(kind)} and linear models."
     if not args.load_best_model_at_end:
         return f"Best checkpoint: not asked for, the last weights are kept (--load_best_model_at_end); {verdict}"
     end = "highest" if args.greater_is_better else "lowest"

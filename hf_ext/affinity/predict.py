@@ -3,13 +3,13 @@
     hf-ext predict --model outputs/affinity --dataset_name new.csv --output predictions.csv
 
 The model reads the columns that it was trained on. The CSV has all columns of the table, in their order and as they
-were read, then `source_row` (the row's line in it) and `prediction`; --keep_columns false leaves out those that the
-model does not read. Embeddings of frozen encoders are read from the cache where it has them. A text that a spreadsheet
-would run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take
-that `'` off (`hf_ext.files.read_cell`).
+were read, then `source_row` (the row's line in it), `prediction`, and of classes their probabilities (docs/labels.md);
+--keep_columns false leaves out those that the model does not read. Embeddings of frozen encoders are read from the
+cache where it has them. A text that a spreadsheet would run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to
+join with your table use `source_row`, or take that `'` off (`hf_ext.files.read_cell`).
 
-`--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of measured values are
-expected, by how far predictions were off on the validation rows of the training run.
+Of a model of numbers, `--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of
+measured values are expected, by how far predictions were off on the validation rows of the training run.
 """
 
 from __future__ import annotations

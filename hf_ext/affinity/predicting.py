@@ -10,13 +10,14 @@ import numpy as np
 from ..arguments.training_fields import PredictingArguments
 from ..data.arguments import DataArguments, ReadingArguments
 from ..data.loading import load_sequences
-from ..data.reading import peek_columns
+from ..data.reading import SOURCE_ROW, peek_columns
 from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..reporting.progress import start_run_log
 from .arguments import PredictArguments
 from .intervals import describe_basis
-from .prediction_file import find_output, find_rejected, refuse_added, write_predictions
+from .predicted import prediction_columns, prediction_names
+from .prediction_file import HIGH, LOW, find_output, find_rejected, refuse_added, write_predictions
 from .predictor import (
     check_interval,
     check_predictions,
@@ -50,11 +51,13 @@ def predict_table(
         )
     output = find_output(own.output, reading.dataset_name)
     rejected = find_rejected(output, reading.bad_rows)
-    if own.keep_columns and not reading.streaming:
-        for path, names in peek_columns(reading.dataset_name).items():
-            refuse_added(path, names)
     folder = find_model(own.model, own.revision)
     model = load_model(folder)
+    kind = model.config.kind
+    added = [SOURCE_ROW, *prediction_names(kind), LOW, HIGH]
+    if own.keep_columns and not reading.streaming:
+        for path, names in peek_columns(reading.dataset_name).items():
+            refuse_added(path, names, added)
     half_width = None
     if own.interval is not None:
         half_width = check_interval(model, own.interval)
@@ -69,12 +72,13 @@ def predict_table(
     loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
     rows = loaded.table
     if loaded.as_read is not None:
-        refuse_added(str(reading.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now
+        refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
     check_inputs(collator, {"rows": rows}, reading.dataset_name)
     with predicting(model, collator, args) as trainer:
-        predictions = check_predictions(np.asarray(trainer.predict(rows).predictions).reshape(-1))
+        outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
         if trainer.is_world_process_zero():
-            write_predictions(output, rows, predictions, as_read=loaded.as_read, half_width=half_width)
-        log.info("%d predictions in %s", len(predictions), output)
+            columns = prediction_columns(kind, outputs)
+            write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=half_width)
+        log.info("%d predictions in %s", len(outputs), output)
         trainer.end()
     return output

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments
@@ -21,9 +20,11 @@ from ..data.reading import SOURCE_ROW, local_files
 from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
 from ..errors import ArgumentError, DataError
 from ..files import read_cell, replacing, try_replacing, write_cell
+from ..labels import ONE_NUMBER, LabelKind
+from ..labels.kinds import reader_of
+from .predicted import PREDICTION, PROBABILITY, Columns
 
-PREDICTION, LOW, HIGH = "prediction", "prediction_low", "prediction_high"
-ADDED = (SOURCE_ROW, PREDICTION, LOW, HIGH)  # what is written beside the input's own columns, in this order
+LOW, HIGH = "prediction_low", "prediction_high"  # of an interval
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 MAX_LISTED = 10
 
@@ -34,7 +35,7 @@ def is_of_predictions(header: Sequence[str]) -> bool:
     Not that of a stream, which nothing tells from another program's column `prediction`.
     """
     added = header[header.index(SOURCE_ROW) + 1 :] if SOURCE_ROW in header else []
-    return bool(added) and {*added} <= {PREDICTION, LOW, HIGH}
+    return bool(added) and all(name.partition("_")[0] in (PREDICTION, PROBABILITY) for name in added)
 
 
 def find_output(
@@ -93,9 +94,7 @@ def find_rejected(output: Path, bad_rows: str) -> Path:
     return path
 
 
-def refuse_added(
-    source: object, names: Iterable[str], added: Collection[str] = ADDED, what: str = "predictions"
-) -> None:
+def refuse_added(source: object, names: Iterable[str], added: Collection[str], what: str = "predictions") -> None:
     """Raises DataError where `names`, the columns of `source`, hold one of those that are `added` to them."""
     if taken := [name for name in names if name in added]:
         raise DataError(
@@ -113,7 +112,7 @@ def _read_header(path: Path) -> list[str]:
             return ["not a CSV"]
 
 
-def read_predictions(path: Path, rows: Any, args: DataArguments) -> NDArray[np.float64]:
+def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind = ONE_NUMBER) -> Any:
     """The predictions in a CSV of any program for `rows`, in their order.
 
     A line belongs to the row whose `source_row` it has; in a CSV without that column lines are the rows, in their
@@ -123,9 +122,11 @@ def read_predictions(path: Path, rows: Any, args: DataArguments) -> NDArray[np.f
         path: of the CSV; `hf-ext predict` or a run may have written it.
         rows: map-style, with `source_row` and the sequence columns, as loading left them.
         args: by which the rows were read.
+        kind: of their labels.
 
     Returns:
-        (n,) float64, label units.
+        (n,) float64, label units; of other labels as scores take predictions. Where classes have no probabilities, the
+        named one counts as certain.
 
     Raises:
         DataError: no such file or column, a prediction that is no finite number, a row without a line of its own, or
@@ -137,8 +138,14 @@ def read_predictions(path: Path, rows: Any, args: DataArguments) -> NDArray[np.f
         lines = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a CSV of predictions: {error}.") from error
-    if PREDICTION not in lines:
-        raise DataError(f"{path}: no column {PREDICTION!r}; there are {', '.join(lines.columns[:30])}.")
+    of_names = [f"{PREDICTION if kind.is_numeric else PROBABILITY}_{name}" for name in kind.names]
+    lacking = [] if kind.is_one_number else [name for name in of_names if name not in {*map(read_cell, lines.columns)}]
+    has_names = not kind.is_one_number and not lacking
+    if 0 < len(lacking) < len(of_names):
+        raise DataError(f"{path}: columns of some outputs alone; {', '.join(lacking[:MAX_LISTED])} are missing.")
+    if PREDICTION not in lines and not has_names:
+        needed = PREDICTION if len(kind.columns) == 1 or not kind.is_numeric else of_names[0]
+        raise DataError(f"{path}: no column {needed!r}; there are {', '.join(lines.columns[:30])}.")
     if SOURCE_ROW in lines:
         asked, lines = [str(number) for number in rows[SOURCE_ROW][:]], lines.set_index(SOURCE_ROW)
         if lines.index.has_duplicates or len({*asked}) < len(asked):
@@ -161,19 +168,34 @@ def read_predictions(path: Path, rows: Any, args: DataArguments) -> NDArray[np.f
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
                 "other rows, or the rows have changed since: predict again."
             )
-    values = pd.to_numeric(lines[PREDICTION], errors="coerce").to_numpy(np.float64)  # NaN where it is none
-    if num := int((~np.isfinite(values)).sum()):
+    if not kind.is_one_number and not has_names:
+        return _read_cells(path, [*map(read_cell, lines[PREDICTION])], kind)
+    lines.columns = [*map(read_cell, lines.columns)]
+    values = lines[of_names if has_names else [PREDICTION]].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+    if num := int((~np.isfinite(values)).any(1).sum()):  # NaN where it is none
         raise DataError(
             f"{path}: {num:,} predictions are no finite numbers. Fix them, or leave these rows out everywhere."
         )
-    return values
+    return values if has_names else values[:, 0]
+
+
+def _read_cells(path: Path, cells: Sequence[str], kind: LabelKind) -> Any:
+    """Predictions that are written as labels are: an array, or of residues a list of arrays."""
+    judged = [reader_of(kind).judge(cell) for cell in cells]
+    if wrong := [f"line {line}: {one.rule}. {one.remedy}" for line, one in enumerate(judged, 2) if one.rule]:
+        raise DataError(f"{path}, column {PREDICTION!r}, {wrong[0]}")
+    values = [np.asarray(one.value) for one in judged]
+    if not kind.task.endswith("classification"):
+        return values if kind.per_residue else np.stack(values)
+    certain = [np.eye(kind.num_outputs)[value] for value in values]
+    return certain if kind.per_residue else np.stack(certain)
 
 
 def write_predictions(
     path: Path,
     rows: Any,
-    predictions: Any,
-    labels: Any = None,
+    predictions: Columns,
+    labels: Columns | None = None,
     as_read: Any = None,
     half_width: float | None = None,
 ) -> None:
@@ -181,7 +203,7 @@ def write_predictions(
 
     Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
 
-    With `half_width`, both ends of an interval stand beside the prediction.
+    With `half_width`, both ends of an interval stand beside a prediction of one number.
 
     With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
     that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
@@ -193,12 +215,13 @@ def write_predictions(
     columns: list[Any] = [map(write_cell, source[name][:]) for name, source in kept.items()]
     if "bound" in kept and as_read is None:
         columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
-    header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
-    values = [*columns, *([] if labels is None else [labels]), predictions]
+    added = {**(labels or {}), **predictions}
     if half_width is not None:
-        centre, reach = np.asarray(predictions, np.float32), np.float32(half_width)
-        header, values = [*header, LOW, HIGH], [*values, centre - reach, centre + reach]
+        centre, reach = np.asarray(predictions[PREDICTION], np.float32), np.float32(half_width)
+        added |= {LOW: centre - reach, HIGH: centre + reach}
+    header = map(write_cell, (*kept, *added))
+    columns += [map(write_cell, values) if isinstance(values, list) else values for values in added.values()]
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        writer.writerows(zip(*values))
+        writer.writerows(zip(*columns))

@@ -1,4 +1,4 @@
-"""Predictions from a trained model in a few lines of Python: rows of sequences in, numbers in label units out."""
+"""Predictions from a trained model in a few lines of Python: rows of sequences in, numbers or classes out."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ import torch
 from ..arguments.training_fields import PredictingArguments
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
+from ..data.batching import batches_by_tokens
 from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains
 from ..data.row_errors import format_errors
 from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
+from ..labels.outputs import decode, probabilities, split_rows
 from ..models.affinity import AffinityModel
 from ..pretrained import fetch_folder
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
-from .baselines import embed_distinct
+from .baselines import TOKENS_PER_BATCH, embed_distinct
 from .intervals import half_width
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
@@ -83,9 +85,8 @@ class AffinityPredictor:
         """Names of the sequence columns that the model reads."""
         return columns_of(self.collator)
 
-    @torch.no_grad()
-    def predict(self, rows: Any) -> np.ndarray:
-        """Predicts one number per row.
+    def predict(self, rows: Any) -> Any:
+        """Predicts what the model was trained on: a number per row, or what `--task` of that run was.
 
         Args:
             rows: n rows with `columns`, as a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas
@@ -93,8 +94,11 @@ class AffinityPredictor:
                 learned to do without (`--missing_chains`) may be "", None or NaN.
 
         Returns:
-            (n,), float32, label units, in the order of `rows`. Equal to `trainer.predict` up to rounding, which other
-            kernels or half precision of that run make larger.
+            In the order of `rows`: regression (n,), float32, label units, of k values (n, k); classification (n,)
+            names; multilabel a list of n tuples of names, those whose probability is above one half;
+            residue_classification a list of n strings, or arrays where names are no letters, residue_regression of n
+            arrays, float32, of the residues that the encoder took. Equal to `trainer.predict` up to rounding, which
+            other kernels, half precision of that run, and residue states that it stored in float16 make larger.
 
         Raises:
             DataError: a column is missing; a sequence is missing, empty, holds what is no residue, or is too long for
@@ -104,9 +108,35 @@ class AffinityPredictor:
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
+        return decode(self.model.config.kind, self._logits(rows))
+
+    def predict_proba(self, rows: Any) -> Any:
+        """Probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
+
+        Args:
+            rows: as for `predict`.
+
+        Returns:
+            (n, classes): of a classification, each row adds up to 1; of a multilabel task each label by itself. Of
+            residues a list of n arrays, (residues, classes).
+
+        Raises:
+            ArgumentError: the model predicts numbers.
+            DataError: as `predict`.
+        """
+        kind = self.model.config.kind
+        if kind.is_numeric:
+            raise ArgumentError(f"This model predicts numbers ({', '.join(kind.names)}), which have no probabilities.")
+        return probabilities(kind, self._logits(rows))
+
+    @torch.no_grad()
+    def _logits(self, rows: Any) -> Any:
+        """What the model puts out, float32: (n, ...), or of residues a list of n arrays."""
         table = _read_rows(rows, self.columns, self.collator.missing_chains)
         if len(table):
             check_inputs(self.collator, {"rows": table})
+        if self.model.config.kind.per_residue:
+            return self._residue_logits(table)
         numbers, tables, optional = {}, {}, self.collator.optional_inputs
         for name, parts in self.collator.columns.items():
             positions, distinct = factorize(read_columns(table, parts), name in optional)
@@ -120,6 +150,19 @@ class AffinityPredictor:
             missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
             found.append(self.model(embeddings=pooled, missing=missing).logits.float().cpu())
         return check_predictions(torch.cat(found).numpy())
+
+    def _residue_logits(self, table: datasets.Dataset) -> list[np.ndarray]:
+        ((name, columns),) = self.collator.columns.items()
+        numbers, distinct = factorize(read_columns(table, columns), False)
+        found: list[Any] = [None] * len(distinct)
+        for chosen in batches_by_tokens([len(sequence) for (sequence,) in distinct], TOKENS_PER_BATCH):
+            batch = self.collator.encode(name, [distinct[i][0] for i in chosen])
+            batch = {key: value.to(self.device) for key, value in batch.items()}
+            logits = self.model(sequences={name: batch}).logits.float().cpu().numpy()
+            lengths = batch["residue_mask"].sum(1).tolist()
+            for i, row in zip(chosen, split_rows(self.model.config.kind, logits, lengths)):
+                found[i] = row
+        return check_predictions([found[i] for i in numbers])
 
     def predict_interval(self, rows: Any, level: float = 0.9) -> np.ndarray:
         """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
@@ -204,14 +247,13 @@ def check_interval(model: AffinityModel, level: float) -> float:
     return half_width(model.config.prediction_intervals, level)
 
 
-def check_predictions(predictions: np.ndarray) -> np.ndarray:
-    """`predictions` (n,) or (n, heads), where all are numbers.
+def check_predictions(predictions: Any) -> Any:
+    """`predictions` of n rows, an array (n, ...) or a list of arrays, where all are numbers.
 
     Raises:
         DataError: some are NaN or infinite; with their rows, counted from 1.
     """
-    finite = np.isfinite(predictions).all(tuple(range(1, predictions.ndim)))
-    wrong = np.flatnonzero(~finite) + 1
+    wrong = np.flatnonzero([not np.isfinite(row).all() for row in predictions]) + 1
     if len(wrong):
         raise DataError(
             f"Predictions of {len(wrong)} {_WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..data.loading import LoadedData
-from ..evaluation.verdict import CONSTANT
+from ..data.reading import SOURCE_ROW
+from ..evaluation.verdict import CONSTANTS
+from ..labels.outputs import as_logits
 from ..models.configuration import AffinityConfig
-from ..reporting.charts import plot_scatter
+from ..reporting.charts import confusion_chart, is_drawn, plot_scatter, write_png
+from ..reporting.run_files import label_name
 from ..tasks.running import Run, plots_if_possible, with_absolute_path
+from .predicted import LABEL, PREDICTION, Columns, label_columns, prediction_columns
 from .prediction_file import write_predictions
 from .rows import audit_labels
 from .scoring import SplitScores
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
+BASELINES = "baselines"  # a folder beside it, with the predictions of each baseline for the same rows
 HINTS = {  # what was found -> what to do next
-    "better, frozen": "Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head.",
+    "better, frozen": "Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head; `hf-ext "
+    "compare --sides frozen lora --`, with the flags of this run, shows whether that pays.",
+    "tuned": "Fine-tuning was not shown to pay: {tuned} Next: `hf-ext compare --sides frozen {training} --`, with the "
+    "other flags of this run, compares both on one split.",
     "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
     "undecided": "Next: more test rows than these {num_rows:,} decide (--split_sizes 0.6 0.1 0.3, say).",
     "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
     "loss curves in report.html. If encoders trained: --tower_training frozen is quick, and shows whether that is it.",
-    "baseline": "Next: {baseline} does as well: use that, add rows, or look for what these embeddings lack with "
-    "another of --encoders or --pooling.",
+    "baseline": "Next: {baseline} does as well or better: use that, add rows, or look for what these embeddings lack "
+    "with another of --encoders or --pooling.",
 }
 
 
@@ -46,8 +55,12 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
     elif verdict.outcome in ("undecided", "undefined"):
         found = ["undecided"]
     else:
-        found = ["constant" if verdict.baseline in (None, CONSTANT) else "baseline"]
-    facts = {"folder": folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline}
+        found = ["constant" if verdict.baseline in (None, *CONSTANTS) else "baseline"]
+    if test.tuned is not None and not test.tuned.is_better:
+        found = ["tuned", *found]
+    training = next((how for how in settings["tower_training"] if how != "frozen"), "lora")
+    facts = {"folder": folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline, "training": training}
+    facts["tuned"] = test.tuned and test.tuned.text
     return [HINTS[name].format_map(facts) for name in found]
 
 
@@ -58,7 +71,7 @@ def collect_results(
     data: LoadedData,
     records: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `all_results.json` says of the task; writes `predictions.csv` and `scatter.png` into the output folder.
+    """What `all_results.json` says of the task; writes predictions and a plot into the output folder.
 
     Args:
         trainer: after training.
@@ -67,23 +80,50 @@ def collect_results(
         records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
     """
     scores, splits, settings = test.to_dict(), data.splits, {**vars(run.model_args), **vars(run.data_args)}
+    kind = test.kind
     facts = {
         "verdict": scores["verdict"],
+        "label_kind": None if kind.is_one_number else kind.state(),
         "model": _describe_model(trainer.model.config),
         **{name: record for name, record in records.items() if record is not None},
         "test": scores,
         "data": with_absolute_path(data.report, "source"),
-        "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
+        "labels": {
+            name: audit_labels(splits[name], data.kind)
+            for name in ("train", "test")
+            if hasattr(splits[name], "__len__")
+        },
         "advice": make_advice(data.report, settings, run.folder, test),
     }
     if trainer.is_world_process_zero():
-        write_predictions(run.folder / PREDICTIONS, splits["test"], test.predictions, test.labels)
+        predicted = prediction_columns(kind, test.outputs)
+        measured = label_columns(kind, test.labels, test.outputs)
+        write_predictions(run.folder / PREDICTIONS, splits["test"], predicted, measured)
+        if hasattr(splits["test"], "__len__"):
+            (run.folder / BASELINES).mkdir(exist_ok=True)
+            rows = splits["test"].select_columns([SOURCE_ROW])
+            for name, values in test.predicted_by.items():
+                columns = prediction_columns(kind, as_logits(kind, values))
+                write_predictions(baseline_file(run.folder, name), rows, columns)
+        with plots_if_possible():
+            _plot(run.folder, label_name(settings), test, predicted, measured)
+    return facts
+
+
+def _plot(folder: Path, label: str, test: SplitScores, predicted: Columns, measured: Columns) -> None:
+    """What was measured against what was predicted, of numbers and of few classes."""
+    if test.kind.is_one_number:
         rho = test.scores["model"]["spearman"]["value"]
         text = "Spearman undefined" if rho is None else f"Spearman {rho:.3f}"
-        with plots_if_possible():
-            label = settings["label_column"]
-            plot_scatter(test.predictions, test.labels, run.folder / "scatter.png", "Test set", text, axis_label=label)
-    return facts
+        plot_scatter(test.outputs, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
+    elif is_drawn(test.kind.state()):
+        chart = confusion_chart([*measured[LABEL]], [*predicted[PREDICTION]], test.kind.names)
+        write_png(chart.figure, folder / "confusion.png")
+
+
+def baseline_file(folder: Path, name: str) -> Path:
+    """The predictions of a baseline for the test rows of the run in `folder`, as `hf-ext evaluate` reads them."""
+    return folder / BASELINES / f"{re.sub(r'[^A-Za-z0-9-]+', '_', name)}.csv"
 
 
 def _describe_model(config: AffinityConfig) -> dict[str, Any]:
@@ -92,5 +132,5 @@ def _describe_model(config: AffinityConfig) -> dict[str, Any]:
     for tower in config.tower_specs:
         encoder = config.encoder_specs[tower.encoder]
         named = {"encoder": encoder.name_or_path, "revision": encoder.revision, "training": encoder.training}
-        towers.append({**named, "pooling": tower.pooling, "inputs": tower.inputs})
+        towers.append({**named, "layer": encoder.layer, "pooling": tower.pooling, "inputs": tower.inputs})
     return {"towers": towers, "head_sizes": config.head_sizes, "loss": config.loss}

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_names, has_numbered_rows, read_columns
+from ..data.label_columns import label_facts
 from ..data.loading import LoadedData, load_data
 from ..data.split_report import find_missing
 from ..errors import ArgumentError
 from ..evaluation import label_audit
 from ..evaluation.resampling import ResamplingUnits
+from ..labels import UNKNOWN, LabelKind
+from ..labels.kinds import describe_kind, reader_of
 from ..reporting.data_section import summarize_data
 from ..reporting.units import format_cell
 from .arguments import AffinityArguments
@@ -29,8 +32,15 @@ MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
 
 
 def label_array(rows: Any) -> FloatArray:
-    """Labels of a map-style split, (n,) float64."""
-    return np.asarray(rows["label"][:], np.float64)
+    """Labels of a map-style split as a batch of all rows has them, float64: (n,), (n, k) or (n, longest); what is not
+    known is `UNKNOWN`."""
+    labels = rows["label"][:]
+    if not labels or not isinstance(labels[0], list):
+        return np.asarray(labels, np.float64)
+    found = np.full((len(labels), max(map(len, labels))), np.nan)
+    for row, values in zip(found, labels):
+        row[: len(values)] = values
+    return np.nan_to_num(found, nan=UNKNOWN)
 
 
 def read_bounds(rows: Any) -> NDArray[np.int64] | None:
@@ -40,8 +50,10 @@ def read_bounds(rows: Any) -> NDArray[np.int64] | None:
     return np.asarray(rows["bound"][:], np.int64)
 
 
-def audit_labels(rows: Any) -> dict[str, Any]:
-    """`label_audit` of the rows of a split that is no stream."""
+def audit_labels(rows: Any, kind: LabelKind) -> dict[str, Any]:
+    """`label_audit` of the rows of a split that is no stream; of other labels than one number per row, their facts."""
+    if not kind.is_one_number:
+        return {**label_facts(rows, kind), "alarms": []}
     return label_audit(rows["label"][:], read_bounds(rows))
 
 
@@ -78,21 +90,35 @@ def load_rows(
     """
     data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
     check_splits(data.splits)
+    check_options(args, data.kind)
     if data_args.streaming:
         return data
-    labels = {name: label_array(split) for name, split in data.splits.items()}
     missing = find_missing(data.splits, data_args.missing_chains)
     unused = [column for column in data_args.missing_chains if column not in missing]
     data_args.missing_chains, data.report["missing_chains"] = [*missing], missing
-    data.report["warnings"] += _ignored_bounds(args.loss, data_args.censor_column, data.splits["train"])
+    if data.kind.is_one_number:
+        data.report["warnings"] += _ignored_bounds(args.loss, data_args.censor_column, data.splits["train"])
     if unused:
         data.report["warnings"].append(
             f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, and "
             "will refuse rows that lack it."
         )
     if args.binder_threshold is not None:
-        check_threshold(args.binder_threshold, np.concatenate([*labels.values()]), data.report)
+        labels = np.concatenate([label_array(split) for split in data.splits.values()])
+        check_threshold(args.binder_threshold, labels, data.report)
     return data
+
+
+def check_options(args: AffinityArguments, kind: LabelKind) -> None:
+    """Raises ArgumentError where an option is for one number per row and the labels are something else."""
+    is_loss_of_kind = args.loss == "mse" or (args.loss in EXACT_LOSSES and kind.is_numeric)
+    given = [] if is_loss_of_kind else [f"--loss {args.loss}"]
+    given += [] if args.binder_threshold is None else [f"--binder_threshold {args.binder_threshold:g}"]
+    if given and not kind.is_one_number:
+        raise ArgumentError(
+            f"{' and '.join(given)} is for one number per row, and the label is {describe_kind(kind)}. Leave it out, "
+            "or give --task regression for amounts."
+        )
 
 
 def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[str]:
@@ -133,11 +159,15 @@ def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]
 
 def describe_rows(data: LoadedData) -> str:
     """What the log says of the rows before training: `summarize_data`, and the audit of the training labels."""
-    lines = [summarize_data(data.report)]
-    if not data.report["streaming"]:
-        audit = audit_labels(data.splits["train"])
-        low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
-        lines.append(f"Training labels: {low} to {high}, mean {mean}, deviation {deviation}.")
+    lines, kind = [summarize_data(data.report)], data.kind
+    lines += filter(None, [data.report["labels"].get("read_as")])
+    if kind and not data.report["streaming"]:
+        audit = audit_labels(data.splits["train"], kind)
+        if kind.is_one_number:
+            low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
+            lines.append(f"Training labels: {low} to {high}, mean {mean}, deviation {deviation}.")
+        else:
+            lines.append(f"Training labels: {reader_of(kind).describe(audit)}.")
         lines += [f"  ALARM: {alarm}" for alarm in audit["alarms"]]
     return "\n".join(lines)
 

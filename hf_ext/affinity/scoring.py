@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,33 +11,40 @@ import numpy as np
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
-from ..evaluation.metrics import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS, score_names
+from ..evaluation.kinds import to_predictions
+from ..evaluation.metrics import PLAIN_METRICS
 from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics, unpack_labelled
-from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
+from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
+from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
 from ..reporting import units
 from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments
-from .baselines import Baselines, fit_baselines, sequence_columns
-from .measure import verdict_metric
+from .baselines import Baselines, fit_baselines, linear_name, sequence_columns
+from .measure import scored_names, verdict_metric
+from .residue_baselines import fit_residue_baselines
 from .rows import Slice, describe_units, find_slices, read_bounds
 
+MAX_SHOWN = 6  # metrics on a screen
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
+GROUP_NOTE = "--group_column: Spearman within groups is left out, which is for one number per row."
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 
-def read_requirements(args: AffinityArguments, data_args: DataArguments) -> list[Requirement]:
+def read_requirements(
+    args: AffinityArguments, data_args: DataArguments, kind: LabelKind = ONE_NUMBER
+) -> list[Requirement]:
     """`--require`, of the scores that a run of these arguments ends with.
 
     Raises:
         ArgumentError: see `parse_requirements`.
     """
     groups = None if data_args.streaming else data_args.group_column
-    return parse_requirements(args.require, score_names(args.binder_threshold, groups is not None))
+    return parse_requirements(args.require, scored_names(kind, args.binder_threshold, groups is not None))
 
 
 @dataclass
@@ -45,25 +52,33 @@ class SplitScores:
     """A split's predictions, and the scores of the model and of its baselines on it.
 
     Attributes:
-        predictions, labels: (n,) float64, label units.
+        outputs, labels: (n, ...), as the model puts them out and batches hold them; numbers in label units.
         verdict: whether the model is worth more than the baselines.
         scores: predictor -> metric -> `Score`.
+        classes: class or label -> its rows and scores, see `score_classes`.
         baselines: baseline -> what it was fitted on.
         collapse: of the model's predictions, see `collapse_report`.
         slices: scores on rows with something new to training: {"name", "num_rows", "scores"}.
         notes: sentences about what is new to the model in these rows, and what the scores do not say.
         units: what the intervals resample; None: rows.
+        kind: of the labels.
+        predicted_by: baseline -> its predictions, (n,).
+        tuned: of a model whose encoders trained, whether it is better than a ridge on what they gave before.
     """
 
-    predictions: np.ndarray
+    outputs: np.ndarray
     labels: np.ndarray
     verdict: Verdict
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    classes: dict[str, dict[str, Any]] = field(default_factory=dict)
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     collapse: dict[str, Any] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     units: ResamplingUnits | None = None
+    kind: LabelKind = ONE_NUMBER
+    predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
+    tuned: Verdict | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `all_results.json` holds of it."""
@@ -71,7 +86,7 @@ class SplitScores:
             "num_rows": len(self.labels),
             **unit_facts(self.units, len(self.labels)),
             "verdict": self.verdict.as_dict(),
-            **{name: getattr(self, name) for name in ("scores", "baselines", "collapse", "slices", "notes")},
+            **{name: getattr(self, name) for name in ("scores", "classes", "baselines", "collapse", "slices", "notes")},
         }
 
     def table(self) -> str:
@@ -79,16 +94,21 @@ class SplitScores:
         alarms = [f"ALARM: {alarm}" for alarm in self.collapse["alarms"]]
         parts = [self.verdict.text, *alarms, "", self._table_of(self.scores)]
         for one in self.slices:
-            basis = resampled(one["scores"][MODEL]["rmse"], "")
+            basis = resampled(next(iter(one["scores"][MODEL].values())), "")
             rows = f"{one['num_rows']:,}" + (f"; intervals resample {basis}" if basis else "")
             parts += ["", f"{units.capitalize(one['name'])} ({rows}):", self._table_of(one["scores"])]
-        further = [units.metric_name(name) for name in (*THRESHOLD_METRICS, GROUP_METRIC) if name in self.scores[MODEL]]
+        further = [units.metric_name(name) for name in self.scores[MODEL] if name not in self._shown]
         more = [f"In report.html as well: {', '.join(further)}."] if further else []
         return "\n".join([*parts, "", *fit_notes(self.baselines), *self.notes, *more])
 
+    @property
+    def _shown(self) -> Sequence[str]:
+        """Metrics that a screen has room for."""
+        return PLAIN_METRICS if self.kind.is_one_number else [*self.scores[MODEL]][:MAX_SHOWN]
+
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
-        rows = [[name, *(units.score(both.get(metric)) for metric in PLAIN_METRICS)] for name, both in scores.items()]
-        return format_table(rows, ["", *map(units.metric_name, PLAIN_METRICS)])
+        rows = [[name, *(units.score(both.get(metric)) for metric in self._shown)] for name, both in scores.items()]
+        return format_table(rows, ["", *map(units.metric_name, self._shown)])
 
 
 def score_split(
@@ -117,48 +137,83 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    predictions, labels = unpack_labelled(trainer.predict(splits[name]))
-    config, rows = trainer.model.config, splits[name]
+    output, config, rows = trainer.predict(splits[name]), trainer.model.config, splits[name]
+    kind = config.kind
+    outputs, labels = unpack_labelled(output) if kind.is_one_number else (output.predictions, output.label_ids)
+    predictions = to_predictions(kind, outputs)
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
-        baselines = fit_baselines(trainer, splits, name, group_column)
+        baselines = (
+            fit_residue_baselines(trainer, splits, name)
+            if kind.per_residue
+            else fit_baselines(trainer, splits, name, group_column)
+        )
         slices, notes = find_slices(splits["train"], rows, sequence_columns(trainer))
     else:
         group_column, slices, baselines = None, [], Baselines()
-        baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
+        if kind.is_one_number:
+            baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
     units, bounds = check_units(units, len(labels)), read_bounds(rows)
-    compared = Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
-    groups = [row[0] for row in read_columns(rows, [group_column])] if group_column else None
+    compared = Compared(
+        {MODEL: predictions, **baselines.predictions}, labels, kind, threshold, trainer.args.seed, units
+    )
+    groups = [row[0] for row in read_columns(rows, [group_column])] if group_column and kind.is_one_number else None
     scores, sliced = compared.score(groups), [compared.score_slice(one) for one in slices]
     is_scale_free = config.loss == "ranking"
-    verdict = judge(
-        labels,
-        compared.predictors,
-        bounds=bounds,
-        is_scale_free=is_scale_free,
-        metric=verdict_metric(trainer.args, RowMetrics(threshold)),
-        **compared.options,
-    )
+    metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
+    how = {"bounds": bounds, "metric": metric, **compared.options}
+    verdict = judge(labels, compared.predictors, is_scale_free=is_scale_free, **how)
+    linear = f"{linear_name(kind)} on embeddings"
+    ridge = baselines.predictions.get(linear)
+    is_tuned = ridge is not None and any(spec.training != "frozen" for spec in config.encoder_specs)
+    names = linear, "this model"
     if repeated := describe_repeated(leaks):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
-        predictions,
+        outputs,
         labels,
         verdict,
         scores,
+        {} if kind.is_numeric else score_classes(kind, predictions, labels),
         baselines.facts,
-        collapse_report(predictions, labels),
+        collapse_report(predictions, labels, kind),
         sliced,
         [
             *([RANKING_NOTE] if is_scale_free else []),
+            *([GROUP_NOTE] if group_column and not kind.is_one_number else []),
             *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
-            *(_compare_slice(one, scores) for one in sliced),
+            *(_compare_slice(one, scores, "spearman" if kind.is_one_number else str(metric)) for one in sliced),
             *notes,
             *describe_units(units),
             *baselines.notes,
         ],
         units,
+        kind,
+        baselines.predictions,
+        judge_pair(labels, ridge, predictions, names=names, **how) if is_tuned else None,
     )
+
+
+def score_classes(kind: LabelKind, predictions: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Of each class or label how many rows or residues have it (`support`), and precision, recall and F1 of them.
+
+    Args:
+        predictions: probabilities (n, C), of residues (n, longest, C).
+        labels: of these rows, as batches hold them.
+    """
+    if kind.task == "multilabel":
+        has, called = labels == 1, (predictions > 0.5) & (labels != UNKNOWN)
+        support, num_called, right = has.sum(0), called.sum(0), (has & called).sum(0)
+    else:
+        known = labels != UNKNOWN
+        true, called = labels[known], predictions.argmax(-1)[known]
+        counted = (true, called, true[true == called])
+        support, num_called, right = (np.bincount(one, minlength=kind.num_outputs) for one in counted)
+    found = {}
+    for name, num, of_called, hits in zip(kind.names, support.tolist(), num_called.tolist(), right.tolist()):
+        shares = {"precision": (hits, of_called), "recall": (hits, num), "f1": (2 * hits, num + of_called)}
+        found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
+    return found
 
 
 @dataclass(frozen=True)
@@ -167,6 +222,7 @@ class Compared:
 
     predictors: Mapping[str, np.ndarray]
     labels: np.ndarray
+    kind: LabelKind
     threshold: float | None
     seed: int
     units: ResamplingUnits | None = None
@@ -174,7 +230,7 @@ class Compared:
     @property
     def options(self) -> dict[str, Any]:
         """How they are scored, as functions of `hf_ext.evaluation` take it."""
-        return {"threshold": self.threshold, "seed": self.seed, "units": self.units}
+        return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "units": self.units}
 
     def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
         """Scores of each predictor; without metrics of binders where there is no threshold."""
@@ -194,8 +250,9 @@ class Compared:
         return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": self.select(chosen).score()}
 
 
-def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:
+def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any], metric: str) -> str:
     """The sentence with which a random split and new antibodies are told apart."""
-    everywhere, there = scores[MODEL]["spearman"], chosen["scores"][MODEL]["spearman"]
+    everywhere, there = scores[MODEL][metric], chosen["scores"][MODEL][metric]
     whole, part = (units.score({"value": one["value"]}) for one in (everywhere, there))
-    return f"Spearman {whole} on all {everywhere['n']:,} rows, {part} on the {there['n']:,} {chosen['name']}."
+    name = units.metric_name(metric)
+    return f"{name} {whole} on all {everywhere['n']:,} rows, {part} on the {there['n']:,} {chosen['name']}."

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,11 +17,13 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..evaluation.row_metrics import RowMetrics
 from ..hardware import Hardware
+from ..labels import ONE_NUMBER, LabelKind, TaskName
 from ..memory.forecast import affinity_batch
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
 from ..models.encoders import build_encoder
 from ..plan import Plan
+from ..reporting.run_files import as_dict
 from ..speedups.lora import lora_settings
 from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from .arguments import AffinityArguments
@@ -30,7 +32,7 @@ from .measure import check_measure, describe_measure, settle_measure
 from .rows import audit_labels, load_rows
 from .scoring import read_requirements
 
-EMBEDDING_BYTES = 4  # of a number on disk
+EMBEDDING_BYTES, STATE_BYTES = 4, 2  # of a number on disk: of a sequence's embedding, and of a residue's
 
 
 def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
@@ -42,16 +44,16 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
     Cost: reading the data, near copies between splits included; of Hub encoders their config.json.
     """
     sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None, "--encoders")
-    settle_measure(args, given.loss)
     with tempfile.TemporaryDirectory() as scratch:
         table = None
         if data_args.dataset_name is None:
             sketch.subject = "generated rows and two small untrained encoders"
             table = fill_in_demo(given, data_args, make_demo_encoders(Path(scratch) / "demo_encoders"))
         sketch.notes += filter(None, [settle_encoders(given, args, hardware)])
-        model = sketch.attempt("model", lambda: _build(given, data_args, args))
-        splits = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, scratch, table)) or {}
-        sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, splits.get("validation")))
+        loaded = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, scratch, table))
+        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, ONE_NUMBER)
+        model = sketch.attempt("model", lambda: _build(given, data_args, args, kind))
+        sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, kind, splits.get("validation")))
         if model is None:
             return sketch
         inputs = model.config.input_columns
@@ -63,11 +65,11 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
     return sketch
 
 
-def _build(given: AffinityArguments, data_args: DataArguments, args: Any) -> AffinityModel:
+def _build(given: AffinityArguments, data_args: DataArguments, args: Any, kind: LabelKind) -> AffinityModel:
     given.tower_training, args.use_peft = settle_training(given, args.use_peft)
     specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
     with torch.device("meta"):
-        return AffinityModel(build_config(specs, towers, **model_settings(given)))
+        return AffinityModel(build_config(specs, towers, **model_settings(given, kind)))
 
 
 def _load(
@@ -77,18 +79,20 @@ def _load(
         return None
     loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
     if not data_args.streaming:
-        sketch.labels = audit_labels(loaded.splits["train"])
+        sketch.labels = audit_labels(loaded.splits["train"], loaded.kind)
     sketch.report = loaded.report
-    return loaded.splits
+    return loaded
 
 
 def _read_measure(
-    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, validation: Any
+    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, kind: LabelKind, validation: Any
 ) -> None:
-    metrics = RowMetrics(given.binder_threshold, data_args.group_column)
+    settle_measure(args, given.loss, kind)
+    metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
     check_measure(args, given.loss, metrics, validation)
-    read_requirements(given, data_args)
-    sketch.measure = describe_measure(args, given.loss, metrics)
+    read_requirements(given, data_args, kind)
+    read_as = as_dict(sketch.report.get("labels")).get("read_as") or ""
+    sketch.measure = f"{read_as} {describe_measure(args, given.loss, metrics)}".strip()
 
 
 def _sketch_stage(model: AffinityModel, given: AffinityArguments, args: Any, train: Any, lengths: RowLengths) -> Stage:
@@ -110,12 +114,22 @@ def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
     with torch.device("meta"):
         encoder = build_encoder(spec)
     part = sketch_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
-    return replace(part, stored_bytes=part.num_distinct * part.width * EMBEDDING_BYTES)
+    num_bytes = part.num_distinct * part.width * EMBEDDING_BYTES
+    if model.config.kind.per_residue:
+        num_bytes = round(part.num_distinct * lengths.mean[names[0]] * part.width * STATE_BYTES)
+    return replace(part, stored_bytes=num_bytes)
 
 
 def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) -> tuple[AffinityModel, MakeBatch]:
-    """With the frozen encoders that run while it trains; the others' embeddings are read from the cache."""
-    made, is_cached = copy.deepcopy(model), plan.applied("embedding_cache")
+    """With the frozen encoders that run while it trains; the others' embeddings are read from the cache.
+
+    Where residues have labels, those of the cache are taken for so many rows with a label each; of an encoder that
+    runs while it trains, the head is counted once per row.
+    """
+    made, is_cached, kind = copy.deepcopy(model), plan.applied("embedding_cache"), model.config.kind
+    if kind.per_residue:
+        kind = replace(kind, task=cast(TaskName, kind.task.removeprefix("residue_")))
+        made.config.label_kind = kind.state()
     for index, spec in enumerate(made.config.encoder_specs):
         if str(index) not in made.encoders and not is_cached:
             with torch.device("meta"):
@@ -125,4 +139,5 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
     made._list_references()
     live = {name: num for name, num in longest.items() if not is_cached or name not in made.frozen_inputs}
     embedded = {name: width for name, width in made.embedding_sizes.items() if name not in live}
-    return made, partial(affinity_batch, live, embedded)
+    labels = 1 if live or not model.config.kind.per_residue else max(longest.values())
+    return made, lambda rows: affinity_batch(live, embedded, rows * labels, kind)

@@ -16,11 +16,15 @@ from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.verdict import MODEL
 from ..hardware import detect_hardware
+from ..labels import LabelKind
 from ..speedups.lora import lora_settings
 from ..tasks.running import Run
+from .arguments import AUTO_LAYER
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
+from .calibration import calibrate
 from .ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
 from .intervals import fit_intervals, score_intervals
+from .layers import choose_layers, describe_layers, find_known_layers, why_last
 from .measure import check_measure, describe_measure, settle_measure
 from .results import collect_results
 from .rows import describe_rows, find_units, held_out_values, load_rows
@@ -43,6 +47,12 @@ class AffinityData:
     units: ResamplingUnits | None
     validation_units: ResamplingUnits | None
     requirements: Sequence[Requirement]
+
+    @property
+    def kind(self) -> LabelKind:
+        """Of the labels."""
+        assert self.loaded.kind
+        return self.loaded.kind
 
     @property
     def splits(self) -> Any:
@@ -72,14 +82,11 @@ def check(run: Run) -> None:
     """See `Task.check`."""
     if run.data_args.dataset_name is None and "binder_threshold" not in run.explicit:
         run.model_args.binder_threshold = DEMO_THRESHOLD
-    settle_measure(run.args, run.model_args.loss)
-    check_measure(run.args, run.model_args.loss, evaluated(run))
-    read_requirements(run.model_args, run.data_args)
 
 
-def evaluated(run: Run) -> RowMetrics:
+def evaluated(run: Run, kind: LabelKind) -> RowMetrics:
     """What every evaluation computes."""
-    return RowMetrics(run.model_args.binder_threshold, run.data_args.group_column)
+    return RowMetrics(run.model_args.binder_threshold, run.data_args.group_column, kind)
 
 
 def load(run: Run) -> AffinityData:
@@ -87,9 +94,10 @@ def load(run: Run) -> AffinityData:
     model_args, data_args, args = run.model_args, run.data_args, run.args
     table = _use_demo(run) if data_args.dataset_name is None else None
     loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
-    splits = loaded.splits
-    check_measure(args, model_args.loss, evaluated(run), splits["validation"])
-    requirements = read_requirements(model_args, data_args)  # recall may be left out now
+    splits, kind = loaded.splits, loaded.kind
+    settle_measure(args, model_args.loss, kind)
+    check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
+    requirements = read_requirements(model_args, data_args, kind)
     units = find_units(data_args, splits)
     validation_units = find_units(data_args, splits, "validation")
     if chosen := settle_encoders(model_args, args, detect_hardware(args.device)):
@@ -108,31 +116,44 @@ def _use_demo(run: Run) -> Dataset:
 
 def build(run: Run, data: AffinityData) -> dict[str, Any]:
     """See `Task.build`."""
-    model_args, data_args, args = run.model_args, run.data_args, run.args
-    if single := settle_head(model_args, args, run.explicit, data_args.streaming):
+    model_args, data_args, args, kind = run.model_args, run.data_args, run.args, data.kind
+    if single := settle_head(model_args, args, run.explicit, data_args.streaming, kind):
         run.log.info(single)
-    model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
+    known = find_known_layers(model_args, args, run.explicit)
+    layers = [spec.get("layer") for spec in known.get("encoders", ())]
+    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers)
+    model.config.layer_choice = known.get("layer_choice")
     collator = build_collator(model, data_args, model_args.max_length)
     data.loaded.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)
     run.log.info(describe_rows(data.loaded))
-    run.log.info(describe_measure(args, model_args.loss, evaluated(run)))
+    if model_args.layer == AUTO_LAYER and not known:
+        if reason := why_last(model_args, args, data_args.streaming, kind):
+            run.log.info(f"Layer: the last of each encoder; --layer auto compares none where {reason}.")
+        else:
+            choose_layers(model, collator, data.splits, held_out_values(data_args, data.splits), args)
+    if model_args.layer_number:
+        run.log.info(f"Layer: {model_args.layer_number} of each encoder, as --layer asks; those above are not run.")
+    if model.config.layer_choice:
+        run.log.info("\n".join(describe_layers(model.config.layer_choice)))
+    run.log.info(describe_measure(args, model_args.loss, evaluated(run, kind)))
     return {
         "model": model,
         "data_collator": collator,
         "train_dataset": data.splits["train"],
         "eval_dataset": data.splits["validation"],
-        "compute_metrics": evaluated(run),
+        "compute_metrics": evaluated(run, kind),
     }
 
 
 def train(run: Run, trainer: Any, data: AffinityData) -> TrainedModel:
-    """Trains the network, then fits what is fitted on its embeddings: an ensemble of heads, and intervals."""
+    """Trains the network, then fits what is fitted on its embeddings and outputs: heads, probabilities, intervals."""
     trained = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
     facts = predicted = None
     if run.model_args.head == AUTO:
         fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
         facts, predicted = fitted.facts, fitted.predicted
         run.log.info(describe_ensemble(facts))
+    calibrate(trainer, data.splits["validation"])
     fit_intervals(trainer, data.splits["validation"], data.validation_units, predicted)
     return TrainedModel(trained, facts)
 
@@ -142,10 +163,13 @@ def score(run: Run, trainer: Any, trained: TrainedModel, data: AffinityData) -> 
     splits, units = data.splits, data.units
     scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
     test = score_split(trainer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
-    stored = trainer.model.config.prediction_intervals
-    intervals = score_intervals(stored, test.predictions, test.labels, splits["test"], units)
-    test.notes.extend(intervals["notes"])
+    intervals = None
+    if test.kind.is_one_number:
+        stored = trainer.model.config.prediction_intervals
+        intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], units)
+        test.notes.extend(intervals["notes"])
     records = {
+        "layer": trainer.model.config.layer_choice,
         "ensemble": trained.ensemble,
         "prediction_intervals": intervals,
         "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,

@@ -1,4 +1,4 @@
-"""Predict a number for each row from its sequences: affinity, stability, any property."""
+"""Predict what a table says of its sequences: affinity, stability, a class, something for each residue."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class AffinityTask(Task):
     """Train an affinity or property model: encoders, a head, scores with intervals, a folder to share.
 
         hf-ext train --config gb1.yaml
+
+    The label column may hold numbers, classes, sets of labels, or something for each residue; see docs/labels.md.
 
     Without data of yours it trains on a generated table, about a minute. Frozen encoders are run once per distinct
     sequence; the head trains from the cache. `--use_peft` turns the same command into fine-tuning with LoRA,
@@ -48,7 +50,7 @@ class AffinityTask(Task):
     }
 
     def train(self, run: Run, trainer: Any, data: Any) -> Any:
-        """Trains the head, or several that are mixed, and fits the intervals of predictions."""
+        """Trains the head, or several that are mixed, and fits intervals of numbers and probabilities of classes."""
         from .steps import train
 
         return train(run, trainer, data)

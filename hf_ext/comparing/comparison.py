@@ -5,11 +5,14 @@
         --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
     hf-ext compare --baseline "baseline --mixed_precision fp16" --baseline_launch "ddp.yaml --num_processes 2" \\
         --optimized max_speed --optimized_launch "ddp.yaml --num_processes 2" -- --effective_batch_size 64
+    hf-ext compare --sides frozen lora full -- --dataset_name data.csv --sequence_columns sequence --label_column y
 
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
 take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json and
 comparison.md. Killed and started again, the same command keeps the runs that it had finished.
 While a speed's interval holds both what passes and what fails, rounds are added, up to --max_rounds.
+--sides asks which way to train encoders scores better: each runs once on one split, and all are compared on its test
+rows, beside the best baseline of the first side. Fine-tuning starts from the head of the frozen side.
 Exit status: 0 if all criteria hold, 3 if one does not, 4 if none fails and one is too noisy to tell, 1 if a run failed.
 """
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +34,6 @@ from ..reporting.progress import start_run_log
 from ..reporting.run_record import write_json
 from ..reporting.units import NOT_MEASURED
 from .measures import (
-    Interval,
     common_unit,
     compare_values,
     describe_side,
@@ -62,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     log = start_run_log(args.output_dir)
     result = compare(args, words[end + 1 :])
     log.info("\n%s\n", (Path(args.output_dir) / "comparison.md").read_text())
+    if args.sides:
+        return 1 if result["failed"] else 0
     if result["too_noisy"]:
         return TOO_NOISY
     return 0 if result["passed"] else CRITERIA_FAILED
@@ -75,12 +79,16 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         shared: arguments of the recipe for all sides.
 
     Returns:
-        What `comparison.json` holds; `passed` says whether all criteria hold.
+        What `comparison.json` holds; `passed` says whether all criteria hold. Of `--sides` see `compare_trainings`.
 
     Raises:
         ArgumentError: a side cannot be understood.
-        ChildFailed: a baseline's or the optimized side's run failed; shows the end of its log.
+        ChildFailed: a baseline's or the optimized side's run failed, or all of `--sides`; shows the end of its log.
     """
+    if args.sides:
+        from .fine_tuning import compare_trainings, format_trainings  # here: models are imported for these alone
+
+        return _write(args, shared, compare_trainings(args, shared), format_trainings)
     sides, run_one = make_sides(args, shared), partial(run_side, args, shared)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
     runs: list[SideRun] = []
@@ -90,11 +98,17 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         if not found["too_noisy"]:
             break
         logger.info("after %d rounds, too noisy to tell", rounds)
-    result = {"recipe": args.recipe, "arguments": [*shared], "rounds": rounds, **found}
+    return _write(args, shared, {"rounds": rounds, **found}, format_comparison)
+
+
+def _write(
+    args: CompareArguments, shared: Sequence[str], found: dict[str, Any], as_page: Callable[[dict[str, Any]], str]
+) -> dict[str, Any]:
+    result = {"format": 2, "recipe": args.recipe, "arguments": [*shared], **found}
     root = Path(args.output_dir)
     root.mkdir(parents=True, exist_ok=True)
     write_json(root / "comparison.json", result)
-    write_text(root / "comparison.md", show_text(format_comparison(result)) + "\n")
+    write_text(root / "comparison.md", show_text(as_page(result)) + "\n")
     return result
 
 
@@ -117,29 +131,29 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     roles = {name: group[0].side for name, group in by_side.items()}
     optimized = next(name for name, side in roles.items() if side.role == "optimized")
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
-    sides = {name: describe_group(group, unit, args.metric) for name, group in good.items()}
+    sides = {name: describe_side(group, unit, args.metric) for name, group in good.items()}
     num_looks = 1 + args.most_rounds - args.rounds
     pairs: dict[str, dict[str, Any]] = {}
     for name in baselines:
-        loss, metric = (
-            compare_values(*([find(run) for run in good[side]] for side in (optimized, name)))
-            for find in (final_loss, lambda run: find_metric(run, args.metric))
-        )
+        own, others = good[optimized], good[name]
+        worse, better = (others, own) if args.greater_is_better else (own, others)
+        loss = compare_values(*([final_loss(run) for run in side] for side in (own, others)))
+        drop = compare_values(*([find_metric(run, args.metric) for run in side] for side in (worse, better)))
         pairs[name] = {
             "ratio": asdict(paired_ratio(rates[optimized], rates[name])),
             "decided_by": asdict(paired_ratio(rates[optimized], rates[name], num_looks)),
             "loss": loss and asdict(loss),
-            "metric_drop": metric and _as_drop(metric, args.greater_is_better),
+            "metric_drop": drop and asdict(drop),
             "same_sequences_per_step": sides[optimized]["sequences_per_step"] == sides[name]["sequences_per_step"],
         }
     criteria = check_criteria(args, pairs, sides[optimized]["peak_memory_gib"])
+    verdicts = {criterion.verdict for criterion in criteria}
     ablation = [
         _ablation_row(side, failed.get(name), rates[optimized], rates.get(name))
         for name, side in roles.items()
         if side.role == "without"
     ]
     return {
-        "format": 2,
         "unit": unit,
         "metric": args.metric,
         "device": good[optimized][0].throughput["device"],
@@ -147,25 +161,10 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
         "sides": sides,
         "against": pairs,
         "criteria": [{**asdict(one), "passed": one.passed, "line": str(one)} for one in criteria],
-        "passed": all(criterion.passed for criterion in criteria),
-        "too_noisy": is_too_noisy(criteria),
+        "passed": verdicts <= {"PASS"},
+        "too_noisy": NOISY in verdicts and "FAIL" not in verdicts,  # so more rounds may yet decide
         "ablation": ablation,
     }
-
-
-def describe_group(group: Sequence[SideRun], unit: str, metric: str) -> dict[str, Any]:
-    """Settings and numbers of one side's runs."""
-    side = group[0].side
-    settings = {"role": side.role, "arguments": [*side.arguments], "launch": [*side.launch]}
-    num_processes = group[0].throughput["num_processes"]
-    return {**settings, "num_processes": num_processes, **describe_side(group, unit, metric)}
-
-
-def _as_drop(difference: Interval, greater_is_better: bool) -> dict[str, float]:
-    """By how much a metric is worse, of how much larger it is."""
-    if not greater_is_better:
-        return asdict(difference)
-    return asdict(Interval(-difference.value, -difference.high, -difference.low))
 
 
 def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -> dict[str, Any]:
@@ -224,12 +223,6 @@ def check_criteria(args: CompareArguments, pairs: dict[str, dict[str, Any]], pea
         text = f"peak memory at most {args.max_memory_gib:g} GiB"
         found.append(Criterion(text, peak_memory_gib, _judge(peak_memory_gib, args.max_memory_gib)))
     return found
-
-
-def is_too_noisy(criteria: Sequence[Criterion]) -> bool:
-    """Whether more rounds may yet decide: one criterion is too noisy, and none fails."""
-    verdicts = [criterion.verdict for criterion in criteria]
-    return NOISY in verdicts and "FAIL" not in verdicts
 
 
 def _judge(measured: float | None, most: float) -> Literal["PASS", "FAIL"]:

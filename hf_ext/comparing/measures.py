@@ -64,12 +64,13 @@ def round_rates(runs: Sequence[SideRun], unit: str) -> Floats:
 
 
 def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, Any]:
-    """Medians over a side's rounds; of rate, loss and metric also the smallest and the largest; memory is the largest.
+    """Settings of a side, and medians over its rounds.
 
+    Of rate, loss and metric also the smallest and the largest; memory is the largest.
     `one_off_seconds`: what came before the first step, such as embedding once, and what the warm-up steps took above
     the others. `epoch_seconds`: of its steps alone; None where a run does not know how long an epoch is.
     """
-    throughputs = [run.throughput for run in runs]
+    throughputs, side = [run.throughput for run in runs], runs[0].side
     steps = [t["totals"]["seconds"] / t["measured_steps"] for t in throughputs]
     once = [
         t["seconds_before_training"] + max(0.0, t["warmup_seconds"] - t["warmup_steps"] * step)
@@ -77,6 +78,10 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
     ]
     epochs = [t["steps_per_epoch"] * step for t, step in zip(throughputs, steps) if t["steps_per_epoch"]]
     return {
+        "role": side.role,
+        "arguments": [*side.arguments],
+        "launch": [*side.launch],
+        "num_processes": throughputs[0]["num_processes"],
         "rate": _spread(round_rates(runs, unit)),
         "peak_memory_gib": max(t["peak_memory_gib"] for t in throughputs),
         "step_seconds": statistics.median(steps),

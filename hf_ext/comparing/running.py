@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class SideRun:
     plan: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    cpu_seconds: float = 0.0  # 0 on Windows, where nobody counts those of children
+    folder: Path = Path()
 
 
 def run_all(
@@ -75,10 +78,11 @@ def run_all(
     return runs
 
 
-def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> SideRun:
+def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_timed: bool = True) -> SideRun:
     """Runs one side in a fresh process and reads what it wrote; output goes to `<folder>.log`.
 
     A run that ended well in the same folder by the same command, before the comparison was started again, is kept.
+    `is_timed`: steps after the warm-up are needed.
 
     Raises:
         ArgumentError: the folder holds a run of another command already.
@@ -89,14 +93,16 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
         logger.info("%s, round %d: measured before, kept", side.name, round_)
         return _read_run(side, round_, kept, folder)
     log = Path(f"{folder}.log")
-    began = time.perf_counter()
+    began, before = time.perf_counter(), os.times()
     with log.open("w", encoding="utf-8") as file:
         status = _run(command, file)
-    seconds = time.perf_counter() - began
+    wall_seconds, spent = time.perf_counter() - began, [end - start for start, end in zip(before, os.times())]
     shutil.rmtree(folder / "embeddings", ignore_errors=True)
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
-    _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
+    if is_timed:
+        _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
+    seconds = {"wall_seconds": wall_seconds, "cpu_seconds": spent[2] + spent[3]}  # of children: user and system
     _write_record(folder, command, seconds)
     return _read_run(side, round_, seconds, folder)
 
@@ -135,12 +141,12 @@ def _check_throughput(
         )
 
 
-def _read_run(side: Side, round_: int, seconds: float, folder: Path) -> SideRun:
+def _read_run(side: Side, round_: int, seconds: Mapping[str, float], folder: Path) -> SideRun:
     throughput, results, plan, settings = (
         _read_json(folder / f"{name}.json") or {} for name in ("throughput", "all_results", "plan", "training_args")
     )
     files: dict[str, Any] = {"throughput": throughput, "results": results, "plan": plan, "settings": settings}
-    return SideRun(side, round_, seconds, **files)
+    return SideRun(side, round_, folder=folder, **{**files, **seconds})
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -152,7 +158,7 @@ def _tail(log: Path) -> str:
     return f"The last lines of {log}:\n" + "\n".join(lines)
 
 
-def find_finished(folder: Path, command: Sequence[str]) -> float | None:
+def find_finished(folder: Path, command: Sequence[str]) -> dict[str, float] | None:
     """Returns the seconds of a run that ended well in `folder`, or makes `folder` new and empty for one to begin.
 
     Beside the folder stands `<folder>.run.json`: the command, what its files held, and how long it took. The code that
@@ -170,7 +176,7 @@ def find_finished(folder: Path, command: Sequence[str]) -> float | None:
                 "remove it."
             )
         if found["seconds"] is not None:
-            return float(found["seconds"])
+            return dict(found["seconds"])
         if (other := find_other_run(folder)) is not None:  # a comparison that was killed leaves its child at work
             raise ArgumentError(f"{other} (Left at work by a comparison that was killed.)")
         shutil.rmtree(folder)  # killed half-way: what it measured is no run
@@ -183,7 +189,7 @@ def _record_of(folder: Path) -> Path:
     return Path(f"{folder}.run.json")
 
 
-def _write_record(folder: Path, command: Sequence[str], seconds: float | None) -> None:
+def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, float] | None) -> None:
     record = {"run": _describe(command), "seconds": seconds}
     write_text(_record_of(folder), json.dumps(record, indent=1) + "\n")
 

@@ -18,10 +18,11 @@ from ..cli import COMMANDS
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, find_shipped
 
-Role = Literal["baseline", "optimized", "without"]
+Role = Literal["baseline", "optimized", "without", "frozen", "lora", "full"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 LOGGING_STEPS = 10  # between points of the loss curves
 CRITERIA = ("min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop")
+OF_BOTH = ("recipe", "sides", "output_dir", "seed")  # arguments that --sides reads too
 
 
 @dataclass
@@ -33,17 +34,22 @@ class CompareArguments:
     """
 
     _argument_groups = {
-        "sides": (*("recipe", "baseline", "baseline_launch", "optimized", "optimized_launch", "ablate"),),
+        "sides": ("recipe", "sides", "baseline", "baseline_launch", "optimized", "optimized_launch", "ablate"),
         "measurement": ("output_dir", "rounds", "max_rounds", "seed", "metric", "greater_is_better"),
         "criteria": CRITERIA,
     }
     _first_flags = (
-        *("recipe", "baseline", "optimized", "ablate", "output_dir", "rounds", "metric"),
+        *("recipe", "sides", "baseline", "optimized", "ablate", "output_dir", "rounds", "metric"),
         *("greater_is_better", *CRITERIA),
     )
 
     output_dir: str = option("outputs/comparison", "Where runs and the report go.")
     recipe: str = option("train", "What all sides run: a command of hf-ext (train, mlm, generate), or a script.")
+    sides: list[str] = option(
+        [],
+        "Instead of --baseline and --optimized: two or more of frozen, lora and full, each with flags of its own in "
+        'one quoted text, such as "lora --lora_r 16"; which way to train encoders scores better on the same test rows.',
+    )
     baseline: list[str] = option(
         ["baseline"],
         "One or more: a preset, a YAML file, or 'stock' (transformers.Trainer itself); with flags of its own in one "
@@ -81,6 +87,10 @@ class CompareArguments:
             raise ArgumentError(f"--max_rounds {self.max_rounds}: must be at least --rounds, {self.rounds}.")
         if self.max_rounds is not None and self.min_speedup is None:
             raise ArgumentError(f"--max_rounds {self.max_rounds} adds rounds until --min_speedup is decided: give one.")
+        if self.sides:
+            usual = vars(CompareArguments())
+            if other := [f"--{name}" for name in usual if name not in OF_BOTH and getattr(self, name) != usual[name]]:
+                raise ArgumentError(f"--sides runs each side once, to compare scores: leave out {', '.join(other)}.")
 
     @property
     def most_rounds(self) -> int:
@@ -110,10 +120,16 @@ def make_sides(args: CompareArguments, shared: Sequence[str] = ()) -> list[Side]
     """
     sides = [_make_side(text, "baseline", args.baseline_launch) for text in args.baseline]
     sides.append(_make_side(args.optimized, "optimized", args.optimized_launch))
-    named: list[Side] = []
     for side in sides:
         if "--config" in side.arguments and "--config" in shared:
             raise ArgumentError(f"--{side.role} {side.name}: a YAML file, and --config after -- is another: give one.")
+    return number_names(sides)
+
+
+def number_names(sides: Sequence[Side]) -> list[Side]:
+    """The same sides; the second of a name is `NAME#2`."""
+    named: list[Side] = []
+    for side in sides:
         same = sum(side.name == other.name.partition("#")[0] for other in named)
         named.append(replace(side, name=f"{side.name}#{same + 1}") if same else side)
     return named

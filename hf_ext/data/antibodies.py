@@ -22,9 +22,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import DataError
+from ..labels.cells import shorten
 from .columns import factorize, read_columns
 from .proteins import RARE, STANDARD, UNKNOWN
-from .row_errors import shorten
 from .tokenization import ResidueTokenizer
 from .varlen_layout import IGNORED, LayoutMaker
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
 from ..arguments.training_fields import option
 from ..errors import ArgumentError
+from ..labels import TaskName
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
@@ -59,7 +60,14 @@ class LabelledArguments(ReadingArguments):
         "Sequence columns that rows may leave empty, for example light where some rows are nanobodies. A "
         "row never lacks all of its sequences.",
     )
-    label_column: str = option("label", "Column to predict: numbers, or bounds such as <=7 and >10.5.")
+    label_column: list[str] = option(
+        ["label"],
+        "Column to predict: numbers, bounds such as <=7 and >10.5, classes, labels separated by ;, or a label for each "
+        "residue. Several columns: numbers, or 0 and 1.",
+    )
+    mask_column: str | None = option(
+        None, "Column that says by 0 or 1 for each residue whether its label is known, for example 0011110."
+    )
     censor_column: str | None = option(
         None,
         "Column that marks labels known only as a bound: <, <=, >, >=, = or empty; or 0/1, where 1 means "
@@ -82,6 +90,9 @@ class DataArguments(LabelledArguments):
 
     _argument_group_name = "data"
 
+    task: Literal["auto", TaskName] = option(
+        "auto", "What labels are; auto reads their column, and the log says what it took them for."
+    )
     split_column: str | None = option(
         None, "Column that says train, valid (validation, val, dev) or test for each row."
     )
@@ -120,6 +131,19 @@ class DataArguments(LabelledArguments):
                 "x_cluster.tsv --id_column COLUMN."
             )
         kind, split_group = check_rule(self.split or "random")
+        if isinstance(self.label_column, str):  # from Python
+            self.label_column = [self.label_column]
+        columns = [*self.label_column, *filter(None, (self.mask_column, self.censor_column)), *{*self.sequence_columns}]
+        if not self.label_column or len({*columns}) < len(columns):
+            raise ArgumentError(
+                f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
+                "--sequence_columns, --mask_column and --censor_column."
+            )
+        if self.streaming and self.task not in ("auto", "regression", "residue_regression"):
+            raise ArgumentError(
+                f"task={self.task}: names of classes are collected over all rows, which a stream does not show; drop "
+                "--streaming."
+            )
         read = [*self.sequence_columns, self.group_column, self.id_column, self.split_column]
         if taken := next((column for column in (*read, split_group) if column in RESERVED), None):
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")

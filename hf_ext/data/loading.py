@@ -6,7 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,13 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, concatenate_datasets
 
 from ..errors import ArgumentError, DataError
+from ..labels import ONE_NUMBER, LabelKind
+from ..labels.kinds import reader_of
 from .arguments import DataArguments
 from .cleaning import RowSchema, clean_stream
 from .columns import as_dataset, as_text
+from .label_columns import label_facts
+from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, read_parts
 from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse, write_rejected
 from .split_report import describe_repeats, leak_report, repeat_report
@@ -29,12 +33,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LoadedData:
-    """`splits` hold the sequence columns, `label` (float64), `bound` (int8, only where something is censored), the
-    group, interval and id columns as text, and `source_row`; `report` is JSON-able and says what was read, changed,
-    left out; with sentences for the user in `notes` and, about likely mistakes, in `warnings`."""
+    """`splits` hold the sequence columns, `label` as `kind` has it (a number is float64), `bound` (int8, only where
+    something is censored), the group, interval and id columns as text, and `source_row`; `report` is JSON-able and says
+    what was read, changed, left out; with sentences for the user in `notes` and, about likely mistakes, in `warnings`.
+    `kind` says nothing where no labels were read."""
 
     splits: DatasetDict | IterableDatasetDict
     report: dict[str, Any] = field(default_factory=dict)
+    kind: LabelKind = ONE_NUMBER
 
 
 @dataclass
@@ -48,6 +54,7 @@ class LoadedSequences:
     table: Dataset | IterableDataset
     report: dict[str, Any] = field(default_factory=dict)
     as_read: Dataset | None = None
+    kind: LabelKind | None = None
 
 
 def load_data(
@@ -74,8 +81,8 @@ def load_data(
 
     Raises:
         ArgumentError: no source, or arguments that contradict the task.
-        DataError: see `reading.read_parts`, `RowSchema`, `split_rows`; also all labels of train equal, or a single row.
-            All rows that cannot be used are one error.
+        DataError: see `reading.read_parts`, `find_kind`, `RowSchema`, `split_rows`; also labels of train from which
+            nothing can be learned, or a single row. All rows that cannot be used are one error.
 
     Cost: 131,072 rows with three sequence columns (56 MB): reading, 1 s of CPU for the rest, and the leak report; about
     1 GB of memory at the peak. Streams read only the first record here.
@@ -83,6 +90,9 @@ def load_data(
     schema = RowSchema(args, needs_labels)
     rejected = None if output_dir is None else Path(output_dir) / REJECTED_FILE
     parts, report = _open(schema, table, rejected)
+    if needs_labels:
+        schema = replace(schema, kind=find_kind(args, parts, report))
+    kind = schema.kind
     if isinstance(parts[0].data, IterableDataset):
         streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
         if all(part.split for part in parts) and not (args.split or args.split_column):
@@ -93,7 +103,7 @@ def load_data(
         if args.max_train_samples is not None:
             splits["train"] = splits["train"].take(args.max_train_samples)
             report["train_subset"] = {"num_rows": args.max_train_samples}
-        return LoadedData(splits, report | {"leaks": {}})
+        return LoadedData(splits, report | {"leaks": {}}, kind or ONE_NUMBER)
     tables = _clean(schema, parts, rejected, report)
     if len(parts) > 1:
         names = [pa.array([part.split] * len(one), pa.string()) for part, one in zip(parts, tables)]
@@ -102,23 +112,24 @@ def load_data(
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = split_rows(data, args)
-    if needs_labels:
-        check_labels(splits["train"], args.label_column, parts[0].path)
+    if kind:
+        check_labels(splits["train"], kind, parts[0].path)
     num_train = len(splits["train"])
     if args.max_train_samples is not None and args.max_train_samples < num_train:
         chosen = np.zeros(num_train, bool)
         chosen[draw_rows(num_train, seed, args.max_train_samples)] = True
         report["train_subset"] = {"num_rows": args.max_train_samples, "of": num_train}
         splits["train"] = keep_rows(splits["train"], chosen)
-        if needs_labels:
-            check_labels(splits["train"], args.label_column, f"--max_train_samples {args.max_train_samples}")
-    if needs_labels:
-        report["repeats"] = repeat_report(splits, args.sequence_columns)
+        if kind:
+            check_labels(splits["train"], kind, f"--max_train_samples {args.max_train_samples}")
+    if kind:
+        report["warnings"] += reader_of(kind).compare({name: label_facts(one, kind) for name, one in splits.items()})
+        report["repeats"] = repeat_report(splits, args.sequence_columns, kind)
         if text := describe_repeats(report["repeats"]):
             report["notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
-    return LoadedData(splits, report)
+    return LoadedData(splits, report, kind or ONE_NUMBER)
 
 
 def load_sequences(
@@ -127,26 +138,30 @@ def load_sequences(
     rejected: Path | None = None,
     keeps_columns: bool = False,
     needs_labels: bool = False,
+    kind: LabelKind | None = None,
     table: Dataset | None = None,
 ) -> LoadedSequences:
     """Reads and cleans one table for prediction: no splits, rows in file order.
 
     A folder's train, validation and test files follow each other. Arguments and errors as in `load_data`; a single row
     is fine here, `rejected` is the CSV that lists what `bad_rows="drop"` leaves out, `keeps_columns` asks for
-    `as_read`, which takes the memory of the whole source, and `needs_labels` for `label` and `bound`.
+    `as_read`, which takes the memory of the whole source, and `needs_labels` for `label` and `bound`. With `kind`, that
+    of a model, labels are read as that model has them, whatever `args.task` says; a class that it lacks is refused.
     """
     schema = RowSchema(args, needs_labels, needs_splits=False)
     keeps_columns = keeps_columns and not args.streaming
     parts, report = _open(schema, table, rejected, keeps_columns)
+    if needs_labels:
+        schema = replace(schema, kind=find_kind(args, parts, report, kind))
     if isinstance(parts[0].data, IterableDataset):
         streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
-        return LoadedSequences(concatenate_datasets(streams), report)
+        return LoadedSequences(concatenate_datasets(streams), report, kind=schema.kind)
     tables = _clean(schema, parts, rejected, report)
     as_read = None
     if keeps_columns:
         found = [_take_as_read(part.data, one[SOURCE_ROW]) for part, one in zip(parts, tables)]
         as_read = as_dataset(pa.concat_tables(found, promote_options="default"))
-    return LoadedSequences(as_dataset(_join_bounds(tables)), report, as_read)
+    return LoadedSequences(as_dataset(_join_bounds(tables)), report, as_read, schema.kind)
 
 
 def _open(
@@ -214,23 +229,19 @@ def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:
     return pa.table({name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW})
 
 
-def check_labels(train: Dataset, column: str, where: str) -> None:
+def check_labels(train: Dataset, kind: LabelKind, where: str) -> None:
     """Refuses training labels from which nothing can be learned.
 
     Args:
-        column: what the labels were called; where: file or option that an error names.
+        kind: of the labels; where: file or option that an error names.
 
     Raises:
         DataError: fewer than two rows, or labels that are all equal.
     """
-    labels = np.array(train["label"][:], np.float64)
-    if len(labels) < 2:
+    if len(train) < 2:
         raise DataError(
-            f"{where}: there is {len(labels)} training row, from which nothing can be learned. Check the file and the "
+            f"{where}: there is {len(train)} training row, from which nothing can be learned. Check the file and the "
             "split; some hundred rows are where learning begins."
         )
-    if labels.min() == labels.max():
-        raise DataError(
-            f"column {column!r}: all {len(labels)} training labels are {labels[0]:g}, so there is nothing to learn. "
-            "Check the column and the split."
-        )
+    if problem := reader_of(kind).why_useless(label_facts(train, kind)):
+        raise DataError(f"{problem} Check the column and the split.")

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..labels.cells import Judged, is_missing
 from .arguments import DataArguments
-from .row_errors import Judged, RowError, is_missing, judge_cells
+from .row_errors import RowError, judge_cells
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"

@@ -13,12 +13,11 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import write_cell
+from ..labels.cells import Judged, shorten
 from .columns import Distinct, distinct
 
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
-# Each spells a short peptide, but in a table it is what another program wrote for "no value".
-MISSING_MARKERS = ("NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE")
 NO_SPLIT = "names no split"
 MAX_LISTED = 20
 MIN_LISTED = 3  # of each kind
@@ -35,15 +34,6 @@ class RowError(NamedTuple):
 
 
 Located = tuple[str, RowError]  # (file, error)
-
-
-class Judged(NamedTuple):
-    """A cell as the `value` it is read as and the `changes` made for it; or the `rule` that refuses it."""
-
-    value: Any
-    rule: str = ""
-    remedy: str = ""
-    changes: tuple[str, ...] = ()
 
 
 def judge_cells(
@@ -70,20 +60,6 @@ def judge_cells(
         one = judged[number]
         errors.append(RowError(int(rows[index]), column, shorten(values[number]), one.rule, one.remedy))
     return found, judged, errors
-
-
-def shorten(value: object, limit: int = 40) -> str:
-    """Returns `value` as printable ASCII text of at most `limit` characters, the cut shown as `...`."""
-    text = "" if value is None else str(value)
-    text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def is_missing(value: object) -> bool:
-    """Says whether a cell holds nothing: None, NaN, blanks only, or a marker such as `NA` (any case)."""
-    if value is None or (isinstance(value, float) and value != value):
-        return True
-    return isinstance(value, str) and (not value.strip() or value.strip().upper() in MISSING_MARKERS)
 
 
 def format_errors(located: Sequence[Located]) -> str:

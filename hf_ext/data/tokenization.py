@@ -17,8 +17,10 @@ from transformers import AutoTokenizer
 
 from ..errors import ArgumentError, DataError
 from ..files import write_text
+from ..labels import ONE_NUMBER, LabelKind
 from ..pretrained import reading
 from .columns import column_names, read_columns, row_lengths
+from .label_tensors import stack_labels
 from .proteins import RARE, STANDARD, UNKNOWN
 
 MAX_UNKNOWN_SHARE = 0.01
@@ -266,6 +268,7 @@ class SequenceCollator:
         missing_chains: columns that may be "". Of a pair, the other part is then encoded alone. An input that a row
             lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
             which of these each row of the batch is, -1 where it lacks the input.
+        kind: of the labels.
 
     Attributes:
         optional_inputs: names of inputs all of whose columns may be "".
@@ -280,14 +283,21 @@ class SequenceCollator:
         columns: Mapping[str, Sequence[str]],
         too_long: str = "error",
         missing_chains: Sequence[str] = (),
+        kind: LabelKind = ONE_NUMBER,
     ):
-        self.tokenizers = dict(tokenizers)
+        self.tokenizers, self.kind = dict(tokenizers), kind
         self.columns = {name: list(parts) for name, parts in columns.items()}
         self.too_long, self.missing_chains = too_long, [*missing_chains]
 
     @property
     def optional_inputs(self) -> list[str]:
         return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
+
+    @property
+    def longest(self) -> int | None:
+        """Residues that are left of a row of one column; None for all."""
+        (tokenizer, *_) = self.tokenizers.values()
+        return tokenizer.max_residues if self.too_long == "truncate" else None
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Writes each input's tokenizer to `<folder>/tokenizers/<n>` and how inputs are made to `inputs.json`."""
@@ -296,7 +306,7 @@ class SequenceCollator:
         for i, (name, tokenizer) in enumerate(self.tokenizers.items()):
             tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
             inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
-        settings = {name: getattr(self, name) for name in OPTIONS}
+        settings = {**{name: getattr(self, name) for name in OPTIONS}, "label_kind": self.kind.state()}
         write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
 
     @classmethod
@@ -313,6 +323,7 @@ class SequenceCollator:
             settings = json.loads(path.read_text(encoding="utf-8"))
             inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
             options = {name: settings[name] for name in OPTIONS}
+            kind = LabelKind.from_state(settings["label_kind"])
         except (OSError, ValueError, TypeError, KeyError) as error:  # JSONDecodeError is a ValueError
             text = f"{path}: not there, or damaged ({type(error).__name__}: {error})."
             raise DataError(f"{text} Give a folder that `hf-ext train` wrote, or copy the model again.") from error
@@ -323,7 +334,7 @@ class SequenceCollator:
                 tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
             tokenizers[name].max_residues = max_residues
-        return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options)
+        return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind)
 
     def __call__(self, features: Any) -> dict[str, Any]:
         """`labels` and `bounds` of rows that have them, and `sequences`: the tensors of each input."""
@@ -333,7 +344,7 @@ class SequenceCollator:
         else:
             rows, batch = features, {}
             if "label" in rows[0]:
-                batch["labels"] = torch.tensor([float(row["label"]) for row in rows])
+                batch["labels"] = stack_labels(self.kind, [row["label"] for row in rows], self.longest)
             if "bound" in rows[0]:
                 batch["bounds"] = torch.tensor([int(row["bound"]) for row in rows])
         if rows:

@@ -1,4 +1,4 @@
-"""Cached embeddings behind numbers: rows of tables for a head, states of antigens for a generator."""
+"""Cached embeddings behind numbers: rows of tables and states of residues for a head, of antigens for a generator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..data.label_tensors import stack_labels
 from ..errors import DataError
+from ..labels import LabelKind
 from .store import EmbeddingStore
 
 
@@ -92,6 +94,44 @@ class EmbeddedDataset(Dataset):
             batch["missing"] = {name: positions[name] < 0 for name in self.optional}
         if self.live is not None:
             batch["live"] = [self.live[i] for i in indices]
+        return batch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])
+
+
+class EmbeddedResidues(Dataset):
+    """Rows of stored residue states plus labels; each batch is read from the store, which stays on the disk.
+
+    Args:
+        name: of the model's input.
+        store: holds the states of all `sequences`, (residues, width) each.
+        sequences: of each row.
+        kind: of the labels; `labels`: of each row, None without.
+    """
+
+    live = None  # no row has columns that are encoded as it comes
+
+    def __init__(
+        self, name: str, store: EmbeddingStore, sequences: Sequence[str], kind: LabelKind, labels: Sequence[Any] | None
+    ):
+        self.name, self.store, self.sequences, self.kind, self.labels = name, store, sequences, kind, labels
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+        """One batch: `embeddings` (input name -> (residues of all rows, width)), `missing` and `labels`, (n, longest).
+
+        `missing`, input name -> bool, is true behind a row's end. Labels are cut as the sequences were.
+        """
+        states = self.store.gather_states([self.sequences[i] for i in indices])
+        lengths = torch.tensor([*map(len, states)])
+        longest = int(lengths.max())
+        batch: dict[str, Any] = {"embeddings": {self.name: torch.cat(states)}}
+        batch["missing"] = {self.name: torch.arange(longest) >= lengths[:, None]}
+        if self.labels is not None:
+            batch["labels"] = stack_labels(self.kind, [self.labels[i] for i in indices], longest)
         return batch
 
     def __getitem__(self, index: int) -> dict[str, Any]:

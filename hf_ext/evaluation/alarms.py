@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ..labels import ONE_NUMBER, LabelKind
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from .class_alarms import MIN_ROWS, MIN_SPREAD_RATIO, examine_probabilities
+from .kinds import known_values
 
-MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
 FEW_DISTINCT_SHARE = 0.01
 FEW_DISTINCT_OF_REFERENCES = 0.1
-MIN_SPREAD_RATIO = 0.1
 BLOCK_SHARE = 0.05  # of rows that share one value: a detection limit or a default rather than a measurement
 SIMPLE_STEP = 0.25  # multiples of it are bfloat16 numbers anyway, so they say nothing about rounding
 
@@ -25,11 +26,13 @@ UNIT_GAP = 2.0  # decades without any label: units differ by three at least, and
 MIN_SIDE = 0.02  # of the labels, on each side of the gap
 
 
-def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
+def collapse_report(predictions: Any, references: Any, kind: LabelKind = ONE_NUMBER) -> dict[str, Any]:
     """Say whether predictions have collapsed (few values, little spread, rounded) or do no better than a constant.
 
     Args:
-        predictions, references: (n,) or (n, 1) numbers in one unit.
+        predictions, references: (n,) or (n, 1) numbers in one unit; of another `kind` as `rows_for` takes them.
+        kind: of label. Of several numbers the report is of the first, the alarms of all; of
+            classes and several labels it is that of `examine_probabilities`.
 
     Returns:
         What `label_audit` says of the predictions; reference_std (also the RMSE of the references' own mean),
@@ -39,12 +42,30 @@ def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
     Raises:
         DataError: shapes or lengths do not fit.
     """
-    report, alarms = examine_predictions(predictions, references)
+    report, alarms = examine_predictions(predictions, references, kind)
     return {**report, "alarms": [*alarms.values()]}
 
 
-def examine_predictions(predictions: Any, references: Any) -> tuple[dict[str, Any], dict[str, str]]:
+def examine_predictions(
+    predictions: Any, references: Any, kind: LabelKind = ONE_NUMBER
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns what `collapse_report` does, and its alarms by what they are about."""
+    if kind.is_one_number:
+        return _examine_numbers(predictions, references)
+    if not kind.is_numeric:
+        return examine_probabilities(kind, predictions, references)
+    values, truth, _ = known_values(kind, predictions, references)
+    if kind.per_residue:
+        return _examine_numbers(values, truth)
+    known = np.isfinite(truth)
+    found = [_examine_numbers(values[known[:, j], j], truth[known[:, j], j]) for j in range(len(kind.names))]
+    alarms = {
+        f"{about} {name}": f"{name}: {text}" for name, (_, of) in zip(kind.names, found) for about, text in of.items()
+    }
+    return found[0][0], alarms
+
+
+def _examine_numbers(predictions: Any, references: Any) -> tuple[dict[str, Any], dict[str, str]]:
     predicted, measured = as_pair(predictions, references)
     sides = {"predictions": predicted, "references": measured}
     problems = {name: count_not_finite(values, name) for name, values in sides.items()}
@@ -168,7 +189,7 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
     if len(distinct) == 2 and not sides.any():
         return [
             f"Two values, {distinct[0]:g} and {distinct[1]:g}: a regression is fitted to them, of which RMSE and "
-            "Spearman say little. If these are classes, --binder_threshold adds recall, precision and F1."
+            "Spearman say little. If these are classes, give --task classification."
         ]
     alarms = unit_alarms(values)
     for value, sign, kind in ((distinct[0], "<=", "lowest"), (distinct[-1], ">=", "highest")):

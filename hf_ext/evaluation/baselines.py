@@ -92,7 +92,7 @@ class RidgeBaseline:
         held_out_labels = _finite_targets(validation_targets, "validation_targets", held_out)
         weights, intercepts = solve_ridges(train, labels, self.lambdas, standardize=self.standardize)
         errors = np.zeros(len(self.lambdas))
-        for rows, chunk in _chunks(held_out):
+        for rows, chunk in chunks(held_out):
             residual = chunk @ weights + intercepts - held_out_labels[rows][:, None]
             errors += np.einsum("nl,nl->l", residual, residual)
         rmse = np.sqrt(errors / len(held_out_labels))
@@ -108,7 +108,7 @@ class RidgeBaseline:
             DataError: a value is not finite.
         """
         assert self.weights is not None
-        blocks = [chunk @ self.weights for _, chunk in _chunks(np.asanyarray(features))]
+        blocks = [chunk @ self.weights for _, chunk in chunks(np.asanyarray(features))]
         return np.concatenate([np.empty(0), *blocks]) + self.intercept
 
     def summary(self) -> dict[str, Any]:
@@ -118,18 +118,18 @@ class RidgeBaseline:
         return {"kind": "ridge", "num_features": len(self.weights), **chosen}
 
 
-def _fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatArray]:
+def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatArray]:
     """Mean and inverse spread of each feature; one that does not vary gets 0 and so no weight.
 
     Two passes: the mean first, then the spread around it, which is exact also where the mean is large.
     """
     num_rows, num_features = features.shape
     total, largest, squares = np.zeros((3, num_features))
-    for _, chunk in _chunks(features):
+    for _, chunk in chunks(features):
         total += chunk.sum(axis=0)
         np.maximum(largest, np.abs(chunk).max(axis=0), out=largest)
     mean = total / num_rows
-    for _, chunk in _chunks(features):
+    for _, chunk in chunks(features):
         centred = chunk - mean
         squares += np.einsum("nd,nd->d", centred, centred)
     spread = np.sqrt(squares / num_rows)
@@ -153,13 +153,13 @@ def solve_ridges(
         Weights (d, l), for raw features, and intercepts (l,).
     """
     (num_rows, num_features), level = features.shape, float(labels.mean())
-    mean, scale = _fit_scale(features, standardize)
+    mean, scale = fit_scale(features, standardize)
     if num_rows < num_features:
         basis = (features - mean) * scale
         gram, moment = basis @ basis.T, labels - level
     else:
         gram, moment = np.zeros((num_features, num_features)), np.zeros(num_features)
-        for rows, chunk in _chunks(features):
+        for rows, chunk in chunks(features):
             scaled = (chunk - mean) * scale
             gram += scaled.T @ scaled  # the same array twice: numpy computes one triangle only
             moment += scaled.T @ (labels[rows] - level)
@@ -170,7 +170,7 @@ def solve_ridges(
     return weights, level - mean @ weights
 
 
-def _chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:
+def chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:
     """Yields which rows, and these as float64, in pieces of `CHUNK_BYTES`; refuses what is not finite."""
     size = max(1, CHUNK_BYTES // (8 * features.shape[1]))
     for start in range(0, len(features), size):

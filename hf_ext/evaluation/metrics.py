@@ -3,15 +3,14 @@
 Ones give a metric's value; the counts that a bootstrap drew give it on all resamples at once, and no row is copied or
 sorted again. A metric says why where it has no value; none turns that into 0.
 
-A kind of label is a class of rows like `Regression`, or `Summed` below: `metric(name)` is the function of counts,
-`why_undefined(name)` the reason, and `rows_of` knows which class a metric's name belongs to. Everything behind it
-(scores, comparisons, verdicts, early stopping) asks for no more than that.
+A kind of label is a class of rows like `Regression`, or `Summed` below: `names` are its metrics, `metric(name)` is the
+function of counts, `why_undefined(name)` the reason. Everything behind it (scores, comparisons, verdicts, early
+stopping) asks for no more than that. `kinds.rows_for` knows the class of a kind of label.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._arrays import FloatArray, as_groups, as_pair, count_not_finite, divide
+from .ranks import Once, Ranking, rank
 
 PLAIN_METRICS = ("spearman", "pearson", "rmse", "mae", "r2")
 HIT_METRICS = ("recall", "precision", "f1")  # cut predictions and references at a threshold
@@ -81,14 +81,30 @@ def value_of(metric: str, predictions: Any, references: Any, threshold: float | 
 
 
 class Rows:
-    """Rows of one kind of label, which know their metrics."""
+    """Rows of one kind of label, which know their metrics.
+
+    Attributes:
+        num_rows: that are drawn and counted.
+        names: the metrics that are scored.
+        means: those that are a mean of what rows hold, or a function of one.
+    """
+
+    names: tuple[str, ...] = ()
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
 
+    @cached_property
+    def means(self) -> dict[str, Summed]:
+        return {}
+
+    def why_constant(self) -> str | None:
+        """That all rows were predicted alike, for kinds whose metrics cannot tell; None where they were not."""
+        return None
+
     def metric(self, name: str) -> Counted:
         """The metric as a function of counts."""
-        return getattr(self, name)
+        return getattr(self, name, None) or self.means[name].metric(name)
 
     def why_undefined(self, name: str) -> str | None:
         """The first thing that leaves a metric without a value; None where nothing does."""
@@ -114,21 +130,22 @@ class Regression(Rows):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None) -> None:
         super().__init__(len(measured))
+        self.names = score_names(threshold)
         self.predicted, self.measured = predicted, measured
         self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
         sides = {"predictions": self.predicted, "references": self.measured}
-        varying = VARYING.get(name, ())
-        if self.num_rows == 0:
+        varying, num_values = VARYING.get(name, ()), len(self.measured)
+        if num_values == 0:
             return "no rows"
         if problem := next(filter(None, (count_not_finite(values, side) for side, values in sides.items())), None):
             return problem
-        if varying and self.num_rows < 2:
+        if varying and num_values < 2:
             return "1 row; at least 2 are needed"
         for side in varying:
             if sides[side].min() == sides[side].max():
-                return f"all {self.num_rows:,} {side} are equal ({sides[side][0]:g})"
+                return f"all {num_values:,} {side} are equal ({sides[side][0]:g})"
         cut = "predictions" if name == "precision" else "references"
         if name in THRESHOLD_METRICS and not (sides[cut] >= self.threshold).any():
             return f"no {cut.removesuffix('s')} is >= {self.threshold:g}"
@@ -148,6 +165,16 @@ class Regression(Rows):
         products = np.einsum("bn,bn,bn->b", counts, left, right)
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
+    def _by_row(self, values: FloatArray) -> FloatArray:
+        """Of each row what its values, (values, ...), sum up to, (n, ...)."""
+        return values
+
+    @cached_property
+    def means(self) -> dict[str, Summed]:
+        error, numbers = self.predicted - self.measured, self._by_row(np.ones(len(self.measured)))
+        squares = Summed(self._by_row(error**2), numbers, np.sqrt)
+        return {"rmse": squares, "mae": Summed(self._by_row(np.abs(error)), numbers)}
+
     @cached_property
     def _moments(self) -> Once:
         """Counts to: covariance and both variances of predictions and labels; squared, absolute error; rows."""
@@ -155,10 +182,11 @@ class Regression(Rows):
         # Around their means: squares of numbers far from 0 would lose what varies.
         left, right = self.predicted - self.predicted.mean(), self.measured - self.measured.mean()
         terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
+        terms, numbers = self._by_row(terms), self._by_row(np.ones(len(error)))
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
             left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
-            num_rows = counts.sum(axis=1)
+            num_rows = counts @ numbers
             variances = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
             return product - left * right / num_rows, *variances, error_sq, error_abs, num_rows
 
@@ -203,20 +231,12 @@ class Regression(Rows):
         return np.where(true > 0, divide(2 * hits, true + called), math.nan)
 
     @cached_property
-    def _order(self) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray]:
-        """Rows from the highest prediction down, where each tie ends, and which rows are binders."""
-        return *_sort(-self.predicted), (self.measured >= self.threshold).astype(np.float64)
+    def _ranking(self) -> Ranking:
+        return Ranking(self.predicted, self.measured >= self.threshold)
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Area under precision and recall as steps: the sum over cuts of (gain in recall) times (precision at the cut).
-
-        Cuts are the distinct predictions from the highest down, so that rows with one prediction come in together, as
-        in scikit-learn's `average_precision_score`. A constant scores the share of binders, a perfect order 1.
-        """
-        order, ends, is_hit = self._order
-        rows, hits = (np.cumsum(np.take(each, order, 1), axis=1)[:, ends] for each in (counts, counts * is_hit))
-        precision = np.divide(hits, rows, out=np.zeros_like(hits), where=rows > 0)
-        return divide(np.einsum("bt,bt->b", np.diff(hits, axis=1, prepend=0.0), precision), hits[:, -1])
+        """Of binders; see `Ranking`."""
+        return self._ranking.average_precision(counts)
 
 
 class Summed(Rows):
@@ -225,14 +245,22 @@ class Summed(Rows):
     Args:
         sums: (n,) each row's summed loss in nats, or its number of right predictions; of `MEAN_METRICS` its own error.
         numbers: (n,) how many predictions each row holds, 0 or more; 1 for `MEAN_METRICS`.
+        of_mean: what the metric is of that mean, such as a root; None: itself, and exp for a perplexity.
     """
 
-    def __init__(self, sums: FloatArray, numbers: FloatArray) -> None:
+    def __init__(
+        self, sums: FloatArray, numbers: FloatArray, of_mean: Callable[[FloatArray], FloatArray] | None = None
+    ) -> None:
         super().__init__(len(numbers))
-        self.sums, self.numbers = sums, numbers
+        self.sums, self.numbers, self.of_mean = sums, numbers, of_mean
+
+    def apply(self, means: FloatArray) -> FloatArray:
+        """The metric of means."""
+        return means if self.of_mean is None else self.of_mean(means)
 
     def metric(self, name: str) -> Counted:
-        return (lambda counts: np.exp(self._mean(counts))) if name == "perplexity" else self._mean
+        of_mean = np.exp if name == "perplexity" else self.apply
+        return lambda counts: of_mean(self._mean(counts))
 
     def _mean(self, counts: FloatArray) -> FloatArray:
         return divide(counts @ self.sums, counts @ self.numbers)
@@ -304,48 +332,6 @@ def at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) ->
         sides: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact).
     """
     return np.where(sides * (predicted - measured) > 0, measured, predicted)
-
-
-class Once:
-    """A function of counts that several metrics read: of the same array of counts it is computed once."""
-
-    def __init__(self, compute: Callable[[FloatArray], Any]) -> None:
-        self._compute = compute
-        self._counts: Callable[[], FloatArray | None] = lambda: None
-        self._found: Any = None
-
-    def __call__(self, counts: FloatArray) -> Any:
-        if self._counts() is not counts:
-            self._found = None  # before the next is made: half the memory, and a quarter of the time
-            self._counts, self._found = weakref.ref(counts), self._compute(counts)
-        return self._found
-
-
-def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
-    """Counts to each row's average rank less the mean rank, (resamples, n), and the sum of their squares.
-
-    The column is sorted here, once; ties share the mean of their ranks.
-    """
-    order, ends = _sort(values)
-    tie = np.empty(len(order), np.intp)
-    tie[order] = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
-
-    def of(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        up_to = np.cumsum(np.take(counts, order, axis=1), axis=1)
-        if len(ends) < counts.shape[1]:
-            up_to = up_to[:, ends]
-        in_tie = np.diff(up_to, axis=1, prepend=0.0)
-        centred = up_to - (in_tie - 1) / 2 - (up_to[:, -1:] + 1) / 2
-        return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
-
-    return of
-
-
-def _sort(values: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Row numbers, lowest value first, and where among them each run of equal values ends."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..arguments.names import name_nearest
-from ..data.cleaning import NUMBER
 from ..errors import ArgumentError, RequirementsFailed
+from ..labels.cells import NUMBER
 from ..reporting.scores import REQUIRED_HEADERS, required_rows
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell, is_finite, less_is_better

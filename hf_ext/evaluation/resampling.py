@@ -182,7 +182,13 @@ def t_quantile(share: float, num_units: float) -> float:
 
 
 def mean_loss_interval(
-    loss: FloatArray, units: ResamplingUnits, *, confidence: float, num_resamples: int, seed: int
+    loss: FloatArray,
+    units: ResamplingUnits,
+    numbers: FloatArray,
+    *,
+    confidence: float,
+    num_resamples: int,
+    seed: int,
 ) -> tuple[float, float] | None:
     """The interval of a mean loss by unit: a bootstrap-t of its logarithm.
 
@@ -197,8 +203,9 @@ def mean_loss_interval(
     M. Webb, Fast and reliable jackknife and bootstrap methods for cluster-robust inference (2023).
 
     Args:
-        loss: (n,) float64, finite, 0 or more: squared or absolute errors.
+        loss: (n,) float64, finite, 0 or more: squared or absolute errors, summed where rows hold several.
         units: of the rows.
+        numbers: (n,) how many errors each row holds.
 
     Returns:
         Both ends, in the unit of the loss; None where units are too few for a standard error of each resample, or all
@@ -207,7 +214,8 @@ def mean_loss_interval(
     Cost: units times resamples; milliseconds.
     """
     total: FloatArray = np.bincount(units.unit_of_row, loss).astype(np.float64)
-    sizes, num = units.sizes, units.num_units
+    sizes: FloatArray = np.bincount(units.unit_of_row, numbers).astype(np.float64)
+    num = units.num_units
     without = (total.sum() - total) / (sizes.sum() - sizes) if units.are_enough else np.zeros(1)
     if not without.min() > 0:
         return None

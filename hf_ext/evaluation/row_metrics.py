@@ -1,4 +1,4 @@
-"""What evaluations of a regression look at while training: which rows, and every metric of them."""
+"""What evaluations look at while training: which rows, and every metric of them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,62 @@ from numpy.typing import NDArray
 
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
+from ..labels import ONE_NUMBER, LabelKind
 from ._arrays import FloatArray, as_column, as_groups, count_not_finite, to_numpy
-from .metrics import THRESHOLD_METRICS, Regression, score_names
+from .kinds import comparable_metrics, metric_names, rows_for, to_predictions
+from .metrics import THRESHOLD_METRICS, Regression, Rows
 
 LABEL_COLUMNS = ("label", "labels")
 
 
 @dataclass(frozen=True)
 class RowMetrics:
-    """`compute_metrics` for one number per row: each metric over all rows at once, NaN where it has no value.
+    """`compute_metrics` for labels of a kind: each metric over all rows at once, NaN where it has no value.
 
-    Names and values are those of `score_predictions` without groups; beside them stands `num_distinct`, how many
-    predictions differ.
+    Names and values are those of `score_predictions` without groups; beside them, of one number per row, stands
+    `num_distinct`, how many predictions differ.
 
     Args:
         threshold: labels at or above it are binders, in the unit of the labels; None: no metrics of binders.
         group_column: of the evaluation set, such as the antigen, in proportion to which `eval_subset` takes rows.
+        kind: of label.
     """
 
     threshold: float | None = None
     group_column: str | None = None
+    kind: LabelKind = ONE_NUMBER
 
     @property
     def names(self) -> tuple[str, ...]:
         """What an evaluation logs that can choose the best model, with the loss that Trainer adds."""
-        return ("loss", *score_names(self.threshold), "num_distinct")
+        return (
+            "loss",
+            *metric_names(self.kind, self.threshold),
+            *(["num_distinct"] if self.kind.is_one_number else []),
+        )
+
+    @property
+    def mean_metrics(self) -> tuple[str, ...]:
+        """Of another kind than one number: the metrics in which early stopping compares two evaluations."""
+        return comparable_metrics(self.kind)
 
     def __call__(self, prediction: Any) -> dict[str, float]:
-        predicted, measured = unpack_labelled(prediction)
-        rows = Regression(predicted, measured, self.threshold)
-        found = {name: rows.value(name).value for name in score_names(self.threshold)}
-        return {name: float(value) for name, value in {**found, "num_distinct": len(np.unique(predicted))}.items()}
+        rows = self.rows_of(prediction.predictions, prediction.label_ids)
+        found = {name: rows.value(name).value for name in rows.names}
+        if isinstance(rows, Regression) and self.kind.is_one_number:
+            found["num_distinct"] = len(np.unique(rows.predicted))
+        return {name: float(value) for name, value in found.items()}
+
+    def rows_of(self, outputs: Any, labels: Any) -> Rows:
+        """Of what the model puts out, and of labels as it got them; of tuples the first."""
+        if self.kind.is_one_number:
+            return rows_for(ONE_NUMBER, _first_column(outputs), _first_column(labels), self.threshold)
+        return rows_for(self.kind, to_predictions(self.kind, _first(outputs)), _first(labels))
+
+    def summed(self, metric: str, outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
+        """Of one of `mean_metrics`, how many values each row holds and what they sum up to, (n,) each."""
+        mean = self.rows_of(outputs, labels).means[metric]
+        return mean.numbers, mean.sums
 
     def spell_out(self, name: str) -> str:
         """A metric's name, prefixes included, with the threshold that decides its value: "recall at 9"."""
@@ -73,7 +98,11 @@ def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:
 
 
 def _first_column(values: Any) -> FloatArray:
-    return np.asarray(values[0] if isinstance(values, tuple) else values, np.float64).reshape(-1)
+    return np.asarray(_first(values), np.float64).reshape(-1)
+
+
+def _first(values: Any) -> Any:
+    return values[0] if isinstance(values, tuple) else values
 
 
 # --- a subset of the rows --------------------------------------------------------------------------------------------

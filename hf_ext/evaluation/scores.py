@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
+from ..labels import ONE_NUMBER, LabelKind
 from ..reporting.units import less_is_better
 from . import metrics
-from ._arrays import FloatArray, as_column, as_pair
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, MetricValue, Regression
+from ._arrays import FloatArray
+from .kinds import metric_names, rows_for
+from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, MetricValue, Regression, Rows
 from .resampling import (
     MIN_UNITS,
     ResamplingUnits,
@@ -100,6 +102,7 @@ def score_predictions(
     predictions: Any,
     references: Any,
     *,
+    kind: LabelKind = ONE_NUMBER,
     groups: Sequence[Any] | None = None,
     threshold: float | None = DEFAULT_THRESHOLD,
     num_resamples: int = 1000,
@@ -107,57 +110,61 @@ def score_predictions(
     seed: int = 0,
     units: ResamplingUnits | None = None,
 ) -> dict[str, Score]:
-    """Score a regression with every metric, each with a percentile bootstrap interval, as JSON-able dicts.
+    """Score predictions with every metric of their kind, each with a percentile bootstrap interval, as JSON-able dicts.
 
     Rows are resampled one by one, so where rows share an antibody or an antigen the intervals are too narrow for a
     claim about new ones: then give `units`. The per-group mean resamples groups instead: its interval speaks about
     further groups.
 
     Args:
-        predictions, references: (n,) or (n, 1) numbers in the unit of the labels.
-        groups: (n,) group names, or None for no per-group metric.
-        threshold: rows at or above it count as binders; None leaves out the metrics of binders.
+        predictions, references: (n,) or (n, 1) numbers in the unit of the labels; of another `kind` as `rows_for` takes
+            them: probabilities of classes.
+        kind: of label.
+        groups: (n,) group names, or None for no per-group metric; of numbers.
+        threshold: rows at or above it count as binders; None leaves out the metrics of binders; of numbers.
         num_resamples: 0 for no intervals; lowered for more than 50,000 rows (each score says how many were drawn).
         confidence: between 0 and 1.
         seed: of the draws.
         units: rows that are drawn together; None: each by itself. Intervals are wider where they are few.
 
     Returns:
-        `score_names`: "spearman", "pearson", "rmse", "mae", "r2"; with a threshold "recall", "precision", "f1",
-        "average_precision"; with groups "per_group_spearman", over those of 10 rows and more.
+        A score of each of `metric_names`; of numbers these are "spearman", "pearson", "rmse", "mae", "r2"; with a
+        threshold "recall", "precision", "f1", "average_precision"; with groups "per_group_spearman", over those of 10
+        rows and more.
 
     Raises:
         DataError: shapes or lengths do not fit, or a row has no group.
 
     Cost: about 1.6 s for 26,000 rows and 1,000 resamples on two cores; below 4 s up to 250,000 rows.
     """
-    predicted, measured = as_pair(predictions, references)
-    num_rows, units = len(measured), check_units(units, len(measured))
-    rows = Regression(predicted, measured, threshold)
-    has_values = rows.why_undefined("rmse") is None
-    names = metrics.score_names(threshold)
-    samples = np.empty((len(names), 0))
-    if has_values and num_resamples and num_rows > 1:
-        measures = [rows.metric(name) for name in names]
-        samples = resample(
+    rows = rows_for(kind, predictions, references, threshold)
+    num_rows, units = rows.num_rows, check_units(units, rows.num_rows)
+    # The binned error of a resample is larger than that of all rows, by as much as it is meant to show.
+    known = [name for name in rows.names if rows.why_undefined(name) is None and name != "calibration_error"]
+    samples = dict.fromkeys(rows.names, np.empty(0))
+    if known and num_resamples and num_rows > 1:
+        measures = [rows.metric(name) for name in known]
+        drawn = resample(
             lambda counts: np.stack([measure(counts) for measure in measures]), num_rows, num_resamples, seed, units
         )
-    scores = {
-        name: make_score(rows.value(name), drawn, num_rows, confidence, units) for name, drawn in zip(names, samples)
-    }
-    if units is not None and samples.size:
-        options: dict[str, Any] = {"confidence": confidence, "num_resamples": samples.shape[1], "seed": seed}
-        squares, sizes = (predicted - measured) ** 2, np.abs(predicted - measured)
-        if ends := mean_loss_interval(squares, units, **options):
-            scores["rmse"]["low"], scores["rmse"]["high"] = np.sqrt(ends).tolist()
-        if ends := mean_loss_interval(sizes, units, **options):
-            scores["mae"]["low"], scores["mae"]["high"] = ends
+        samples |= dict(zip(known, drawn))
+    scores = {name: make_score(rows.value(name), samples[name], num_rows, confidence, units) for name in rows.names}
+    if units is not None:
+        for name in filter(less_is_better, rows.means.keys() & {name for name in known if len(samples[name])}):
+            mean, num = rows.means[name], len(samples[name])
+            ends = mean_loss_interval(
+                mean.sums, units, mean.numbers, confidence=confidence, num_resamples=num, seed=seed
+            )
+            if ends:
+                scores[name]["low"], scores[name]["high"] = mean.apply(np.array(ends)).tolist()
+    if not isinstance(rows, Regression) or not kind.is_one_number:
+        return scores
     if threshold is not None:
-        base = float(np.mean(measured >= threshold)) if has_values else None
+        base = float(np.mean(rows.measured >= threshold)) if rows.why_undefined("rmse") is None else None
         for name in THRESHOLD_METRICS:
             scores[name].update({"threshold": float(threshold), "base_rate": base})
     if groups is not None:
-        scores[GROUP_METRIC] = _score_groups(predicted, measured, groups, num_resamples, confidence, seed)
+        scores[GROUP_METRIC] = _score_groups(rows.predicted, rows.measured, groups, num_resamples, confidence, seed)
     return scores
 
 
@@ -229,11 +236,9 @@ def compare_paired(
     after: Any,
     metric: str = "spearman",
     *,
+    kind: LabelKind = ONE_NUMBER,
     threshold: float | None = None,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
-    units: ResamplingUnits | None = None,
+    **options: Any,
 ) -> PairedComparison:
     """Compare two sets of predictions by a percentile bootstrap of the difference of their scores.
 
@@ -249,11 +254,10 @@ def compare_paired(
             each row's own.
         metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, token_loss, perplexity,
             accuracy, loss or nrmse; of a part, `NAME_loss` or `NAME_nrmse`.
+        kind: of label; None: numbers, as above. Of another one labels and predictions are as `rows_for` takes them, and
+            `metric` is one of `metric_names`.
         threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels. None: 9.
-        confidence: of the interval, between 0 and 1.
-        num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
-        seed: of the draws, 0 or more.
-        units: rows that are drawn together; None: each by itself. The interval is wider where they are few.
+        options: `confidence`, `num_resamples`, `seed` and `units`, see `compare_rows`.
 
     Returns:
         Both scores, the improvement and its interval. A score that has no value (constant predictions, a NaN) leaves
@@ -265,13 +269,35 @@ def compare_paired(
 
     Cost: about 60 ns per drawn row: 0.08 s for 1,300 rows and 1,000 resamples.
     """
-    check_comparison(metric)
-    earlier, measured = as_pair(before, labels)
-    later, _ = as_pair(as_column(after, "after"), measured)
+    check_comparison(metric, kind)
+    first, second = (rows_for(kind, each, labels, threshold, metric) for each in (before, after))
+    return compare_rows(first, second, metric, **options)
+
+
+def compare_rows(
+    first: Rows,
+    second: Rows,
+    metric: str,
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    units: ResamplingUnits | None = None,
+) -> PairedComparison:
+    """What `compare_paired` does, of the rows of both models, which have the same labels.
+
+    Args:
+        first, second: of the earlier and the later model.
+        metric: that these rows know.
+        confidence: of the interval, between 0 and 1.
+        num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
+        seed: of the draws, 0 or more.
+        units: rows that are drawn together; None: each by itself. The interval is wider where they are few.
+    """
     sign = -1 if less_is_better(metric) else 1
-    units = check_units(units, len(measured))
-    first, second = (metrics.rows_of(metric, each, measured, threshold) for each in (earlier, later))
-    if isinstance(first, Regression) and isinstance(second, Regression):
+    num_rows = first.num_rows
+    units = check_units(units, num_rows)
+    if metric == "spearman" and isinstance(first, Regression) and isinstance(second, Regression):
         second.label_ranks = first.label_ranks  # the same labels: ranked once
     values = [each.value(metric) for each in (first, second)]
     before_of, after_of = first.metric(metric), second.metric(metric)
@@ -283,15 +309,17 @@ def compare_paired(
     improvement = sign * (values[1].value - values[0].value)
     if abs(improvement) <= metrics.RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0
-    samples = np.empty(0) if reasons else resample(gain, len(measured), num_resamples, seed, units)
-    score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, len(measured), confidence, units)
+    samples = np.empty(0) if reasons else resample(gain, num_rows, num_resamples, seed, units)
+    score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, num_rows, confidence, units)
     del score["is_trusted"]  # the comparison knows
     before_value, after_value = (value.known for value in values)
     return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)
 
 
-def check_comparison(metric: str) -> None:
+def check_comparison(metric: str, kind: LabelKind = ONE_NUMBER) -> None:
     """Raises `ArgumentError` for a metric that `compare_paired` does not know."""
-    known = (*PAIRED_METRICS, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
-    if metric not in known and not metrics.is_ratio(metric):
+    is_number = kind.is_one_number
+    known: tuple[str, ...] = (*PAIRED_METRICS, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
+    known = known if is_number else metric_names(kind)
+    if metric not in known and not (is_number and metrics.is_ratio(metric)):
         raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")

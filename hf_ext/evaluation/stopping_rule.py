@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from ..labels import ONE_NUMBER
 from ._arrays import FloatArray, as_column, as_pair
-from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS
-from .scores import PairedComparison, check_comparison, compare_paired
+from .kinds import rows_for
+from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS, Rows
+from .scores import PairedComparison, check_comparison, compare_rows
 
 Verdict = Literal["improved", "undecided", "no improvement"]
 
@@ -67,7 +70,8 @@ class StoppingRule:
         warmup_steps: evaluations at this step or earlier neither count nor stop.
         min_delta: the smallest improvement worth training for, in the unit of the metric, 0 or more. With 0 only
             models that are certainly worse count.
-        confidence, options: `threshold`, `num_resamples` and `seed` too, see `compare_paired`.
+        rows: makes the rows that are compared, of predictions and labels; None: those of the metric.
+        confidence, threshold, options: `num_resamples` and `seed` too, see `compare_paired`.
 
     Raises:
         ArgumentError: an unknown metric.
@@ -83,10 +87,15 @@ class StoppingRule:
         patience: int = 3,
         warmup_steps: int = 0,
         min_delta: float = 0.01,
+        rows: Callable[[FloatArray, FloatArray], Rows] | None = None,
         confidence: float = 0.99,
+        threshold: float | None = None,
         **options: Any,
     ) -> None:
-        check_comparison(metric)
+        if rows is None:
+            check_comparison(metric)
+        self._rows = rows or partial(rows_for, ONE_NUMBER, threshold=threshold, metric=metric)
+        self._threshold = DEFAULT_THRESHOLD if threshold is None else threshold
         self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
@@ -134,7 +143,8 @@ class StoppingRule:
         )
 
     def _compare(self, earlier: Any, predicted: FloatArray) -> PairedComparison:
-        return compare_paired(self.labels, earlier, predicted, self.metric, **self._options)
+        first, second = (self._rows(each, self.labels) for each in (earlier, predicted))
+        return compare_rows(first, second, self.metric, **self._options)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: plain values, and (n,) float64 arrays of the best and the recent predictions."""
@@ -161,7 +171,5 @@ class StoppingRule:
     @property
     def _scored(self) -> str:
         """Metric, labels, and what else decides a score, as a hash."""
-        threshold, further = self._options.get("threshold"), ""
-        if self.metric in THRESHOLD_METRICS:
-            further = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
+        further = repr(float(self._threshold)) if self.metric in THRESHOLD_METRICS else ""
         return hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{self.metric} {further}".encode()).hexdigest()

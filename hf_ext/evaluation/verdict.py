@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import ArgumentError
+from ..labels import ONE_NUMBER, LabelKind
 from ..reporting.units import metric_name
-from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from ._arrays import FloatArray, as_pair, count_not_finite
+from .kinds import deciding_metrics, rows_for
 from .metrics import ERRORS, Regression, at_limits, is_ratio
 from .resampling import ResamplingUnits, check_units, percentile_interval, resample
-from .scores import PairedComparison, compare_paired
+from .scores import PairedComparison, check_comparison, compare_rows
 
 MODEL = "model"
 CONSTANT = "training mean"
+FREQUENCIES = "class frequencies"
+LABEL_FREQUENCIES = "label frequencies"
+CONSTANTS = (CONSTANT, FREQUENCIES, LABEL_FREQUENCIES)  # what predicts the same for all rows
 
 Outcome = Literal["better", "no better", "undecided", "undefined", "worse", "no difference"]
 
@@ -52,27 +58,35 @@ class Verdict:
 class _Case:
     """What the rules below look at."""
 
-    predictions: dict[str, FloatArray]
-    labels: FloatArray
+    rows: dict[str, Any]  # of each predictor, `Rows`
     sides: FloatArray
     metric: str
     options: dict[str, Any]
 
     @property
-    def rows(self) -> Regression:
-        return Regression(self.predictions[MODEL], self.labels)
+    def num_rows(self) -> int:
+        return self.rows[MODEL].num_rows
+
+    @property
+    def constant(self) -> str | None:
+        """The baseline that predicts the same for all rows, where there is one."""
+        return next((name for name in CONSTANTS if name in self.rows), None)
+
+    @cached_property
+    def _within_limits(self) -> dict[str, Regression]:
+        """The same rows, but that a prediction beyond a limit is at it."""
+        limited = {name: (at_limits(one.predicted, one.measured, self.sides), one) for name, one in self.rows.items()}
+        return {name: Regression(predicted, one.measured) for name, (predicted, one) in limited.items()}
 
     def compare(self, baseline: str, metric: str) -> PairedComparison:
-        before, after = self.predictions[baseline], self.predictions[MODEL]
-        if metric == "rmse":
-            before, after = (at_limits(each, self.labels, self.sides) for each in (before, after))
-        return compare_paired(self.labels, before, after, metric, **self.options)
+        rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
+        return compare_rows(rows[baseline], rows[MODEL], metric, **self.options)
 
     def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
         """The sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
         if result.undefined:
             return _undefined(result.n, f"{metric_name(result.metric)} is undefined ({result.undefined})")
-        rival = f"the {baseline}" if baseline == CONSTANT else baseline
+        rival = f"the {baseline}" if baseline in CONSTANTS else baseline
         limits = " (limits counted from their wrong side only)" if result.metric == "rmse" and self.sides.any() else ""
         what = "difference of the loss" if result.metric == "token_loss" else "difference"
         numbers = f"({what} {_difference(result)}, {result.n:,} rows)"
@@ -91,14 +105,16 @@ def _make_case(
     predictions: Mapping[str, Any],
     bounds: Any,
     metric: str,
+    kind: LabelKind,
     units: ResamplingUnits | None,
     options: Mapping[str, Any],
 ) -> _Case:
-    measured = as_column(labels, "labels")
-    columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
-    sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
-    given = {"confidence": 0.95, "num_resamples": 1000, "seed": 0, **options}
-    return _Case(columns, measured, sides, metric, {**given, "units": check_units(units, len(measured))})
+    check_comparison(metric, kind)
+    given = {"threshold": None, "confidence": 0.95, "num_resamples": 1000, "seed": 0, **options}
+    threshold = given.pop("threshold")
+    rows = {name: rows_for(kind, values, labels, threshold, metric) for name, values in predictions.items()}
+    sides = np.zeros(len(labels)) if bounds is None else as_pair(bounds, labels)[0]
+    return _Case(rows, sides, metric, {**given, "units": check_units(units, len(labels))})
 
 
 def judge(
@@ -108,6 +124,7 @@ def judge(
     bounds: Sequence[int] | Any | None = None,
     is_scale_free: bool = False,
     metric: str | None = None,
+    kind: LabelKind = ONE_NUMBER,
     units: ResamplingUnits | None = None,
     **options: Any,
 ) -> Verdict:
@@ -118,19 +135,25 @@ def judge(
     bootstrap interval must be. Where a value is not even better, the model is no better; where only the interval is
     not, these rows do not decide. Where the metric says better and the order of rows is worse than some baseline's,
     beyond the noise, that is said too. In token_loss, nrmse and accuracy the comparison with the baselines is all.
+    Of another kind, in this order: predictions must not all be one class; a Matthews correlation must be above 0; in
+    `metric` the model must be better than every baseline that has a value in it. Probabilities whose log loss is not
+    below that of the frequencies in training are named.
     Rows are resampled one by one, so this speaks about further rows of the same kind; with `units`
     about further units, and fewer than 10 effective ones show nothing.
 
     Args:
-        labels: (n,) numbers; for token_loss how many predictions each row holds, for nrmse and accuracy 1.
-        predictions: predictor -> (n,) numbers, row by row as `labels`; "model" is judged, "training mean" is the
-            constant, all others are baselines. For token_loss each row's summed loss in nats, for nrmse its error, for
-            accuracy whether it is right.
+        labels: (n,) numbers; for token_loss how many predictions each row holds, for nrmse and accuracy 1; of another
+            `kind` as `rows_for` takes them.
+        predictions: predictor -> (n,) numbers, row by row as `labels`, or as `rows_for` takes them; "model" is judged,
+            one of `CONSTANTS` is the constant, all others are baselines. For token_loss each row's summed loss in nats,
+            for nrmse its error, for accuracy whether it is right.
         bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. In the RMSE a
             prediction beyond such a limit is no error then.
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
-            rmse, or spearman of an order. A baseline without a value in it is not compared.
+            rmse, or spearman of an order; of another kind that of `deciding_metrics`. A baseline without a value in it
+            is not compared.
+        kind: of label.
         units: rows that were held out together, and are resampled together; None: each by itself.
         options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`.
 
@@ -142,11 +165,14 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
-    metric = metric or ("spearman" if is_scale_free else "rmse")
-    case = _make_case(labels, predictions, bounds, metric, units, options)
+    metric = metric or ("spearman" if is_scale_free else deciding_metrics(kind)[0])
+    case = _make_case(labels, predictions, bounds, metric, kind, units, options)
     units = case.options["units"]
-    verdict = _judge_baselines(case) if is_ratio(case.metric) else _judge_regression(case, is_scale_free)
-    verdict = verdict or _undefined(len(case.labels), "there is no baseline to compare with")
+    if not kind.is_one_number:
+        verdict = _judge_kind(case)
+    else:
+        verdict = _judge_baselines(case) if is_ratio(case.metric) else _judge_regression(case, is_scale_free)
+    verdict = verdict or _undefined(case.num_rows, "there is no baseline to compare with")
     return verdict if units is None else replace(verdict, text=f"{verdict.text} {_describe_basis(units)}")
 
 
@@ -157,6 +183,7 @@ def judge_pair(
     *,
     names: tuple[str, str] = ("the first", "the later"),
     metric: str = "rmse",
+    kind: LabelKind = ONE_NUMBER,
     bounds: Sequence[int] | Any | None = None,
     units: ResamplingUnits | None = None,
     **options: Any,
@@ -164,9 +191,9 @@ def judge_pair(
     """Decides by a paired bootstrap whether the later of two models, of which neither is trivial, is better.
 
     Args:
-        labels, before, after: (n,) numbers, row by row.
+        labels, before, after: (n,) numbers, row by row; of another `kind` as `rows_for` takes them.
         names: what to call both.
-        metric: as in `compare_paired`.
+        metric, kind: as in `compare_paired`.
         bounds: (n,) of -1, 0, 1, or None; in the RMSE a prediction beyond such a limit is no error then.
         units, options: as in `judge`.
 
@@ -177,13 +204,13 @@ def judge_pair(
     Cost: that of `compare_paired`.
     """
     first, second = names
-    case = _make_case(labels, {first: before, MODEL: after}, bounds, metric, units, options)
+    case = _make_case(labels, {first: before, MODEL: after}, bounds, metric, kind, units, options)
     compared, units = case.compare(first, metric), case.options["units"]
     if compared.undefined:
         return replace(_undefined(compared.n, compared.undefined), baseline=first, comparison=compared.as_dict())
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
     numbers = f"{_scores(compared)} (improvement {_difference(compared)}, {compared.n:,} rows)."
-    if np.array_equal(case.predictions[first], case.predictions[MODEL]):
+    if all(map(np.array_equal, before, after)):
         text = f"No difference: {second} predicts what {first} predicts, on all {compared.n:,} rows."
     elif outcome == "no difference":
         text = f"No difference between {second} and {first} is shown: {numbers}"
@@ -206,20 +233,21 @@ def _describe_basis(units: ResamplingUnits) -> str:
 
 def _judge_regression(case: _Case, is_scale_free: bool) -> Verdict:
     """The first rule that has something to say: a score at all, the training mean, chance, the other baselines."""
-    model, num_rows = case.predictions[MODEL], len(case.labels)
+    model, num_rows = case.rows[MODEL].predicted, case.num_rows
     problem = count_not_finite(model, "predictions")
     if not problem and num_rows > 1 and model.min() == model.max():
         problem = f"all {num_rows:,} predictions are {model[0]:g}; Spearman is undefined"
     if problem:
         return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, CONSTANT)
-    spearman = case.rows.value("spearman")
+    spearman = case.rows[MODEL].value("spearman")
     if spearman.undefined:
         return _undefined(num_rows, f"Spearman is undefined ({spearman.undefined})")
     order = f"Spearman {spearman.value:.3f}"
-    constant = None if is_scale_free or CONSTANT not in case.predictions else case.compare(CONSTANT, "rmse")
+    constant = None if is_scale_free or CONSTANT not in case.rows else case.compare(CONSTANT, "rmse")
     if constant and not constant.is_better:
         return case.decide(constant, CONSTANT, "a constant", f" {order}.")
-    if verdict := _judge_order(case, spearman.value) or _judge_baselines(case):
+    chance = "than chance at ordering rows"
+    if verdict := _judge_chance(case, "spearman", spearman.value, chance) or _judge_baselines(case):
         return verdict
     if is_scale_free:
         text = f"Better than chance at ordering rows: {order}, {num_rows:,} rows; no other baseline."
@@ -229,23 +257,56 @@ def _judge_regression(case: _Case, is_scale_free: bool) -> Verdict:
     return case.decide(constant, CONSTANT, "a constant", f" {order}. No other baseline was fitted.")
 
 
-def _judge_order(case: _Case, spearman: float) -> Verdict | None:
-    """Spearman not above 0; None where it is."""
-    units, options, num_rows = case.options["units"], case.options, len(case.labels)
-    samples = resample(case.rows.metric("spearman"), num_rows, options["num_resamples"], options["seed"], units)
+def _judge_kind(case: _Case) -> Verdict | None:
+    """Of other kinds than one number: a constant, a score at all, chance, the baselines that have a score."""
+    model, metric, num_rows = case.rows[MODEL], case.metric, case.num_rows
+    if problem := model.why_constant():
+        return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, case.constant)
+    value = model.value(metric)
+    if value.undefined:
+        return _undefined(num_rows, f"{metric_name(metric)} is undefined ({value.undefined})")
+    if metric == "mcc" and (verdict := _judge_chance(case, metric, value.value, "than chance")):
+        return verdict
+    names = [name for name, rows in case.rows.items() if name != MODEL and not rows.why_undefined(metric)]
+    also = _describe_probabilities(case)
+    if not names:
+        text = f"Better than chance: MCC {value.value:.3f}, {num_rows:,} rows; no other baseline.{also}"
+        return Verdict(text, True, "better", num_rows, case.constant) if metric == "mcc" else None
+    compared = {name: case.compare(name, metric) for name in names}
+    hardest = find_hardest(compared)
+    is_first = compared[hardest].is_better and len(names) > 1
+    than = "every baseline" if is_first else f"the {hardest}" if hardest in CONSTANTS else hardest
+    return case.decide(
+        compared[hardest], hardest, than, also, f", the hardest of {len(names)} to beat" if is_first else ""
+    )
+
+
+def _describe_probabilities(case: _Case) -> str:
+    """That probabilities are worth no more than frequencies, whatever the classes that they rank first."""
+    if case.metric == "log_loss" or case.constant is None or "log_loss" not in case.rows[MODEL].names:
+        return ""
+    loss = case.compare(case.constant, "log_loss")
+    better = "" if loss.is_better else f" Its probabilities are no better than the {case.constant}: {_scores(loss)}."
+    return "" if loss.undefined else better
+
+
+def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdict | None:
+    """A metric that is 0 by chance and not above it; None where it is."""
+    units, options, num_rows = case.options["units"], case.options, case.num_rows
+    samples = resample(case.rows[MODEL].metric(metric), num_rows, options["num_resamples"], options["seed"], units)
     low, high = percentile_interval(samples, options["confidence"], units)
     if low is not None and low > 0 and (units is None or units.are_enough):
         return None
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-    text = f"than chance at ordering rows: Spearman {spearman:.3f}{interval}, {num_rows:,} rows."
-    if spearman <= 0:
+    text = f"{chance}: {metric_name(metric)} {value:.3f}{interval}, {num_rows:,} rows."
+    if value <= 0:
         return Verdict(f"No better {text}", False, "no better", num_rows)
     return Verdict(f"Not shown to be better {text}", None, "undecided", num_rows)
 
 
 def _judge_baselines(case: _Case) -> Verdict | None:
     """Against the baseline that the model beats least surely; None where every one of them is constant."""
-    names, ordered = [name for name in case.predictions if name != MODEL], {}
+    names, ordered = [name for name in case.rows if name != MODEL], {}
     if not is_ratio(case.metric):
         ordered = {name: case.compare(name, "spearman") for name in names if name != CONSTANT}
         ordered = {name: result for name, result in ordered.items() if result.low is not None}

@@ -44,12 +44,16 @@ class Discriminator:
         """Loads what `hf-ext train` wrote, from a folder or from the Hub.
 
         Raises:
-            ArgumentError: as `AffinityPredictor.from_pretrained`; columns that cannot be told apart.
+            ArgumentError: as `AffinityPredictor.from_pretrained`; columns that cannot be told apart; a model that
+                predicts something else than one number per row.
 
         Cost: as `AffinityPredictor.from_pretrained`.
         """
         folder = find_model(name_or_path)
         predictor = AffinityPredictor.from_pretrained(folder, device=device)
+        kind = predictor.model.config.kind
+        if not kind.is_one_number:
+            raise ArgumentError(f"{name_or_path} predicts {kind.task}: antibodies are judged by one number per row.")
         return cls(predictor, find_roles(predictor.columns), find_doubt(folder))
 
     def predict(self, rows: AntibodyRows) -> FloatArray:

@@ -28,6 +28,8 @@ TAKEN_OVER = {
     "sequence_columns": "give --antigen_column, --heavy_column and --light_column",
     "cluster_column": "--split cluster compares antigens",
     "missing_chains": "give --may_lack_light true where rows may lack the light chain",
+    "task": "its --label_column is an affinity, a number",
+    "mask_column": "its --label_column is an affinity, a number",
 }
 
 
@@ -98,6 +100,8 @@ def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit:
     """
     if given := sorted({*TAKEN_OVER} & {*explicit}):
         raise ArgumentError(f"--{given[0]} is not for a generator: {TAKEN_OVER[given[0]]}.")
+    if len(data_args.label_column) > 1:
+        raise ArgumentError(f"--label_column {' '.join(data_args.label_column)}: a generator learns one affinity.")
     if data_args.streaming:
         raise ArgumentError("--streaming: a generator's rows are read at once, since baselines and scores need all.")
     if data_args.too_long != "error":
@@ -142,7 +146,7 @@ def load_pairs(
         notes.append(f"split by antigen (--split group:{args.antigen_column}), so that test antigens are new")
     has_affinities = "label_column" in explicit
     loaded = load_data(
-        replace(data_args, max_train_samples=None),  # after the filter
+        replace(data_args, max_train_samples=None, task="regression"),  # subsets after the filter
         output_dir=output_dir,
         seed=seed,
         needs_labels=has_affinities,
@@ -159,7 +163,7 @@ def load_pairs(
             splits[name] = splits[name].select(draw_rows(num_rows, seed, limit))
             notes.append(f"{name}: a random {limit:,} of {num_rows:,} rows (--max_{name}_samples, seed {seed})")
     if has_affinities:
-        check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
+        check_labels(splits["train"], loaded.kind, "--min_affinity and --max_train_samples")
     missing = find_missing(splits, data_args.missing_chains)
     data_args.missing_chains = [*missing]
     columns = (args.antigen_column, args.heavy_column, args.light_column or None)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..data.varlen_layout import BatchLayout
+from ..labels import ONE_NUMBER, LabelKind
 from ..models.blocks import find_base_layers
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
@@ -206,16 +207,22 @@ def masked_lm_batch(length: int, locates_labels: bool, rows: int) -> dict[str, A
     return batch
 
 
-def affinity_batch(lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int) -> dict[str, Any]:
+def affinity_batch(
+    lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int, kind: LabelKind = ONE_NUMBER
+) -> dict[str, Any]:
     """Rows for an `AffinityModel`.
 
     Args:
         lengths: input name -> tokens, of those that are encoded while training.
         embedded: input name -> width, of those that come from the cache.
+        kind: of the labels, one for each row.
     """
     sequences = {}
     for name, length in lengths.items():
         ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
         sequences[name] = {"input_ids": ids, "attention_mask": ids, "residue_mask": ids.bool()}
     embeddings = {name: torch.zeros(rows, width, device="meta") for name, width in embedded.items()}
-    return {"sequences": sequences, "embeddings": embeddings, "labels": torch.zeros(rows, device="meta")}
+    is_class = kind.task == "classification"
+    shape = [rows] if is_class or kind.is_one_number else [rows, kind.num_outputs]
+    labels = torch.zeros(shape, dtype=torch.int64 if is_class else torch.float32, device="meta")
+    return {"sequences": sequences, "embeddings": embeddings, "labels": labels}

@@ -1,4 +1,4 @@
-"""AffinityModel: one to three encoder towers and a regression head; predicts a property or a binding strength."""
+"""AffinityModel: one to three encoder towers and a head; predicts numbers or classes, of rows or of residues."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
+from ..labels import UNKNOWN
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
-from .encoders import build_encoder, computing_in_float32, load_encoder, set_trainable
+from .encoders import build_encoder, computing_in_float32, cut_layers, load_encoder, set_trainable
 from .ensemble import HeadEnsemble
 from .head import RegressionHead, pool
 from .lora import is_rounded, merge_layers
-from .losses import regression_loss
+from .losses import class_losses, regression_loss
 from .process_settings import replaced
 
 Encode = Callable[[Sequence[str]], torch.Tensor]
@@ -26,15 +27,19 @@ Encode = Callable[[Sequence[str]], torch.Tensor]
 
 @dataclass
 class AffinityOutput(ModelOutput):
-    """`loss`: scalar, of the head, standardised label units. `logits`: (n,), label units, float32; of an ensemble, if
-    there is one."""
+    """`loss`: scalar, of the head, standardised label units. `logits`, float32; of an ensemble, if there is one:
+
+    - regression: (n,), label units; of k values (n, k).
+    - classification, multilabel: (n, classes), divided by `config.temperature`; probabilities by softmax or sigmoid.
+    - of residues: (n, longest, classes), or (n, longest) in label units; -100 (`UNKNOWN`) behind a row's end.
+    """
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
 
 
 class AffinityModel(PreTrainedModel):
-    """Predicts a number per row from the pooled embeddings of its sequences.
+    """Predicts what `config.label_kind` says from the pooled embeddings of a row's sequences, or from each residue's.
 
     Frozen encoders are referenced, not owned: they are loaded from their id when first needed (`attach_encoders`), can
     be let go (`release_encoders`) while a head trains on cached embeddings, and are saved by id, revision and weight
@@ -57,7 +62,9 @@ class AffinityModel(PreTrainedModel):
                 self.encoders[str(index)] = build_encoder(spec)
         widths = [*self.embedding_sizes.values()]
         form = config.head_form or "mlp"
-        self.head = RegressionHead(widths, list(config.head_sizes or []), config.head_dropout, form)
+        kind = config.kind
+        num_outputs = None if kind.is_one_number or kind.task == "residue_regression" else kind.num_outputs
+        self.head = RegressionHead(widths, list(config.head_sizes or []), config.head_dropout, form, num_outputs)
         self.ensemble = None if config.ensemble is None else HeadEnsemble(widths, **config.ensemble)
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
@@ -96,7 +103,7 @@ class AffinityModel(PreTrainedModel):
 
     @property
     def embedding_sizes(self) -> dict[str, int]:
-        """Input name -> width of its pooled embedding."""
+        """Input name -> width of its pooled embedding, or of a residue's."""
         configs = [spec.config for spec in self.config.encoder_specs]
         widths = [int(config.get("hidden_size") or config["d_model"]) for config in configs]
         return {name: widths[tower.encoder] for tower in self.config.tower_specs for name in tower.names}
@@ -106,6 +113,11 @@ class AffinityModel(PreTrainedModel):
         """Names of inputs whose embeddings never change while this model trains."""
         is_frozen = [spec.training == "frozen" for spec in self.config.encoder_specs]
         return [name for tower in self.config.tower_specs if is_frozen[tower.encoder] for name in tower.names]
+
+    @property
+    def skips_unknown(self) -> bool:
+        """Whether labels of -100 count nothing; of one number per row they are numbers like others."""
+        return not self.config.kind.is_one_number
 
     @property
     def encoder_dtype(self) -> torch.dtype:
@@ -161,6 +173,14 @@ class AffinityModel(PreTrainedModel):
                 del self.encoders[str(index)]
         self._list_references()
 
+    def read_layer(self, index: int, layer: int) -> None:
+        """From here on the states of encoder `index` are those of its layer `layer`, from 1; layers above go."""
+        self.config.encoders[index] = {**self.config.encoders[index], "layer": layer}
+        if str(index) in self.encoders:
+            encoder: Any = self.encoders[str(index)]
+            cut_layers(encoder, layer)
+        self._describe_encoders()
+
     def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; where no encoder trains there are no activations to recompute, and nothing is done."""
         if any(spec.training != "frozen" for spec in self.config.encoder_specs):
@@ -177,14 +197,14 @@ class AffinityModel(PreTrainedModel):
         return self
 
     def encode(self, name: str, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Pooled embeddings of one input.
+        """Pooled embeddings of one input; where residues have labels, the states of all of them, one after another.
 
         Args:
             name: input name, such as `heavy` or `heavy+light`.
             batch: `ResidueTokenizer`'s tensors, (n, tokens).
 
         Returns:
-            (rows, width), float32.
+            (rows or residues, width), float32.
         """
         tower = self.tower_of(name)
         if str(tower.encoder) not in self.encoders:
@@ -196,6 +216,8 @@ class AffinityModel(PreTrainedModel):
         own = torch.autocast(tokens["input_ids"].device.type, self.encoder_autocast, self.encoder_autocast is not None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen), own if frozen else nullcontext():
             states = encoder(**tokens).last_hidden_state
+        if self.config.kind.per_residue:
+            return states[batch["residue_mask"]].float()
         return pool(states, batch, tower.pooling)
 
     def forward(
@@ -213,37 +235,50 @@ class AffinityModel(PreTrainedModel):
         Args:
             sequences: input name -> `ResidueTokenizer`'s tensors; with `place`, (n,), which of them each row is, -1 for
                 a row that lacks the input.
-            embeddings: input name -> (n, width), float.
-            labels: (n,), label units.
+            embeddings: input name -> (n, width), float; of residues (residues of all rows, width).
+            labels: one number (n,), k values or labels of a set (n, k), of residues (n, longest), float, label units;
+                classes (n,) or (n, longest), int64. Everywhere but for one number per row -100 means not known.
             bounds: (n,), -1, 0, 1; see `regression_loss`.
-            num_items_in_batch: rows in the whole effective batch; the loss is the sum over rows divided by it.
+            num_items_in_batch: known labels in the whole effective batch; the loss is the sum over them divided by it.
             missing: input name -> (n,), bool, true for rows that lack the input, whatever stands in its embedding. The
-                head then sees the mean of the training rows that have it, which standardising makes 0.
+                head then sees the mean of the training rows that have it, which standardising makes 0. With embeddings
+                of residues (n, longest), true behind a row's last one.
 
         Raises:
             ArgumentError: an input is given neither way, or `missing` names one that the model does not read.
         """
-        pooled, absent = dict(embeddings or {}), dict(missing or {})
+        pooled, absent, per_residue = dict(embeddings or {}), dict(missing or {}), self.config.kind.per_residue
         for name, batch in (sequences or {}).items():
             pooled[name] = self.encode(name, batch)
-            if "place" in batch:
+            if per_residue:
+                lengths = batch["residue_mask"].sum(1, keepdim=True)
+                absent[name] = torch.arange(int(lengths.max()), device=lengths.device) >= lengths
+            elif "place" in batch:
                 absent[name] = batch["place"] < 0
                 pooled[name] = pooled[name].index_select(0, batch["place"].clamp(min=0))
-        lacking = [name for name in self.embedding_sizes if name not in pooled]
+        given = pooled.keys() & absent.keys() if per_residue else pooled.keys()
+        lacking = [name for name in self.embedding_sizes if name not in given]
         if lacking:
-            raise ArgumentError(
-                f"No sequences or embeddings for {lacking}; this model reads {[*self.embedding_sizes]}."
-            )
+            what = "embeddings with `missing`" if per_residue else "embeddings"
+            raise ArgumentError(f"No sequences or {what} for {lacking}; this model reads {[*self.embedding_sizes]}.")
         features = torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1)
-        filled = self._mark(absent, features) if absent else None
+        (ends,) = absent.values() if per_residue else (None,)
+        filled = self._mark(absent, features) if absent and ends is None else None
         output = self.head(features, filled)
         loss = None
         if labels is not None:
-            total = self._regression_loss(output, labels, bounds)
-            loss = total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
-        logits = output * self.config.label_std + self.config.label_mean
+            known = labels if ends is None else labels[~ends]
+            total = self._label_losses(output, known, bounds).sum()
+            counted = labels.ne(UNKNOWN) if self.skips_unknown else torch.ones_like(labels)
+            num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch
+            loss = total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
+        logits = self._to_label_units(output)
         if self.ensemble is not None:
             logits = self.ensemble(self.head.standardize(features, filled))
+        if ends is not None:
+            padded = logits.new_full((*ends.shape, *logits.shape[1:]), UNKNOWN)
+            padded[~ends] = logits
+            logits = padded
         return AffinityOutput(loss=loss, logits=logits)
 
     def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
@@ -288,14 +323,20 @@ class AffinityModel(PreTrainedModel):
         return num_layers
 
     @torch.no_grad()
-    def fit_scaling(self, label_mean: float, label_std: float, embeddings: dict[str, torch.Tensor]) -> None:
+    def fit_scaling(
+        self, label_mean: float | list[float], label_std: float | list[float], embeddings: dict[str, torch.Tensor]
+    ) -> None:
         """Stores the scale of labels (label units) and of each input's embeddings, (n, width) per input name.
 
         Embeddings of frozen encoders are divided by the spread of each feature. Where the encoder trains they are
         divided by their typical size instead: variants of one protein spread so little that dividing by it would turn
         the smallest change of the encoder into a large one. Rows that lack an input have no part in its scale.
         """
-        self.config.label_mean, self.config.label_std = label_mean, label_std if label_std > 0 else 1.0
+        spreads = [std if std > 0 else 1.0 for std in (label_std if isinstance(label_std, list) else [label_std])]
+        self.config.label_mean, self.config.label_std = (
+            label_mean,
+            spreads if isinstance(label_std, list) else spreads[0],
+        )
         blocks = {name: embeddings[name].float() for name in self.embedding_sizes}
         scales = [
             block.std(0, unbiased=False)
@@ -309,21 +350,40 @@ class AffinityModel(PreTrainedModel):
     def row_losses(
         self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Loss of each row, (n,), from `forward`'s logits and its arguments.
+        """Summed loss of each row, (n,), from `forward`'s logits and its arguments.
 
         None for "ranking", which needs pairs, and with an ensemble, whose logits are not what the loss is of.
         """
-        config = self.config
-        if config.loss == "ranking" or self.ensemble is not None:
+        if self.config.loss == "ranking" or self.ensemble is not None:
             return None
-        output = (logits - config.label_mean) / config.label_std
-        return self._regression_loss(output, labels, bounds, per_row=True)
+        output = logits
+        if self.config.kind.is_numeric:
+            mean, std = self._label_scale(logits)
+            output = (logits - mean) / std
+        return self._label_losses(output, labels, bounds).reshape(len(labels), -1).sum(1)
 
-    def _regression_loss(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any, **kwargs: Any) -> torch.Tensor:
+    def _label_losses(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
+        """Loss of each label, of the shape of `labels`; 0 where it is not known."""
         config = self.config
-        targets = (labels.float() - config.label_mean) / config.label_std
-        scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
-        return regression_loss(config.loss, output, targets, bounds, **scales, **kwargs)
+        if not config.kind.is_numeric:
+            losses = class_losses(output, labels)
+        else:
+            mean, std = self._label_scale(output)
+            scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
+            losses = regression_loss(config.loss, output, (labels.float() - mean) / std, bounds, **scales, per_row=True)
+        return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses
+
+    def _to_label_units(self, output: torch.Tensor) -> torch.Tensor:
+        """What the head puts out as numbers in label units, or as calibrated logits."""
+        if not self.config.kind.is_numeric:
+            return output / self.config.temperature
+        mean, std = self._label_scale(output)
+        return output * std + mean
+
+    def _label_scale(self, like: torch.Tensor) -> list[Any]:
+        """Mean and spread of labels: numbers, or of several values (k,) each."""
+        scale = self.config.label_mean, self.config.label_std
+        return [like.new_tensor(value) if isinstance(value, list) else value for value in scale]
 
     def save_pretrained(self, save_directory: Any, *, state_dict: dict | None = None, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, but referenced encoder weights are left out, and names are those of the modules.

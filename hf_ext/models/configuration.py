@@ -8,8 +8,9 @@ from typing import Any, Literal
 from transformers import PretrainedConfig
 
 from ..errors import ArgumentError
+from ..labels import ONE_NUMBER, LabelKind
 from .head import HEADS, ONE_LAYER, POOLINGS
-from .losses import LOSSES
+from .losses import ELEMENTWISE, LOSSES
 
 Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "mean_tokens", "cls", "max"]
@@ -18,7 +19,10 @@ MAX_TOWERS = 3
 
 @dataclass
 class EncoderSpec:
-    """One set of encoder weights. `config` is the encoder's own configuration as a dict."""
+    """One set of encoder weights. `config` is the encoder's own configuration as a dict.
+
+    `layer`: the number, from 1, of the layer whose states are read; those above it are dropped. None: the last.
+    """
 
     name_or_path: str
     config: dict[str, Any]
@@ -26,13 +30,15 @@ class EncoderSpec:
     fingerprint: str | None = None
     training: Training = "frozen"
     lora: dict[str, Any] = field(default_factory=dict)
+    layer: int | None = None
 
 
 @dataclass
 class TowerSpec:
     """Inputs that share an encoder. Each entry of `inputs` is one column, or two columns that form a pair.
 
-    `encoder` indexes `AffinityConfig.encoders`; towers with the same index share weights. `pooling`: see `pool`.
+    `encoder` indexes `AffinityConfig.encoders`; towers with the same index share weights. `pooling`: see `pool`; not
+    read where each residue has a label.
     """
 
     encoder: int
@@ -59,9 +65,14 @@ class AffinityConfig(PretrainedConfig):
         head_form: "product" or "gated", see `hf_ext.models.head`; None: a perceptron.
         head_sizes: widths of the head's hidden layers.
         head_dropout: dropout probability after each hidden layer.
-        loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise).
+        label_kind: `state()` of a `LabelKind`; None: one number per row.
+        temperature: logits of classes are divided by it, see `hf_ext.affinity.calibration`.
+        loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise); of several numbers, or one per residue,
+            "mse" or "huber". Classes have cross entropy, and leave this at "mse".
         huber_delta: where Huber turns linear, in standardised label units.
-        label_mean, label_std: in label units; the head predicts `label_mean + label_std * output`.
+        label_mean, label_std: in label units; the head predicts `label_mean + label_std * output`. Lists where a row
+            has several numbers; not read of classes.
+        layer_choice: how encoders' layers were chosen, see `hf_ext.affinity.layers`; None where they were not.
         ensemble: `ranks` and `networks` of a `HeadEnsemble`, which predicts in place of the head; None for none.
         prediction_intervals: see `hf_ext.affinity.intervals`; None for none.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
@@ -73,7 +84,7 @@ class AffinityConfig(PretrainedConfig):
 
     Raises:
         ArgumentError: more than three towers, a column used twice, a pair of more than two columns, or no such head,
-            pooling or loss.
+            pooling or loss; labels of residues of more than one sequence column.
     """
 
     model_type = "hf_ext_affinity"
@@ -83,11 +94,14 @@ class AffinityConfig(PretrainedConfig):
     head_form: None | str = None  # noqa: RUF036
     head_sizes: list | None = None
     head_dropout: float = 0.3
+    label_kind: None | dict = None  # noqa: RUF036
+    temperature: float = 1.0
     loss: str = "mse"
     huber_delta: float = 1.0
     tobit_scale: float = 0.25
-    label_mean: float = 0.0
-    label_std: float = 1.0
+    label_mean: float | list = 0.0
+    label_std: float | list = 1.0
+    layer_choice: None | dict = None  # noqa: RUF036
     ensemble: None | dict = None  # noqa: RUF036
     prediction_intervals: None | dict = None  # noqa: RUF036
     encoder_dtype: str = "float32"
@@ -106,9 +120,26 @@ class AffinityConfig(PretrainedConfig):
             given = f"head_form={self.head_form!r} with head_sizes={self.head_sizes}"
             raise ArgumentError(f"{given}: it has one hidden layer, so one size.")
         _check_towers(self.tower_specs)
-        if self.loss not in LOSSES:
-            raise ArgumentError(f"loss={self.loss!r}: allowed are {', '.join(LOSSES)}.")
+        if self.loss not in self.losses:
+            what = "" if self.kind.is_one_number else f" for {self.kind.task}"
+            raise ArgumentError(f"loss={self.loss!r}: allowed{what} are {', '.join(self.losses)}.")
+        inputs = [*self.input_columns]
+        if self.kind.per_residue and (len(inputs) > 1 or "+" in "".join(inputs)):
+            raise ArgumentError(
+                f"Encoder inputs {inputs} with {self.kind.task}: the residues of one sequence column have labels. Give "
+                "one column and one encoder."
+            )
         super().__post_init__(**kwargs)
+
+    @property
+    def kind(self) -> LabelKind:
+        """What is predicted."""
+        return LabelKind.from_state(self.label_kind) if self.label_kind else ONE_NUMBER
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """What `loss` may be."""
+        return LOSSES if self.kind.is_one_number else ELEMENTWISE if self.kind.is_numeric else ELEMENTWISE[:1]
 
     @property
     def encoder_specs(self) -> list[EncoderSpec]:

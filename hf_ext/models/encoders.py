@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -35,11 +36,17 @@ _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 _NEVER_TRAINED = ("contact_head.", "encoder.embed_positions.")
 
 
-def read_encoder(name_or_path: str, revision: str | None, training: Training, lora: LoraSettings) -> EncoderSpec:
+def read_encoder(
+    name_or_path: str, revision: str | None, training: Training, lora: LoraSettings, layer: int | None = None
+) -> EncoderSpec:
     """Reads an encoder's configuration and identity; downloads no weights.
 
+    Args:
+        layer: the number, from 1, of the layer whose states are read; None: the last.
+
     Raises:
-        ArgumentError: no configuration there, or of nothing that can be built here; a family that is not served.
+        ArgumentError: no configuration there, or of nothing that can be built here; a family that is not served; it has
+            no such layer.
     """
     hint = check_folder(name_or_path, "Encoder")
     remedy = "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
@@ -47,6 +54,9 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
     with reading(f"Encoder {name_or_path!r}: {what}", name_or_path, f"{hint} {remedy}".lstrip()):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     check_family(name_or_path, config.to_dict())
+    num_layers = config.num_hidden_layers
+    if layer is not None and layer > num_layers:
+        raise ArgumentError(f"--layer {layer}: {name_or_path!r} has {num_layers} layers, numbered from 1.")
     commit = find_commit(name_or_path, revision)
     spec = EncoderSpec(
         name_or_path=str(Path(name_or_path).resolve() if Path(name_or_path).is_dir() else name_or_path),
@@ -55,6 +65,7 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
         fingerprint=fingerprint_weights(name_or_path, commit),
         training=training,
         lora=vars(lora) if training == "lora" else {},
+        layer=None if layer == num_layers else layer,
     )
     with reading(f"Encoder {name_or_path!r} cannot be built", name_or_path, remedy), torch.device("meta"):
         _architecture(spec)  # no memory, no numbers: says now what would else end the run after the data was read
@@ -91,14 +102,14 @@ def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
 
 
 def identify_encoder(spec: EncoderSpec) -> str:
-    """What an encoder's embeddings depend on, of its weights: their hash, or Hub id and commit.
+    """What an encoder's embeddings depend on, of its weights: their hash, or Hub id and commit; and the layer read.
 
     A branch or tag says it only where no commit is known.
     """
     fingerprint = str(spec.fingerprint or "")
-    if fingerprint.startswith("sha256:"):
-        return fingerprint
-    return f"{spec.name_or_path}@{_commit(spec) or spec.revision}"
+    is_hash = fingerprint.startswith("sha256:")
+    weights = fingerprint if is_hash else f"{spec.name_or_path}@{_commit(spec) or spec.revision}"
+    return weights if spec.layer is None else f"{weights}, layer {spec.layer}"
 
 
 def _commit(spec: EncoderSpec) -> str | None:
@@ -193,11 +204,32 @@ def _factory(model_type: str) -> Any:
 
 
 def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedModel:
-    """Adds adapters and freezes what does not train, as `spec.training` says."""
+    """Drops the layers above the one that is read, adds adapters and freezes what does not train, as `spec` says."""
+    if spec.layer is not None:
+        cut_layers(encoder, spec.layer)
     if spec.training == "lora":
         add_adapters(encoder, LoraSettings(**spec.lora))
     set_trainable(encoder, spec.training)
     return encoder
+
+
+def layers_of(encoder: PreTrainedModel) -> nn.ModuleList:
+    """The layers of an encoder, in their order."""
+    layers = encoder.get_submodule(FAMILIES[encoder.config.model_type].layers)
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def cut_layers(encoder: PreTrainedModel, number: int) -> None:
+    """Drops the layers above `number`, counted from 1, whose states then pass through the final norm."""
+    del layers_of(encoder)[number:]
+    encoder.config.num_hidden_layers = number
+
+
+def final_norm_of(encoder: PreTrainedModel) -> nn.Module:
+    """What the states of an encoder's last layer pass through."""
+    name = FAMILIES[encoder.config.model_type].final_norm
+    return nn.Identity() if name is None else encoder.get_submodule(name)
 
 
 def set_trainable(encoder: PreTrainedModel, training: Training) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any, cast
 
@@ -11,8 +11,15 @@ import torch
 from torch import nn
 
 FEATURES, DIRECTIONS = "features", "directions"  # what a member reads
+PERCEPTRON, PRODUCT = "mlp", "product"  # forms of networks
+LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda outputs: outputs,
+    "softmax": lambda outputs: outputs.softmax(-1),
+    "sigmoid": torch.sigmoid,
+}
+LEAST = 1e-6  # of a probability
 MAX_RANK = 64  # directions kept of an input,
-SMALLER_RANK, MAX_PRODUCTS = 16, 512  # and products of two inputs' directions
+SMALLER_RANK, MAX_PRODUCTS = 16, 512  # and products of two inputs' directions, in all
 NEGLIGIBLE = 1e-6  # of the largest variance: a direction below it is rounding
 
 
@@ -21,21 +28,21 @@ class NetworkStack(nn.Module):
 
     Args:
         number: of networks.
-        input_size, hidden_sizes: of each.
+        shapes: inputs and outputs of each layer.
         dropout: probability in [0, 1).
     """
 
-    def __init__(self, number: int, input_size: int, hidden_sizes: Sequence[int], dropout: float = 0.0):
+    def __init__(self, number: int, shapes: Iterable[tuple[int, int]], dropout: float = 0.0):
         super().__init__()
         self.dropout = dropout
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for fan_in, fan_out in pairwise([input_size, *hidden_sizes, 1]):
+        for fan_in, fan_out in shapes:
             bound = 1 / math.sqrt(fan_in)  # as nn.Linear
             self.weights.append(nn.Parameter(torch.empty(number, fan_in, fan_out).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(number, 1, fan_out).uniform_(-bound, bound)))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(number, n, input_size), or (n, input_size) for all of them -> (number, n)."""
+        """(number, n, inputs), or (n, inputs) for all of them -> (number, n, outputs)."""
         states = inputs.expand(len(self.weights[0]), *inputs.shape[-2:])
         layers = [*zip(self.weights, self.biases)]
         for i, (weight, bias) in enumerate(layers[:-1]):
@@ -44,7 +51,7 @@ class NetworkStack(nn.Module):
             states = nn.functional.gelu(torch.baddbmm(bias, states, weight))
             states = nn.functional.dropout(states, self.dropout, self.training)
         weight, bias = layers[-1]
-        return torch.baddbmm(bias, states, weight).squeeze(-1)
+        return torch.baddbmm(bias, states, weight)
 
     @torch.no_grad()
     def scale_outputs(self, factor: float, shift: float = 0.0) -> None:
@@ -53,39 +60,90 @@ class NetworkStack(nn.Module):
         self.biases[-1].mul_(factor).add_(shift)
 
 
+class ProductStack(NetworkStack):
+    """Networks side by side that multiply projections of inputs, two at a time, beside a hidden layer on all of them.
+
+    What an antibody is worth for an antigen is learned with few weights, also where a third chain varies.
+
+    Args:
+        number: of networks.
+        widths: of each input; columns of a view beyond their sum are not read.
+        rank: projections of each input, and width of the hidden layer.
+        num_outputs: of each network.
+        dropout: probability in [0, 1).
+    """
+
+    def __init__(self, number: int, widths: Sequence[int], rank: int, num_outputs: int, dropout: float = 0.0):
+        varying = [width for width in widths if width > 0]
+        last = (rank * (1 + math.comb(len(varying), 2)), num_outputs)
+        super().__init__(number, [*((width, rank) for width in [*varying, sum(varying)]), last], dropout)
+        self.widths = varying
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(number, n, inputs), or (n, inputs) for all of them -> (number, n, num_outputs)."""
+        inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
+        given = zip([*inputs.split(self.widths, dim=-1), inputs], self.weights, self.biases)
+        *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
+        products = [one * other for one, other in combinations(projected, 2)]
+        states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
+        states = nn.functional.dropout(states, self.dropout, self.training)
+        return torch.baddbmm(self.biases[-1], states, self.weights[-1])
+
+
 class HeadEnsemble(nn.Module):
-    """The weighted sum of linear models and networks on standardised embeddings, in label units.
+    """The weighted sum of linear models and networks on standardised embeddings: of numbers, or of probabilities.
 
     They read these features, or directions: the principal ones of each input, and products of those of two inputs,
-    which say what one is worth for the other. Weights are contained in the coefficients. Nothing here trains:
-    `hf_ext.affinity.ensemble` fits it.
+    which say what one is worth for the other. Nothing here trains: `hf_ext.affinity.ensemble` fits it.
 
     Args:
         widths: of each input's embedding.
         ranks: directions of each input.
-        networks: per `NetworkStack` its `view`, `number` and `sizes` of hidden layers.
+        networks: arguments of `make_stack` for each, besides `dropout`; of linear models too.
+        num_outputs: of each member.
+        link: from outputs to what is summed: "identity", "softmax" of classes, "sigmoid" of labels by themselves.
 
-    Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `linear_features` and `linear_directions`,
-    coefficients, and `intercept` ().
+    Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `shares` of the networks, (m,), and
+    `intercept`, (num_outputs,), what a constant adds to the sum.
     """
 
     scales: torch.Tensor
+    shares: torch.Tensor
     intercept: torch.Tensor
 
-    def __init__(self, widths: Sequence[int], ranks: Sequence[int], networks: Sequence[Mapping[str, Any]]):
+    def __init__(
+        self,
+        widths: Sequence[int],
+        ranks: Sequence[int],
+        networks: Sequence[Mapping[str, Any]],
+        num_outputs: int = 1,
+        link: str = "identity",
+    ):
         super().__init__()
-        self.widths = [*widths]
+        self.widths, self.ranks, self.num_outputs, self.link = [*widths], [*ranks], num_outputs, link
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
-        sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + sum(a * b for *_, a, b in self.kept)}
+        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + sum(a * b for *_, a, b in self.kept)}
         for i, (width, rank) in enumerate(zip(widths, ranks)):
             self.register_buffer(f"basis_{i}", torch.zeros(width, rank))
-        self.register_buffer("scales", torch.ones(sizes[DIRECTIONS]))
-        for view, size in sizes.items():
-            self.register_buffer(f"linear_{view}", torch.zeros(size))
-        self.register_buffer("intercept", torch.zeros(()))
+        self.register_buffer("scales", torch.ones(self.sizes[DIRECTIONS]))
+        self.register_buffer("shares", torch.zeros(len(networks)))
+        self.register_buffer("intercept", torch.zeros(num_outputs))
         self.views = [str(one["view"]) for one in networks]
-        stacks = [NetworkStack(one["number"], sizes[one["view"]], one["sizes"]) for one in networks]
-        self.networks = nn.ModuleList(stacks).requires_grad_(False)
+        self.networks = nn.ModuleList(self.make_stack(**one) for one in networks).requires_grad_(False)
+
+    def make_stack(
+        self, view: str, number: int, sizes: Sequence[int], form: str = PERCEPTRON, dropout: float = 0.0
+    ) -> NetworkStack:
+        """Networks that read `view`, with hidden layers of `sizes`; of the form "product" the directions of inputs."""
+        if form == PRODUCT:
+            return ProductStack(number, self.ranks, sizes[0], self.num_outputs, dropout)
+        return NetworkStack(number, pairwise([self.sizes[view], *sizes, self.num_outputs]), dropout)
+
+    def add(self, view: str, share: float, stack: NetworkStack) -> None:
+        """One more member: the mean of the stack's networks, with this share."""
+        self.views.append(view)
+        self.networks.append(stack.requires_grad_(False).eval())
+        self.shares = torch.cat([self.shares, self.shares.new_tensor([share])])
 
     def directions(self, features: torch.Tensor) -> torch.Tensor:
         """(n, sum of widths), standardised -> (n, directions)."""
@@ -95,15 +153,16 @@ class HeadEnsemble(nn.Module):
         return torch.cat([*along, *products], dim=1) * self.scales
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths), standardised as by the head, float32 -> (n,) float32, label units."""
+        """(n, sum of widths), standardised as by the head, float32 -> float32: (n,) label units, or (n, num_outputs)
+        logits, whose softmax or sigmoid is the sum of the members' probabilities."""
         with torch.autocast(features.device.type, enabled=False):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
-            total = self.intercept.expand(len(features))
-            for view, values in views.items():
-                total = total + values @ getattr(self, f"linear_{view}")
-            for view, stack in zip(self.views, self.networks):
-                total = total + stack(views[view]).sum(0)
-        return total
+            total = self.intercept.expand(len(features), -1)
+            for view, share, stack in zip(self.views, self.shares, self.networks):
+                total = total + share * LINKS[self.link](stack(views[view])).mean(0)
+            if self.link == "identity":
+                return total.squeeze(-1)
+            return total.clamp(min=LEAST).log() if self.link == "softmax" else total.logit(eps=LEAST)
 
     @torch.no_grad()
     def fit_directions(self, bases: Sequence[torch.Tensor], features: torch.Tensor) -> None:
@@ -124,21 +183,22 @@ class HeadEnsemble(nn.Module):
 
     def shapes(self) -> dict[str, Any]:
         """What `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
-        ranks = [getattr(self, f"basis_{i}").shape[1] for i in range(len(self.widths))]
         networks = []
         for view, one in zip(self.views, self.networks):
-            weights = cast(NetworkStack, one).weights
-            sizes = [weight.shape[2] for weight in weights][:-1]
-            networks.append({"view": view, "number": len(weights[0]), "sizes": sizes})
-        return {"ranks": ranks, "networks": networks}
+            weights, is_product = cast(NetworkStack, one).weights, isinstance(one, ProductStack)
+            sizes = [weight.shape[2] for weight in weights[-2 if is_product else 0 : -1]]
+            form = PRODUCT if is_product else PERCEPTRON
+            networks.append({"view": view, "number": len(weights[0]), "sizes": sizes, "form": form})
+        shapes = {"ranks": self.ranks, "networks": networks}
+        return {**shapes, "num_outputs": self.num_outputs, "link": self.link}
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """Pairs of inputs with how many directions of each are multiplied; all of both where there are few."""
-    found = []
-    for i, j in combinations(range(len(ranks)), 2):
+    """Pairs of inputs that vary, with how many directions of each are multiplied; all of both where there are few."""
+    found, pairs = [], [*combinations([i for i, rank in enumerate(ranks) if rank > 0], 2)]
+    for i, j in pairs:
         smaller = min(ranks[i], ranks[j], SMALLER_RANK)
-        most = MAX_PRODUCTS // max(1, smaller)
+        most = MAX_PRODUCTS // (len(pairs) * smaller)
         a, b = (smaller, min(ranks[j], most)) if ranks[i] <= ranks[j] else (min(ranks[i], most), smaller)
         found.append((i, j, a, b))
     return found

@@ -27,6 +27,8 @@ class Family:
     Attributes:
         models: the published ones, for messages.
         lora_targets: last parts of the names of the linear layers that LoRA adapts.
+        layers: name of the list of its layers.
+        final_norm: name of the norm that the last layer's states pass through; None where each layer ends with its own.
         positions: see `Positions`; sequences longer than a table are cut or refused.
         has_first_token: whether the first token stands for the sequence (`--pooling cls`).
         reads_text: an encoder beside a decoder, which AutoModel would build too.
@@ -34,6 +36,8 @@ class Family:
 
     models: str
     lora_targets: tuple[str, ...]
+    layers: str
+    final_norm: str | None = None
     positions: Positions = "by distance"
     has_first_token: bool = True
     reads_text: bool = False
@@ -43,17 +47,21 @@ _BERT_LINEAR = ("query", "key", "value", "dense")
 _T5_LINEAR = ("q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1")  # wi_0 and wi_1 where the feed-forward layer is gated
 _ESMC_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _NEOX_LINEAR = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+_T5_LAYERS = ("encoder.block", "encoder.final_layer_norm")
 FAMILIES: dict[str, Family] = {
-    "esm": Family("ESM-2, ESM-1b, SaProt", _BERT_LINEAR, "as configured"),
-    "esmc": Family("ESM C", _ESMC_LINEAR),
-    "t5": Family("ProtT5, ProstT5, Ankh, IgT5", _T5_LINEAR, has_first_token=False, reads_text=True),
-    "mt5": Family("mT5", _T5_LINEAR, has_first_token=False, reads_text=True),
-    "umt5": Family("UMT5", _T5_LINEAR, has_first_token=False, reads_text=True),
-    "bert": Family("ProtBERT, IgBert, AntiBERTy", _BERT_LINEAR, "by table"),
-    "roformer": Family("AntiBERTa2", _BERT_LINEAR, "by table"),
-    "modernbert": Family("ModernBERT", ("Wqkv", "Wo", "Wi")),
+    "esm": Family(
+        *("ESM-2, ESM-1b, SaProt", _BERT_LINEAR, "encoder.layer", "encoder.emb_layer_norm_after"),
+        positions="as configured",
+    ),
+    "esmc": Family("ESM C", _ESMC_LINEAR, "layers", "norm"),
+    "t5": Family("ProtT5, ProstT5, Ankh, IgT5", _T5_LINEAR, *_T5_LAYERS, has_first_token=False, reads_text=True),
+    "mt5": Family("mT5", _T5_LINEAR, *_T5_LAYERS, has_first_token=False, reads_text=True),
+    "umt5": Family("UMT5", _T5_LINEAR, *_T5_LAYERS, has_first_token=False, reads_text=True),
+    "bert": Family("ProtBERT, IgBert, AntiBERTy", _BERT_LINEAR, "encoder.layer", positions="by table"),
+    "roformer": Family("AntiBERTa2", _BERT_LINEAR, "encoder.layer", positions="by table"),
+    "modernbert": Family("ModernBERT", ("Wqkv", "Wo", "Wi"), "layers", "final_norm"),
     # Reads from left to right, so that its first token has seen nothing.
-    "gpt_neox": Family("p-IgGen", _NEOX_LINEAR, has_first_token=False),
+    "gpt_neox": Family("p-IgGen", _NEOX_LINEAR, "layers", "final_layer_norm", has_first_token=False),
 }
 
 

@@ -1,4 +1,4 @@
-"""From token states to one vector per sequence, and from these to one number: a perceptron, products, or gates.
+"""From token states to one vector per sequence, and from vectors to outputs: a perceptron, products, or gates.
 
 Padding never counts, special tokens where it is asked for; heads compute in float32.
 """
@@ -48,9 +48,9 @@ ONE_LAYER = ("product", "gated")  # of these one hidden layer, so one size
 
 
 class RegressionHead(nn.Module):
-    """Standardise each embedding feature, then layers with one output.
+    """Standardise each embedding feature, then layers with one output or several.
 
-    mlp: Linear, GELU, Dropout, LayerNorm per hidden layer, then one output; the last hidden layer has no LayerNorm, and
+    mlp: Linear, GELU, Dropout, LayerNorm per hidden layer, then outputs; the last hidden layer has no LayerNorm, and
     without hidden layers it is a linear model. product: see `TowerProduct`. gated: see `GatedLayer`.
 
     Args:
@@ -58,23 +58,32 @@ class RegressionHead(nn.Module):
         hidden_sizes: widths of hidden layers; product and gated have one.
         dropout: probability in [0, 1).
         form: one of `HEADS`.
+        num_outputs: None for one number, without an axis of its own.
     """
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor
 
-    def __init__(self, input_sizes: int | Sequence[int], hidden_sizes: list[int], dropout: float, form: str = "mlp"):
+    def __init__(
+        self,
+        input_sizes: int | Sequence[int],
+        hidden_sizes: list[int],
+        dropout: float,
+        form: str = "mlp",
+        num_outputs: int | None = None,
+    ):
         super().__init__()
+        self.num_outputs = num_outputs
         widths = [input_sizes] if isinstance(input_sizes, int) else [*input_sizes]
         self.register_buffer("input_mean", torch.zeros(sum(widths)))
         self.register_buffer("input_scale", torch.ones(sum(widths)))
         self.layers: nn.Module
         if form == "product":
-            self.layers = TowerProduct(widths, hidden_sizes[0], dropout)
+            self.layers = TowerProduct(widths, hidden_sizes[0], dropout, num_outputs or 1)
         elif form == "gated":
-            self.layers = GatedLayer(sum(widths), hidden_sizes[0], dropout)
+            self.layers = GatedLayer(sum(widths), hidden_sizes[0], dropout, num_outputs or 1)
         else:
-            self.layers = _perceptron(sum(widths), hidden_sizes, dropout)
+            self.layers = _perceptron(sum(widths), hidden_sizes, dropout, num_outputs or 1)
 
     @property
     def fill(self) -> torch.Tensor:
@@ -88,10 +97,14 @@ class RegressionHead(nn.Module):
         return (embeddings.float() - self.input_mean) * self.input_scale
 
     def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
-        """(n, sum of widths) float32 -> (n,) float32; where `missing`, bool of that shape, `fill` is taken instead."""
+        """(n, sum of widths) float32 -> (n,) or (n, num_outputs), float32.
+
+        Where `missing`, bool of the shape of `embeddings`, `fill` is taken instead.
+        """
         # A head in half precision rounds predictions to a few hundred values.
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self.layers(self.standardize(embeddings, missing)).squeeze(-1)
+            outputs = self.layers(self.standardize(embeddings, missing))
+        return outputs.squeeze(-1) if self.num_outputs is None else outputs
 
     @torch.no_grad()
     def fit_scaling(self, mean: torch.Tensor, std: torch.Tensor) -> None:
@@ -101,13 +114,13 @@ class RegressionHead(nn.Module):
         self.input_scale.copy_(torch.where(varies, 1 / std.clamp(min=1e-12), torch.ones_like(std)))
 
 
-def _perceptron(input_size: int, hidden_sizes: list[int], dropout: float) -> nn.Sequential:
+def _perceptron(input_size: int, hidden_sizes: list[int], dropout: float, num_outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for i, (fan_in, fan_out) in enumerate(pairwise([input_size, *hidden_sizes])):
         layers += [nn.Linear(fan_in, fan_out), nn.GELU(), nn.Dropout(dropout)]
         if i < len(hidden_sizes) - 1:
             layers.append(nn.LayerNorm(fan_out))
-    layers.append(nn.Linear([input_size, *hidden_sizes][-1], 1))
+    layers.append(nn.Linear([input_size, *hidden_sizes][-1], num_outputs))
     return nn.Sequential(*layers)
 
 
@@ -121,18 +134,19 @@ class TowerProduct(nn.Module):
         widths: of each input.
         rank: directions per input, and width of the hidden layer.
         dropout: probability in [0, 1), on both.
+        num_outputs: per row.
     """
 
-    def __init__(self, widths: Sequence[int], rank: int, dropout: float):
+    def __init__(self, widths: Sequence[int], rank: int, dropout: float, num_outputs: int):
         super().__init__()
         self.widths = [*widths]
         self.projections = nn.ModuleList(nn.Linear(width, rank) for width in widths)
         self.hidden = nn.Sequential(nn.Linear(sum(widths), rank), nn.GELU())
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(2 * rank, 1)
+        self.output = nn.Linear(2 * rank, num_outputs)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths) -> (n, 1)."""
+        """(n, sum of widths) -> (n, num_outputs)."""
         projected = [layer(part) for layer, part in zip(self.projections, features.split(self.widths, dim=-1))]
         product = torch.stack(projected).prod(0)
         return self.output(self.dropout(torch.cat([product, self.hidden(features)], dim=-1)))
@@ -145,14 +159,15 @@ class GatedLayer(nn.Module):
         input_size: sum of the widths.
         size: units.
         dropout: probability in [0, 1), on the weighed units.
+        num_outputs: per row.
     """
 
-    def __init__(self, input_size: int, size: int, dropout: float):
+    def __init__(self, input_size: int, size: int, dropout: float, num_outputs: int):
         super().__init__()
         self.units_and_gates = nn.Linear(input_size, 2 * size)
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(size, 1)
+        self.output = nn.Linear(size, num_outputs)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, input_size) -> (n, 1)."""
+        """(n, input_size) -> (n, num_outputs)."""
         return self.output(self.dropout(nn.functional.glu(self.units_and_gates(features))))

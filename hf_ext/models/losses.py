@@ -31,6 +31,7 @@ from .replaced_forwards import has_forward_of, is_from
 
 
 LOSSES = ("mse", "huber", "tobit", "ranking")
+ELEMENTWISE = LOSSES[:2]  # of labels of any shape
 
 
 def regression_loss(
@@ -91,6 +92,17 @@ def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tens
     pairs = higher.sum(1) + higher.sum(0)
     per_row = losses.sum(1) + losses.sum(0)
     return per_row / pairs.clamp(min=1) / 2
+
+
+def class_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each label, of the shape of `labels`; what stands where a label is `IGNORED` counts nothing.
+
+    Args:
+        logits: (..., classes) for numbers of classes; of the shape of `labels` where these are 0 or 1, float.
+    """
+    if labels.is_floating_point():
+        return functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0), reduction="none")
+    return _cross_entropy(logits, labels, "none").view_as(labels)
 
 
 # --- heads of transformers --------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ FONT = 12  # points; the page shows its text as large
 MAX_POINTS = 400  # of a curve; more are averaged, the drawing is not wider
 MAX_DOTS = 1500  # more rows are drawn as density: dots would hide each other, and the page would grow
 MAX_NAMED_GROUPS = 30
+MAX_DRAWN_CLASSES = 20
+FEW_CLASSES = 5  # with room for names side by side
 LOG_RATIO = 30.0  # from here on an axis of losses is logarithmic
 DASHED: dict[str, Any] = {"color": SERIES[1], "linewidth": 1.5, "linestyle": "--", "zorder": 3}
 Log = Sequence[Mapping[str, Any]]
@@ -223,15 +225,44 @@ def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
     if len(xs) <= MAX_DOTS:
         axes.scatter(xs, ys, s=26, color=SERIES[0], alpha=0.5, linewidths=0, zorder=2)
         return f"{len(xs):,} test row{'s' * (len(xs) > 1)}"
-    from matplotlib.colors import ListedColormap, to_rgb
-
-    # One hue in steps of equal ratio, so that the line above stays visible; the palest still shows a single row.
-    shades = ListedColormap([(*to_rgb(SERIES[0]), alpha) for alpha in np.linspace(0.22, 1, 6)])
+    # In steps of equal ratio, so that the line above stays visible; the palest still shows a single row.
     box = (*axes.get_xlim(), *axes.get_ylim())
-    look: dict[str, Any] = {"cmap": shades, "edgecolors": "none", "linewidths": 0, "zorder": 2}
+    look: dict[str, Any] = {"cmap": _shades(0.22, 6), "edgecolors": "none", "linewidths": 0, "zorder": 2}
     cells = axes.hexbin(xs, ys, gridsize=36, bins="log", mincnt=1, extent=box, **look)
     most = int(np.max(np.asarray(cells.get_array())))
     return f"{len(xs):,} test rows in cells, stronger in colour with more rows (at most {most:,})"
+
+
+def is_drawn(kind: Mapping[str, Any]) -> bool:
+    """Whether a `LabelKind.state()` is of classes that are few enough for `confusion_chart`."""
+    return kind["task"] == "classification" and len(kind["names"]) <= MAX_DRAWN_CLASSES
+
+
+def confusion_chart(measured: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> Chart:
+    """How many rows of each class, [n] names, were taken for which: measured classes down, predicted ones across."""
+    places, counts = {name: i for i, name in enumerate(names)}, np.zeros((len(names), len(names)), int)
+    np.add.at(counts, tuple([places[name] for name in side] for side in (measured, predicted)), 1)
+    figure, axes = new_figure("predicted class", "measured class", height=400)
+    axes.grid(visible=False)
+    ticks = range(len(names)), [plain_name(name, 12) for name in names]
+    axes.set_xticks(*ticks, rotation=90 if len(names) > FEW_CLASSES else 0)
+    axes.set_yticks(*ticks)
+    edges, shares = np.arange(-0.5, len(names)), counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.pcolormesh(edges, edges, 0.7 * shares, cmap=_shades(0.0, 16), vmin=0, vmax=1, edgecolors=EDGE, linewidth=0.5)
+    axes.invert_yaxis()
+    for i, j in np.argwhere(counts):
+        size = FONT if len(names) <= FEW_CLASSES else 6
+        axes.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", color=SOFT, fontsize=size)
+    alt = f"Measured against predicted classes, {len(measured):,} test rows"
+    see = "The stronger a cell, the larger its share of the measured class; on the diagonal both agree."
+    return Chart(figure, alt, f"Measured classes and what was predicted for them, {len(measured):,} test rows. {see}")
+
+
+def _shades(palest: float, num: int) -> Any:
+    """One hue in steps, as matplotlib takes colours."""
+    from matplotlib.colors import ListedColormap, to_rgb
+
+    return ListedColormap([(*to_rgb(SERIES[0]), alpha) for alpha in np.linspace(palest, 1, num)])
 
 
 def group_chart(groups: Mapping[str, Mapping[str, Any]], metric: str) -> Chart | None:

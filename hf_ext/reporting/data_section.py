@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ SPLITS = {
     "files": "The split came with the data, as files: what the scores say about new sequences depends on how it was "
     "made.",
 }
+MAX_CLASSES = 50  # rows of a table
 AUDIT = {
     "n": ("rows", units.number),
     "min": ("lowest", units.number),
@@ -82,13 +84,29 @@ def _row_notes(data: Mapping[str, Any]) -> list[str]:
 
 def _label_blocks(run: RunFiles) -> list[Block]:
     audits = {name: as_dict(audit) for name, audit in as_dict(run.results.get("labels")).items() if audit}
-    rows = [
+    rows = _audit_rows(audits)
+    for column in as_dict(next(iter(audits.values()), {}).get("columns")):
+        parts = {name: as_dict(as_dict(audit.get("columns")).get(column)) for name, audit in audits.items()}
+        rows += [[f"{column}, {what}", *numbers] for what, *numbers in _audit_rows(parts)]
+    counts = {name: as_dict(audit.get("counts")) for name, audit in audits.items()}
+    total = Counter[str]()
+    for each in counts.values():
+        total.update(each)
+    known = [label for label, _ in total.most_common()]
+    rows += [[label, *(units.number(each.get(label)) for each in counts.values())] for label in known[:MAX_CLASSES]]
+    caption = "" if known else "Tied: rows that share their value with another."
+    if len(known) > MAX_CLASSES:
+        caption = f"The {MAX_CLASSES} most frequent of {len(known):,} classes."
+    return [Table(["labels", *audits], rows, caption, fold="Labels")] if rows else []
+
+
+def _audit_rows(audits: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+    """A row for each number that splits have."""
+    return [
         [name, *(show(audit.get(key)) for audit in audits.values())]
         for key, (name, show) in AUDIT.items()
         if any(key in audit for audit in audits.values())
     ]
-    caption = "Tied: rows that share their value with another."
-    return [Table(["labels", *audits], rows, caption, fold="Labels")] if rows else []
 
 
 def data_limits(run: RunFiles) -> list[str]:

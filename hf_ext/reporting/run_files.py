@@ -30,10 +30,11 @@ _PATHS = re.compile(r"(.*_(dir|from|json|file|path|checkpoint)|config)")
 
 @dataclass
 class Predictions:
-    """Rows of `predictions.csv`: labels and predictions, float64 [n] with NaN where empty; other columns as text."""
+    """Rows of `predictions.csv`: labels and predictions, float64 [n] with NaN where empty; other columns as text. Of
+    other labels than one number per row these two are text as well, and None where there are several of them."""
 
-    labels: np.ndarray
-    predictions: np.ndarray
+    labels: Any
+    predictions: Any
     columns: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -66,6 +67,11 @@ class RunFiles:
         return self.results.get("settings") or {}
 
 
+def label_name(settings: Mapping[str, Any]) -> str:
+    """The label columns of a run, as one name."""
+    return ", ".join(settings.get("label_column") or ["label"])
+
+
 def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     """Reads `all_results.json`, and `plan.json`, `trainer_state.json` and `predictions.csv` where they are.
 
@@ -96,7 +102,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
         results=results,
         plan=_read_json(path / "plan.json"),
         state=_read_json(path / "trainer_state.json"),
-        predictions=read_test_predictions(table) if table.is_file() else None,
+        predictions=read_test_predictions(table, not results.get("label_kind")) if table.is_file() else None,
     )
 
 
@@ -113,8 +119,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_test_predictions(path: Path) -> Predictions | None:
+def read_test_predictions(path: Path, are_numbers: bool = True) -> Predictions | None:
     """A run's `predictions.csv`; None where the table has no label or prediction column, or no rows.
+
+    Args:
+        are_numbers: one per row; else labels and predictions are text.
 
     Raises:
         DataError: a row has too few or too many cells, or something else than a number for one.
@@ -126,11 +135,13 @@ def read_test_predictions(path: Path) -> Predictions | None:
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}: {len(row)} cells for {len(header)} columns. Predict again.")
-    if not rows or not {"label", "prediction"} <= set(header):
+    if not rows or (are_numbers and not {"label", "prediction"} <= set(header)):
         return None
     columns = {read_cell(name): list(map(read_cell, cells)) for name, cells in zip(header, zip(*rows))}
-    labels, predictions = (_as_floats(path, name, columns.pop(name)) for name in ("label", "prediction"))
-    return Predictions(labels, predictions, columns)
+    labels, predictions = (columns.pop(name, None) for name in ("label", "prediction"))
+    if not are_numbers or labels is None or predictions is None:
+        return Predictions(labels, predictions, columns)
+    return Predictions(_as_floats(path, "label", labels), _as_floats(path, "prediction", predictions), columns)
 
 
 def _as_floats(path: Path, name: str, cells: list[str]) -> np.ndarray:

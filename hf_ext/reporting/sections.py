@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import units
-from .charts import group_chart, scatter_chart
+from .charts import confusion_chart, group_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
-from .run_files import RunFiles, as_dict, is_demo, is_hub_id, last_part, show_source
+from .run_files import RunFiles, as_dict, is_demo, is_hub_id, label_name, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
 from .scores import REQUIRED_HEADERS, default_page, required_rows
 from .units import is_finite, metric_name
@@ -144,16 +144,18 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
     blocks = [*page.results] or [Text("Not measured: the run has no scores of a test split.")]
     if checked := run.results.get("requirements"):
         blocks.append(Table(REQUIRED_HEADERS, required_rows(checked), "Required of the final scores (--require)."))
-    charts = []
-    if run.predictions:
-        label = str(run.settings.get("label_column") or "label")
+    charts, kind = [], as_dict(run.results.get("label_kind"))
+    if run.predictions and not kind:
+        label = label_name(run.settings)
         charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, label))
+    elif run.predictions and is_drawn(kind):
+        charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind["names"]))
     model = as_dict(as_dict(as_dict(run.results.get("test")).get("scores")).get("model"))
     for metric, score in model.items():
         if groups := as_dict(score).get("groups"):
             charts.append(group_chart(groups, metric_name(metric.removeprefix("per_group_"))))
     if drawn := [chart for chart in charts if chart]:
-        blocks.append(Figures(drawn, run.image("scatter.png")))
+        blocks.append(Figures(drawn, run.image("scatter.png") or run.image("confusion.png")))
     if advice := run.results.get("advice"):
         blocks.append(Points(advice, fold="What the run suggests next"))
     return blocks

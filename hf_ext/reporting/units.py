@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 NOT_MEASURED = "not measured"
 MISSING = "-"
 # What a metric's name ends in where less is better.
-ERRORS = ("loss", "rmse", "mse", "mae", "perplexity")
+ERRORS = ("loss", "rmse", "mse", "mae", "perplexity", "calibration_error")
 # Logged name -> in a table or a sentence, as a title of its own. Others are their logged names without underscores.
 _METRICS = {
     "spearman": ("Spearman", "Spearman's rho"),
@@ -19,6 +19,11 @@ _METRICS = {
     "nrmse": ("nRMSE", "nRMSE, mean over tasks"),
     "r2": ("R2", "R2"),
     "f1": ("F1", "F1"),
+    "mcc": ("MCC", "Matthews correlation"),
+    "macro_f1": ("macro F1", "F1, mean over classes"),
+    "f1_max": ("maximal F1", "F1 of all pairs at its best threshold"),
+    "auroc": ("AUROC", "Area under the ROC curve"),
+    "per_protein_spearman": ("Spearman within proteins", "Mean Spearman's rho per protein"),
     "per_group_spearman": ("Spearman within groups", "Mean Spearman's rho per group"),
     "token_loss": ("loss per residue", "Cross-entropy per masked residue"),
     "num_tokens": ("masked residues", "Masked residues"),

@@ -6,11 +6,13 @@ Beside it what needs embeddings before the first step: the scale of labels and o
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import datasets
@@ -21,20 +23,23 @@ import transformers
 from accelerate.utils import gather_object
 
 from ..data.columns import column_names, read_columns
-from ..embeddings.dataset import EmbeddedDataset, factorize, join_parts, make_table
-from ..embeddings.encode import EncodingReport, encode_finite, fill_store
+from ..data.label_tensors import stack_labels
+from ..embeddings.dataset import EmbeddedDataset, EmbeddedResidues, factorize, join_parts, make_table
+from ..embeddings.encode import SHARD_STATES, EncodingReport, encode_finite, fill_store
 from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
+from ..labels import LabelKind
 from ..models.affinity import in_float32
 from ..models.encoders import identify_encoder
 from ..models.process_settings import read_matmul_precision
 
+logger = logging.getLogger(__name__)
+
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
 MEMORY_SHARE = 0.3  # of free memory that one table may take
 SAMPLE = 2048  # distinct sequences per input: enough for a mean and a spread per feature
-LIVE_SAMPLE = 256  # where encoders train: each costs a forward pass, and their embeddings move anyway
-_LABELS = {"labels": ("label", np.float32), "bounds": ("bound", np.int64)}  # as `SequenceCollator` makes them
+LIVE_SAMPLE = 256  # where encoders train, and a forward pass is the cost of each; and of residues, which are many
 
 
 @torch.no_grad()
@@ -45,8 +50,10 @@ def encode_sequences(
     sequences: Sequence[str],
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> torch.Tensor:
+) -> Any:
     """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
+
+    Where residues have labels, a list of the states of each sequence's, (residues, width).
 
     Args:
         model: an `AffinityModel`; `collator`: makes its inputs.
@@ -56,7 +63,13 @@ def encode_sequences(
     batch = collator.encode(name, *parts)
     model.eval()
     with nullcontext() if name in model.frozen_inputs else autocast():
-        return model.encode(name, {key: value.to(device) for key, value in batch.items()})
+        embeddings = model.encode(name, {key: value.to(device) for key, value in batch.items()})
+    if not model.config.kind.per_residue:
+        return embeddings
+    return [*embeddings.split(batch["residue_mask"].sum(1).tolist())]
+
+
+Embedded = EmbeddedDataset | EmbeddedResidues
 
 
 class EmbeddingCache:
@@ -70,7 +83,7 @@ class EmbeddingCache:
         planned = trainer._ext_planned
         self._trainer, self.is_on = trainer, planned.applied("embedding_cache")
         self._settings: Mapping[str, Any] = planned.plan["embedding_cache"].settings if self.is_on else {}
-        self._embedded: dict[int, tuple[Any, EmbeddedDataset]] = {}  # by id of the dataset, which it keeps taken
+        self._embedded: dict[int, tuple[Any, Embedded]] = {}  # by id of the dataset, which it keeps taken
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
         self._folders: dict[str, str] = {}  # of the stores, by input
         self._encoded = {"num_encoded": 0, "encoding_seconds": 0.0, "encoded_in_float32": 0}
@@ -88,17 +101,22 @@ class EmbeddingCache:
         if hasattr(trainer.model, "fit_scaling") and not trainer.model.config.is_scaled:
             trainer.fit_scaling()
 
-    def embed(self, dataset: Any) -> EmbeddedDataset:
-        """`dataset` with rows of embedding tables for its frozen inputs; encodes what the cache lacks.
+    def embed(self, dataset: Any) -> Embedded:
+        """`dataset` with rows of embedding tables, or states of residues, for frozen inputs; encodes what is lacking.
 
         The same dataset is embedded once. Cost: encoding of sequences never seen with this encoder, once per machine;
         then one pass over the columns.
+
+        Raises:
+            CacheError: the states of residues do not fit on the disk.
         """
         if id(dataset) not in self._embedded:
             self._embedded[id(dataset)] = (dataset, self._embed(dataset))
         return self._embedded[id(dataset)][1]
 
-    def _embed(self, dataset: Any) -> EmbeddedDataset:
+    def _embed(self, dataset: Any) -> Embedded:
+        if self._per_residue:
+            return self._embed_residues(dataset)
         trainer, optional = self._trainer, self._optional_inputs
         inputs: Mapping[str, Sequence[str]] = trainer.data_collator.columns
         positions, tables = {}, {}
@@ -110,8 +128,31 @@ class EmbeddingCache:
         cached = {column for name in positions for column in inputs[name]}
         live = sorted({column for parts in inputs.values() for column in parts} - cached)
         return EmbeddedDataset(
-            positions, tables, _label_columns(dataset), _only(dataset, live) if live else None, optional
+            positions, tables, self._label_columns(dataset), _only(dataset, live) if live else None, optional
         )
+
+    def _embed_residues(self, dataset: Any) -> EmbeddedResidues:
+        (name,) = self._settings["inputs"]
+        sequences = [*map(join_parts, read_columns(dataset, self._trainer.data_collator.columns[name]))]
+        store = self.fill(name, sequences)
+        labels = None
+        if "label" in column_names(dataset):
+            labels = [label for (label,) in read_columns(dataset, ["label"])]
+        return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
+
+    def _label_columns(self, dataset: Any) -> dict[str, np.ndarray]:
+        """Labels and bounds as `SequenceCollator` makes them, of sets that have them."""
+        names, found = column_names(dataset), {}
+        if "label" in names:
+            labels = [value for (value,) in read_columns(dataset, ["label"])]
+            found["labels"] = stack_labels(self._trainer.model.config.kind, labels).numpy()
+        if "bound" in names:
+            found["bounds"] = np.array([value for (value,) in read_columns(dataset, ["bound"])], np.int64)
+        return found
+
+    @property
+    def _per_residue(self) -> bool:
+        return self._trainer.model.config.kind.per_residue
 
     @property
     def _optional_inputs(self) -> Sequence[str]:
@@ -121,17 +162,22 @@ class EmbeddingCache:
     # --- sequences --------------------------------------------------------------------------------------------------
 
     def encode(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
+        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU.
+
+        Where residues have labels, the states of all of them: (residues, width).
+        """
         trainer = self._trainer
         if not sequences:  # of an input that all rows lack
             return torch.empty(0, trainer.model.embedding_sizes[name])
         if name in self._settings.get("inputs", ()):
-            return self.fill(name, sequences).gather(sequences)
+            store = self.fill(name, sequences)
+            return torch.cat(store.gather_states(sequences)) if self._per_residue else store.gather(sequences)
         encode = partial(trainer.encode_sequences, name)
         exactly = in_float32(trainer.model, name, encode)
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
         with trainer._ext_backend.encoding(trainer.model):
-            return torch.cat([encode_finite(encode, exactly, batch)[0] for batch in batches])
+            blocks = [encode_finite(encode, exactly, batch)[0] for batch in batches]
+        return torch.cat([*chain.from_iterable(blocks)] if self._per_residue else blocks)
 
     def key(self, name: str) -> dict[str, Any]:
         """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
@@ -148,7 +194,7 @@ class EmbeddingCache:
             "encoder": identify_encoder(model.config.encoder_specs[tower.encoder]),
             "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been mended
             "tokenizer": collator.tokenizers[name].fingerprint(),
-            "pooling": tower.pooling,
+            "pooling": "residues in float16" if self._per_residue else tower.pooling,
             "dtype": str(model.encoder_dtype),
             "autocast": str(model.encoder_autocast),
             "products": products,
@@ -158,16 +204,23 @@ class EmbeddingCache:
     def fill(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
         """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work.
 
+        States of residues are stored in float16; those that it does not hold in float32.
+
         Raises:
-            CacheError: what other processes stored does not arrive here.
+            CacheError: what other processes stored does not arrive here; states do not fit on the disk.
         """
         trainer, args, team = self._trainer, self._trainer.args, self._trainer._ext_team
         store, encode = self._open(name), partial(trainer.encode_sequences, name)
+        exactly, shard = in_float32(trainer.model, name, encode), {}
+        if self._per_residue:
+            self._check_room(name, store, sequences)
+            exactly, shard = exactly or encode, {"shard_sequences": SHARD_STATES}
         report = fill_store(
             store,
             sequences,
-            encode,
-            encode_exactly=in_float32(trainer.model, name, encode),
+            partial(_halved, encode) if self._per_residue else encode,
+            encode_exactly=exactly,
+            **shard,
             tokens_per_batch=self._settings["tokens_per_batch"],
             process_index=team.rank,
             num_processes=team.size,
@@ -189,6 +242,22 @@ class EmbeddingCache:
                 )
         self._report(name, store, reports)
         return store
+
+    def _check_room(self, name: str, store: EmbeddingStore, sequences: Sequence[str]) -> None:
+        """Says what the states of residues that are not stored yet will take, and refuses where the disk lacks it."""
+        missing = store.missing(sequences)
+        longest = store.max_residues or max(map(len, missing), default=0)
+        num_bytes = 2 * self._trainer.model.embedding_sizes[name] * sum(min(len(one), longest) for one in missing)
+        size = f"{len(missing):,} sequences of input '{name}' take {num_bytes / 1e9:.2g} GB in float16"
+        free = shutil.disk_usage(store.folder).free
+        if num_bytes > free:
+            raise CacheError(
+                f"{store.folder}: residue states of {size}, and {free / 1e9:.2g} GB are free there. Give "
+                "--embedding_cache_dir a folder with more, or --without embedding_cache, which runs the encoder in "
+                "each epoch."
+            )
+        if missing and self._trainer._ext_team.is_main:
+            logger.info("Residue states of %s, in %s.", size, store.folder)
 
     def _open(self, name: str) -> EmbeddingStore:
         key, collator = self._trainer.embedding_key(name), self._trainer.data_collator
@@ -235,24 +304,31 @@ class EmbeddingCache:
                     "nothing can be learned from it. Leave its columns out, or train on rows of which some have it."
                 )
         embeddings = {name: trainer.encode_distinct(name, sample) for name, sample in samples.items()}
-        labels = np.array(read_columns(rows, ["label"]), np.float64)
-        trainer.model.fit_scaling(float(labels.mean()), float(labels.std()), embeddings)
+        labels = [label for (label,) in read_columns(rows, ["label"])]
+        trainer.model.fit_scaling(*measure_labels(trainer.model.config.kind, labels), embeddings)
 
     def _sample(self, rows: Any, name: str) -> list[str]:
         """Some of the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
         columns = read_columns(rows, self._trainer.data_collator.columns[name])
         distinct = sorted(join_parts(parts) for parts in factorize(columns, name in self._optional_inputs)[1])
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
-        return sorted((distinct[i] for i in order[: SAMPLE if self.is_on else LIVE_SAMPLE]), key=len)
+        number = SAMPLE if self.is_on and not self._per_residue else LIVE_SAMPLE
+        return sorted((distinct[i] for i in order[:number]), key=len)
 
 
-def _label_columns(dataset: Any) -> dict[str, np.ndarray]:
-    names = column_names(dataset)
-    return {
-        new: np.array([value for (value,) in read_columns(dataset, [old])], dtype)
-        for new, (old, dtype) in _LABELS.items()
-        if old in names
-    }
+def measure_labels(kind: LabelKind, labels: Sequence[Any]) -> tuple[Any, Any]:
+    """Mean and standard deviation of the known labels of rows, in label units: numbers, or of k values lists.
+
+    Of classes 0 and 1, which change nothing.
+    """
+    if not kind.is_numeric:
+        return 0.0, 1.0
+    values = np.concatenate([*map(np.asarray, labels)]) if kind.per_residue else np.array(labels, np.float64)
+    return np.nanmean(values, axis=0).tolist(), np.nanstd(values, axis=0).tolist()
+
+
+def _halved(encode: Callable[[Sequence[str]], Any], sequences: Sequence[str]) -> list[torch.Tensor]:
+    return [states.half() for states in encode(sequences)]
 
 
 def _only(dataset: Any, columns: list[str]) -> Any:

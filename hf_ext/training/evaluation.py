@@ -214,7 +214,7 @@ class Evaluator(TrainerCallback):
         self._num_begun += 1
         output = trainer._ext_one_pass(loader, given, trainer.compute_metrics)
         self._num_evaluations[name] = self._num_evaluations.get(name, 0) + 1
-        compared = make_comparable(output, name) if self.is_due else None
+        compared = make_comparable(output, name, trainer.compute_metrics) if self.is_due else None
         metrics = dict(output.metrics)
         if compared is not None:
             for watcher in self._watchers:

@@ -93,13 +93,21 @@ class DecidedLoss:
         order = [name for base in classes for name in ("row_losses", "forward") if name in base]
         return order[:1] == ["row_losses"] and not has_foreign_forward(self.model)
 
+    @property
+    def skips_unknown(self) -> bool:
+        """Whether the model says that it leaves labels of -100 out, of numbers too."""
+        return getattr(self.model, "skips_unknown", False)
+
     def sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
         """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""
         logits = logits[0] if isinstance(logits, tuple) else logits
         if self.kind is not None:
             return sum_loss_rows(self.kind, self.model.config, logits, labels)
         losses = self.model.row_losses(logits, labels, None if bounds is None else bounds.to(logits.device))
-        return None if losses is None else torch.stack([losses, torch.ones_like(losses)], dim=1)
+        if losses is None:
+            return None
+        known = labels.to(losses.device).ne(IGNORED) if self.skips_unknown else torch.ones_like(losses)
+        return torch.stack([losses, known.reshape(len(losses), -1).sum(1)], dim=1)
 
     def add_decoder_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The input of an encoder-decoder's decoder, which it makes from the labels; Trainer takes those away."""
@@ -175,11 +183,13 @@ class Losses:
     def countable(self, batches: list[Any]) -> list[Any]:
         """What `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
 
-        So it does measurements, each as one, where -100 is one like any other; and next tokens, of which a row's first
-        label is none: transformers 5.24 leaves it out for classes named `...ForCausalLM` alone.
+        So it does measurements, each as one, where -100 is one like any other, unless the model `skips_unknown`; and
+        next tokens, of which a row's first label is none: transformers 5.24 leaves it out for classes named
+        `...ForCausalLM` alone.
         """
         loss, counted = self.decide(), []
         counts_all = loss.is_exact or (loss.is_models and loss.knows_rows)  # and for whom -100 is a measurement
+        counts_all = counts_all and not loss.skips_unknown
         shifts = not loss.is_users and loss.kind == "next_tokens"
         for batch in batches:
             labels = batch.get("labels") if isinstance(batch, Mapping) else None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError, DataError
 from ..evaluation.alarms import examine_predictions
-from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS
+from ..evaluation.kinds import to_predictions
+from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, Summed
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
+from ..labels import ONE_NUMBER
 from ..reporting.units import less_is_better
 
 ROW_BYTES = 26  # of a float64 as JSON has it
@@ -39,14 +42,15 @@ class Evaluation:
     name: str
 
 
-def make_comparable(output: Any, name: str) -> Evaluation | None:
-    """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token.
+def make_comparable(output: Any, name: str, compute_metrics: Any) -> Evaluation | None:
+    """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token that are no labels'.
 
     Those are left out because they would fill the memory until the next evaluation.
     """
     columns = output.predictions, output.label_ids
     predictions, labels = (column[0] if isinstance(column, tuple) else column for column in columns)
-    is_small = isinstance(predictions, np.ndarray) and predictions.ndim <= 2
+    is_known = bool(getattr(compute_metrics, "mean_metrics", ()))
+    is_small = isinstance(predictions, np.ndarray) and (predictions.ndim <= 2 or is_known)
     if not is_small or not isinstance(labels, np.ndarray):
         return None
     return Evaluation(predictions, labels, name)
@@ -107,11 +111,14 @@ class EarlyStopping:
 
     def _make_rule(self, labels: np.ndarray) -> StoppingRule:
         """The rule of the rows of this run's evaluations, as the checkpoint has it where that is of the same rows."""
-        args, metric = self._trainer.args, str(self._metric)
+        args, metric, rows = self._trainer.args, str(self._metric), None
+        if metric in getattr(self._trainer.compute_metrics, "mean_metrics", ()):
+            rows = partial(Summed, of_mean=np.sqrt if metric in ("rmse", "nrmse") else None)
         rule = StoppingRule(
             labels,
             metric=metric,
             threshold=self._trainer.compute_metrics.threshold if metric in THRESHOLD_METRICS else None,
+            rows=rows,
             patience=args.early_stopping_patience,
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
             min_delta=args.early_stopping_min_delta,
@@ -174,8 +181,8 @@ def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[s
                 f"metric_for_best_model={given!r}: of several evaluation sets, early stopping looks at one, whose name "
                 f"comes first, such as {next(iter(eval_dataset), 'NAME')}_spearman."
             )
-    own = tuple(getattr(compute_metrics, "row_metrics", ()))
-    known = compute_metrics.names if isinstance(compute_metrics, RowMetrics) else ()
+    own = tuple(getattr(compute_metrics, "row_metrics", ()) or getattr(compute_metrics, "mean_metrics", ()))
+    known = compute_metrics.names if isinstance(compute_metrics, RowMetrics) and not own else ()
     if metric not in (own or COMPARABLE) and not (metric in THRESHOLD_METRICS and metric in known):
         hint = "; rmse orders models as a mean squared loss does" if metric == "loss" else ""
         usual = (
@@ -233,6 +240,8 @@ def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any
     predictions = np.asarray(evaluation.predictions)
     if metric in getattr(compute_metrics, "row_metrics", ()):
         return np.ones(len(predictions)), compute_metrics.row_values(metric, predictions)
+    if metric in getattr(compute_metrics, "mean_metrics", ()):
+        return compute_metrics.summed(metric, predictions, evaluation.labels)
     if metric in RATIO_METRICS:
         if predictions.shape[1:] == (3,):
             return predictions[:, 2], predictions[:, SUM_COLUMN[metric]]
@@ -267,11 +276,12 @@ def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
 
 
 class CollapseAlarm:
-    """Warns when a regression's predictions collapse while it trains: few values, little spread, bfloat16 rounding.
+    """Warns when predictions collapse while a model trains: few values, little spread, bfloat16 rounding, one class.
 
-    Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes. Each alarm
-    is said once until it goes away, and stands in `alarms` ("step", "name" of the evaluation set, "alarms"). Within the
-    learning rate's warm-up and the first tenth of the steps only rounding and values that are not finite are alarming.
+    Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes, and of
+    other kinds of labels where `compute_metrics` is a `RowMetrics` of them. Each alarm is said once until it goes away,
+    and stands in `alarms` ("step", "name" of the evaluation set, "alarms"). Within the learning rate's warm-up and the
+    first tenth of the steps only rounding and values that are not finite are alarming.
     Logged: `eval_num_distinct` and `eval_spread_ratio` (the predictions'
     standard deviation divided by the labels').
 
@@ -287,12 +297,14 @@ class CollapseAlarm:
 
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
-        if not _is_regression(evaluation):
+        compute, predictions = self._trainer.compute_metrics, evaluation.predictions
+        kind = compute.kind if isinstance(compute, RowMetrics) else ONE_NUMBER
+        if kind.is_one_number and not _is_regression(evaluation):
             return {}
         args, state = self._trainer.args, self._trainer.state
         name, step = evaluation.name, state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
-        report, alarms = examine_predictions(evaluation.predictions, evaluation.labels)
+        report, alarms = examine_predictions(to_predictions(kind, predictions), evaluation.labels, kind)
         is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
         due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
         new = [text for about, text in due.items() if about not in self._said.get(name, [])]

@@ -7,7 +7,7 @@ import pytest
 
 from hf_ext.affinity.results import make_advice
 from hf_ext.affinity.scoring import SplitScores
-from hf_ext.evaluation.verdict import judge
+from hf_ext.evaluation.verdict import judge, judge_pair
 
 SETTINGS = {"tower_training": ["frozen"], "split": "random", "split_column": None}
 RNG = np.random.default_rng(0)
@@ -43,3 +43,16 @@ def test_advice_follows_the_verdict_and_fine_tuning_is_for_a_good_one(prediction
     assert ("--use_peft" in text) == ("--split cluster" in text) == (outcome == "better")
     trained = " ".join(make_advice({}, {**SETTINGS, "tower_training": ["lora"]}, Path("out"), test))
     assert "--use_peft" not in trained
+
+
+@pytest.mark.parametrize(("predictions", "pays"), [(CLOSE, True), (ALIKE, False), (NOISE, False)])
+def test_fine_tuning_that_does_not_beat_a_ridge_on_the_encoders_before_it_is_said_not_to_pay(predictions, pays):
+    verdict = judge(LABELS, {"model": predictions, "training mean": MEAN})
+    tuned = judge_pair(LABELS, NEAR, predictions, names=("ridge on embeddings", "this model"))
+    test = SplitScores(predictions, LABELS, verdict, tuned=tuned)
+    said = make_advice({}, {**SETTINGS, "tower_training": ["frozen", "full"]}, Path("out"), test)
+    assert said[0].startswith("Fine-tuning was not shown to pay: ") != pays
+    assert ("`hf-ext compare --sides frozen full --`" in said[0]) != pays
+    assert (
+        "of ridge on embeddings" in said[0] or "and ridge on embeddings" in said[0] or "than ridge" in said[0]
+    ) != pays

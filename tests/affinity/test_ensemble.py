@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from run_outcomes import same_tensors
 from safetensors.torch import load_file
 
 from hf_ext.affinity import ensemble
+from hf_ext.affinity.objectives import SquaredError
 from hf_ext.affinity.predict import main as predict_table
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.task import TASK
 from hf_ext.errors import ArgumentError
 from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, principal_directions
+from hf_ext.models.ensemble import DIRECTIONS, FEATURES, PRODUCT, HeadEnsemble, principal_directions
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 COLUMNS = ["heavy", "antigen"]
@@ -86,11 +88,13 @@ def test_members_are_weighed_recorded_shown_and_no_worse_together_than_the_best_
     assert min(weights) >= 0
     assert facts["error"] <= min(one["error"] for one in facts["members"])
     names = " ".join(one["name"] for one in facts["members"])
-    assert all(kind in names for kind in ("constant", "ridge on features", "ridge on directions", "networks on"))
+    assert all(
+        kind in names for kind in ("constant", "ridge on features", "ridge on directions", "networks on", "products on")
+    )
     sizes = results["data"]["sizes"]
     assert (facts["num_folds"], facts["num_held_out"]) == (5, sizes["train"] + sizes["validation"])
     networks = json.loads((folder / "config.json").read_text())["ensemble"]["networks"]
-    assert {one["number"] for one in networks} == {10}  # two seeds of each fold
+    assert {one["number"] for one in networks if one["sizes"]} == {10}  # two seeds of each fold
     assert "All heads" in (folder / "report.html").read_text()
     assert "Head: the weighted mean of" in (folder / "run.log").read_text()
     shown = results["test"]["scores"]
@@ -188,12 +192,13 @@ def test_auto_with_sizes_is_refused(train):
 
 def test_weights_are_those_of_the_smallest_error_and_of_a_constant_where_heads_know_nothing():
     generator = np.random.default_rng(0)
-    labels = generator.normal(size=4000)
+    labels, rows = generator.normal(size=4000), np.arange(4000)
     good, noise = labels + generator.normal(0, 1, (2, 4000)), generator.normal(0, 1, (3, 4000))
-    weights = ensemble.choose_weights(np.stack([np.zeros(4000), *good, *noise]), labels)
+    errors = partial(SquaredError(labels).errors, rows=rows)
+    weights = ensemble.choose_weights(np.stack([np.zeros(4000), *good, *noise]), errors, 4000)
     # Of two unbiased predictions with independent errors each has a third, what is left is the mean's.
     assert weights == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0, 0], abs=0.04)
-    assert ensemble.choose_weights(np.stack([np.zeros(4000), *noise]), labels)[0] == 1
+    assert ensemble.choose_weights(np.stack([np.zeros(4000), *noise]), errors, 4000)[0] == 1
 
 
 def test_directions_are_products_of_what_varies_and_survive_the_state_dict():
@@ -205,7 +210,9 @@ def test_directions_are_products_of_what_varies_and_survive_the_state_dict():
     features[:, 4:] = torch.randn(50, 3)
     bases = [principal_directions(block) for block in features.split([4, 3], dim=1)]
     networks = [{"view": view, "number": 2, "sizes": [5]} for view in (FEATURES, DIRECTIONS)]
+    networks.append({"view": DIRECTIONS, "number": 1, "sizes": [6], "form": PRODUCT})
     made = HeadEnsemble([4, 3], [4, 3], networks)
+    made.shares.fill_(0.5)
     made.fit_directions(bases, features)
     directions = made.directions(features)
     assert directions.shape == (50, 4 + 3 + 4 * 3)

@@ -82,7 +82,7 @@ def test_rows_with_a_new_antibody_are_scored_apart(make_trainer, splits):
     (one,) = [part for part in scored.slices if part["name"] == "rows whose heavy is not in training"]
     assert one["num_rows"] == is_new.sum()
     assert one["scores"].keys() == scored.scores.keys()
-    rmse = np.sqrt(np.mean((scored.predictions - scored.labels)[is_new] ** 2))
+    rmse = np.sqrt(np.mean((scored.outputs - scored.labels)[is_new] ** 2))
     assert one["scores"]["model"]["rmse"]["value"] == pytest.approx(rmse)
     lines = scored.table().splitlines()
     assert f"Rows whose heavy is not in training ({is_new.sum()}):" in lines

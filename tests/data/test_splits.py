@@ -12,6 +12,7 @@ from hf_ext.data import splits as splitting
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.split_report import describe_repeats, leak_report, repeat_report
 from hf_ext.errors import DataError
+from hf_ext.labels import ONE_NUMBER, LabelKind
 
 SIZES = (0.6, 0.2, 0.2)
 
@@ -267,7 +268,7 @@ MEASURED = [("A", "C", 6.0), ("A", "D", 8.0), ("A", "C", 7.0), ("K", "C", 5.0)],
 
 
 def test_noise_and_ceiling_by_hand():
-    report = repeat_report(labelled(*MEASURED), ["heavy", "light"])
+    report = repeat_report(labelled(*MEASURED), ["heavy", "light"], ONE_NUMBER)
     # (A, C) has 6 and 7, (K, C) twice 5: squares of 0.5 with 2 degrees of freedom; labels 6 8 7 5 5 9 vary by 20 / 9.
     noise = math.sqrt(0.5 / 2)
     share = 0.25 / (20 / 9)
@@ -287,6 +288,16 @@ def test_noise_and_ceiling_by_hand():
 
 def test_bounds_are_no_measurements_that_could_disagree():
     data = labelled([("A", "C", 6.0), ("A", "C", 7.0)], [("K", "C", 5.0), ("K", "K", 8.0)], bound=[-1, 0])
-    assert repeat_report(data, ["heavy", "light"])["num_rows"] == 0
+    assert repeat_report(data, ["heavy", "light"], ONE_NUMBER)["num_rows"] == 0
     data = labelled([("A", "C", 6.0), ("A", "C", 7.0)], [("K", "C", 5.0), ("K", "K", 8.0)], bound=[0, 0])
-    assert repeat_report(data, ["heavy", "light"])["num_rows"] == 2
+    assert repeat_report(data, ["heavy", "light"], ONE_NUMBER)["num_rows"] == 2
+
+
+def test_classes_that_disagree_are_counted_and_named():
+    classes = LabelKind("classification", ("label",), ("low", "high"))
+    data = labelled([("A", "C", 0), ("A", "C", 1), ("K", "C", 1)], [("K", "C", 1), ("W", "W", 0)])
+    report = repeat_report(data, ["heavy", "light"], classes)
+    assert (report["num_rows"], report["num_groups"], report["num_disagreeing"]) == (4, 2, 1)
+    text = describe_repeats(report)
+    assert "disagree: train row 1 low, train row 2 high. No model gets all of them right." in text
+    assert "Noise" not in text

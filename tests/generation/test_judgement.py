@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from antibody_examples import KAPPA_CONSTANT, RESIDUES, antibodies, heavy, light, random_antigens, random_cdr3
+from labelled_rows import make_labelled
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.resampling import ResamplingUnits
@@ -201,6 +202,13 @@ def test_a_folder_predicts_what_it_can_read_and_its_record_is_a_doubt_or_none(ma
     assert np.isfinite(found).tolist() == [True, True, True, False, False, False]
     expected = judge.predictor.predict({"heavy": good.heavy, "light": good.light, "antigen": ["MKTAYIAK"] * 3})
     assert found[:3] == pytest.approx(expected)
+
+
+def test_a_model_of_classes_judges_no_antibodies(demo_encoders, tmp_path):
+    for part in make_labelled("classes", demo_encoders[1], "frozen"):
+        part.save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match="predicts classification: antibodies are judged by one number per row"):
+        Discriminator.from_pretrained(tmp_path, device="cpu")
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------

@@ -109,6 +109,8 @@ def test_what_a_generator_cannot_do_and_bad_rows_are_refused(tmp_path):
     for explicit, data, says in (
         ({"sequence_columns"}, {}, "give --antigen_column, --heavy_column and --light_column"),
         ({"missing_chains"}, {}, "--may_lack_light"),
+        ({"task"}, {"task": "classification"}, "is an affinity, a number"),
+        ((), {"label_column": ["pKd", "tm"]}, "--label_column pKd tm: a generator learns one affinity"),
         ((), {"streaming": True}, "are read at once"),
         ((), {"too_long": "truncate"}, "only error is allowed"),
     ):

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from closeness import largest
 from datasets import Dataset
+from labelled_rows import make_labelled, make_rows
 from miniature_esm import MASK, WIDE
 from miniature_esm import make_esm as make_base_esm
 from run_outcomes import losses
@@ -43,6 +44,10 @@ EXTRA = {  # case -> arguments beside those of all
     "muon": {"speedups": "muon", "learning_rate": 1e-4},
 }
 CASES = tuple(EXTRA)
+LABELLED = {  # case -> labels of `labelled_rows`, how the encoder trains, and arguments beside those of all
+    "classes": ("classes", "full", {}),
+    "residues": ("residue_classes", "frozen", {"speedups": ["embedding_cache"]}),
+}
 
 
 # --- building -------------------------------------------------------------------------------------------------------
@@ -80,6 +85,9 @@ def make_tokens(kind: str) -> Dataset:
 
 def make_parts(case: str, encoders: Path) -> tuple:
     """Model, collator and training rows of a case; `encoders` is what `write_encoders` filled."""
+    if case in LABELLED:
+        name, training, _ = LABELLED[case]
+        return *make_labelled(name, str(encoders / "esm"), training), make_rows(name, NUM_STEPS * ROWS_PER_STEP)
     if case == "esm_c":
         return tiny_esmc(), pad_rows, make_tokens("masked_lm")
     if case not in TOWERS:
@@ -117,7 +125,7 @@ def make_trainer(case: str, folder: Path, num_processes: int, encoders: Path, br
     settings |= {"per_device_train_batch_size": each, "gradient_accumulation_steps": PASSES, "adam_epsilon": 1e-6}
     settings |= {"logging_steps": 1, "save_strategy": "no", "seed": 3, "remove_unused_columns": False}
     settings |= {"report_to": "none", "disable_tqdm": True, "embedding_cache_dir": str(folder / "cache")}
-    settings |= {"use_cpu": num_processes == 1, **EXTRA[case], **given}
+    settings |= {"use_cpu": num_processes == 1, **(LABELLED[case][2] if case in LABELLED else EXTRA[case]), **given}
     trainer_class = LouderRank if broken else FastTrainer
     held_out = rows.select(range(ROWS_PER_STEP)) if "eval_strategy" in settings else None
     return trainer_class(model, FastTrainingArguments(str(folder), **settings), collator, rows, held_out)

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from equal_cases import CASES, NUM_STEPS, make_trainer, save_numbers
+from equal_cases import CASES, LABELLED, NUM_STEPS, make_trainer, save_numbers
 from ranks import leave
 from torch import distributed
 from torch.distributed.tensor import DTensor
@@ -30,7 +30,7 @@ DATA = {  # of masked language modelling: what else than rows in random order
     "grouped": {"train_sampling_strategy": "group_by_length"},
     "stream": {},
 }
-ALL_CASES = (*CASES, *DATA)
+ALL_CASES = (*CASES, *LABELLED, *DATA)
 SHARDED_KILLS = ("full", "lora", "muon")  # the cases that FSDP2 kills
 CHECKPOINTED = ("full", "lora")  # cases that FSDP2 also trains with recomputed activations
 ROWS, NUM_ROWS, SAVED, KILLED = 8, 57, 10, 13  # eight steps an epoch, the last of one row; saved in the second

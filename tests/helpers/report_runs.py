@@ -112,7 +112,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "inputs": {"heavy": {"unknown_share": 0.0012, "longest": 131, "num_above_limit": 2}},
         },
         "settings": {
-            "label_column": "pKd",
+            "label_column": ["pKd"],
             "too_long": "truncate",
             "learning_rate": 0.001,
             "hub_token": "hf_" + "x" * 34,
@@ -142,6 +142,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
                 {"name": "network on features, rate 0.001", "error": 0.8, "weight": 0.75},
             ],
             "error": 0.75,
+            "measure": "RMSE",
             "num_folds": 5,
             "num_held_out": 200,
             "seconds": 12.5,

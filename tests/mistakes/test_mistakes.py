@@ -1,6 +1,7 @@
 """Mistakes that users make: each is named, and its innocent twin passes."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -185,20 +186,16 @@ LABELS = [
     Mistake("a missing label", label(""), of_label("the label is missing", "leave the row out")),
     Mistake(
         "names of classes",
+        labels(["soluble", "insoluble"] * 30, "--task regression"),
+        ("value 'soluble': the label is not a number", "give --task classification for names"),
         labels(["soluble", "insoluble"] * 30),
-        (
-            "column 'pKd': soluble and insoluble look like names of classes",
-            "does not train yet",
-            "0 and 1",
-            "FastTrainer",
-        ),
     ),
     Mistake("units everywhere", labels(["7 nM", "8 nM"] * 30), ("row 2, column 'pKd', value '7 nM'", "decimal point")),
     Mistake(
         "0 and 1",
+        labels([0, 1] * 30, "--task regression"),
+        ("Two values, 0 and 1: a regression is fitted", "RMSE and Spearman say little", "--task classification"),
         labels([0, 1] * 30),
-        ("Two values, 0 and 1: a regression is fitted", "RMSE and Spearman say little", "--binder_threshold"),
-        labels(spread(0, 1)),
         kind="warning",
     ),
     Mistake("a decimal comma", label("7,3"), of_label("not a number", "decimal point"), label("7.3")),
@@ -362,6 +359,250 @@ SPLITS = [
     ),
 ]
 
+# --- labels of other kinds --------------------------------------------------------------------------------------------
+
+THREE_CLASSES = ["low", "middle", "high"] * 20
+TWO_CLASSES = ["yes", "no"] * 30
+SETS = ["nucleus;membrane", "nucleus", "-", "membrane;vesicle"] * 15
+STATES = ["".join(random.Random(number).choices("HEC", k=20)) for number in range(NUM_ROWS)]
+CHARGES = [" ".join(str(round(random.Random(number + i).random(), 2)) for i in range(20)) for number in range(NUM_ROWS)]
+ONE_SPLIT = "--split_sizes 0.98 0.01 0.01"
+MELTING = tuple(spread(40, 70))
+TWO_VALUES = "--label_column pKd tm"
+YES_NO = {"pKd": [0, 1] * 30, "tm": [1, 1, 0] * 20}
+
+
+def of_kind(values, given: object = None, words: str = "", **columns) -> Case:
+    """Labels, of which `given` stands in row 5 instead."""
+    cells = {} if given is None else {(5, "pKd"): given}
+    return Case(cells, columns={"pKd": list(values), **columns}, words=words)
+
+
+def several(given: object, words: str = TWO_VALUES, other=MELTING, values=tuple(PKD)) -> Case:
+    """Two label columns, of which the second has `given` in row 5."""
+    return Case({(5, "tm"): given}, columns={"pKd": values, "tm": other}, words=words)
+
+
+KINDS = [
+    Mistake("a word among numbers", label("strong"), of_label("'strong': the label is not a number", "classification")),
+    Mistake(
+        "a word among 0 and 1",
+        of_kind([0, 1] * 30, "maybe"),
+        of_label("'maybe': the label is not a number"),
+        of_kind([0, 1] * 30),
+    ),
+    Mistake(
+        "an empty class",
+        of_kind(THREE_CLASSES, ""),
+        of_label("the class is missing", "leave the row out"),
+        of_kind(THREE_CLASSES),
+    ),
+    Mistake(
+        "a class called none",
+        of_kind(THREE_CLASSES, "none"),
+        of_label("the class is missing", "Rename a class that is called none"),
+        of_kind(["low", "middle", "no"] * 20),
+    ),
+    Mistake(
+        "two classes in a cell",
+        of_kind(THREE_CLASSES, "low;high"),
+        of_label("several classes in one cell", "--task multilabel"),
+        of_kind(SETS),
+    ),
+    Mistake(
+        "names of rows for classes",
+        of_kind([f"P{number:05}" for number in range(NUM_ROWS)]),
+        ("column 'pKd': each of the 60 rows has a class of its own", "names of rows", "--label_column"),
+        of_kind([f"P{number % 6:05}" for number in range(NUM_ROWS)]),
+    ),
+    Mistake(
+        "amounts for classes",
+        of_kind(PKD, words="--task classification"),
+        ("each of the 60 rows has a class of its own", "--task regression"),
+    ),
+    Mistake(
+        "classes that are mostly names",
+        of_kind(["other"] * 25 + [f"P{number:05}" for number in range(35)], words=ONE_SPLIT),
+        ("35 of 36 classes have a single row",),
+        of_kind(["other"] * 50 + ["rare"] * 9 + ["single"], words=ONE_SPLIT),
+        kind="note",
+    ),
+    Mistake(
+        "a class in two spellings",
+        of_kind(["soluble", "Soluble", "in_soluble"] * 20),
+        ("differ in spelling only: 'Soluble' and 'soluble'",),
+        of_kind(["soluble", "insoluble", "in doubt"] * 20),
+        kind="note",
+    ),
+    Mistake(
+        "several labels between commas",
+        of_kind(["nucleus, membrane", "nucleus, vesicle", "membrane"] * 20),
+        ("most classes hold a comma", "separate them by ';'"),
+        of_kind(["nucleus", "nucleus, inner", "membrane"] * 20),
+        kind="note",
+    ),
+    Mistake(
+        "one class alone",
+        of_kind(["low"] * NUM_ROWS),
+        ("column 'pKd': all labels of training rows are 'low'", "nothing to learn"),
+        of_kind(TWO_CLASSES),
+    ),
+    Mistake(
+        "a class that training lacks",
+        parts(pKd=["low", "high"] * 25 + ["odd", "low"] * 5),
+        ("1 of 3 classes (odd) stand in test and not in training", "never predicted: 5 of 10 test rows"),
+        parts(pKd=["low", "high"] * 30),
+        kind="warning",
+    ),
+    Mistake(
+        "the same sequences in two classes",
+        Case(columns={"sequence": TWICE, "pKd": TWO_CLASSES}),
+        ("30 of 30 sequences that occur more than once", "disagree: ", "No model gets all of them right"),
+        Case(columns={"sequence": TWICE, "pKd": [name for name in TWO_CLASSES[:30] for _ in range(2)]}),
+        kind="note",
+    ),
+    Mistake(
+        "no label in a cell of several",
+        of_kind(SETS, ""),
+        of_label("no label in this cell", "Write - for a row"),
+        of_kind(SETS, "-"),
+    ),
+    Mistake(
+        "the same labels everywhere",
+        of_kind(["a;b"] * NUM_ROWS),
+        ("column 'pKd': all training rows have the same labels",),
+        of_kind(SETS),
+    ),
+    Mistake(
+        "a 2 among columns of 0 and 1",
+        several(2, f"{TWO_VALUES} --task multilabel", YES_NO["tm"], YES_NO["pKd"]),
+        ("{file}, row 5, column 'tm', value '2': neither 0 nor 1", "nothing for not known"),
+        several("", TWO_VALUES, YES_NO["tm"], YES_NO["pKd"]),
+    ),
+    Mistake(
+        "a label that nobody looked for",
+        several("", f"{TWO_VALUES} --task multilabel", [""] * NUM_ROWS, YES_NO["pKd"]),
+        ("tm: no training row says whether it has that label", "Leave the column out"),
+        several("", TWO_VALUES, YES_NO["tm"], YES_NO["pKd"]),
+    ),
+    Mistake(
+        "a row of which nothing is known",
+        Case({(5, "tm"): "", (5, "pKd"): ""}, {"tm": MELTING}, TWO_VALUES),
+        of_label("no label of the row is known", "leave the row out"),
+        several(""),
+    ),
+    Mistake(
+        "a bound among several values",
+        several("<=50"),
+        ("row 5, column 'tm', value '<=50': a bound beside other values", "leave the cell empty"),
+        several("50"),
+    ),
+    Mistake("a word among several values", several("hot"), ("row 5, column 'tm', value 'hot'", "not a number")),
+    Mistake(
+        "-999 among several values", several(-999), ("row 5, column 'tm', value '-999'", "reads as a missing value")
+    ),
+    Mistake(
+        "-100 among several values",
+        several(-100, other=tuple(spread(-200, 70))),
+        ("row 5, column 'tm', value '-100': -100 marks what is not known", "leave the cell empty"),
+        labels([-100, *spread(-200, 70)[1:]]),
+    ),
+    Mistake(
+        "one of several values always the same",
+        several(1, other=[1] * NUM_ROWS),
+        ("column 'tm': all 48 training labels are 1", "nothing to learn"),
+    ),
+    Mistake(
+        "labels of fewer residues than the sequence",
+        of_kind(STATES, "HEC"),
+        of_label("3 labels for a sequence of 20 residues", "leave the row out"),
+        of_kind(STATES, STATES[0]),
+    ),
+    Mistake("no labels of residues", of_kind(STATES, ""), of_label("the labels are missing"), of_kind(STATES)),
+    Mistake(
+        "no residue known",
+        of_kind(STATES, "?" * 20),
+        of_label("no residue's label is known"),
+        of_kind(STATES, "?" * 19 + "H"),
+    ),
+    Mistake(
+        "one class of residues alone",
+        of_kind(["C" * 20] * NUM_ROWS),
+        ("column 'pKd': all known labels of training residues are 'C'",),
+        of_kind(STATES),
+    ),
+    Mistake(
+        "sequences for labels of residues",
+        of_kind(BASE["sequence"], words="--task residue_classification"),
+        ("column 'pKd' holds the sequences themselves",),
+    ),
+    Mistake(
+        "a mask of another length",
+        of_kind(STATES, words="--mask_column mask", mask=["1" * 20] * 3 + ["11"] + [""] * 56),
+        ("{file}, row 5, column 'mask'", "a mask of 2 for 20 labels"),
+        of_kind(STATES, words="--mask_column mask", mask=["1" * 19 + "0"] * 4 + [""] * 56),
+    ),
+    Mistake(
+        "letters for a mask",
+        of_kind(STATES, words="--mask_column mask", mask=["11x" + "1" * 17] * NUM_ROWS),
+        ("row 2, column 'mask'", "a mask that is neither 0 nor 1 at position 3 of 20"),
+    ),
+    Mistake(
+        "a mask for labels of rows",
+        of_kind(TWO_CLASSES, words="--mask_column mask", mask=["1" * 20] * NUM_ROWS),
+        ("--mask_column mask says which residues have a label", "--task classification has one per row"),
+    ),
+    Mistake(
+        "residues of two sequences",
+        of_kind(STATES, words=f"{TWO_CHAINS} --task residue_classification", light=LIGHT),
+        ("residues of one sequence have labels; name one of sequence light",),
+        of_kind(STATES, words="--task residue_classification", light=LIGHT),
+    ),
+    Mistake(
+        "a word among numbers of residues",
+        of_kind(CHARGES, CHARGES[3].replace(" ", " high ", 1)),
+        of_label("'high' at position 2 of 21 is not a number", "nan where it is not known"),
+        of_kind(CHARGES, f"nan {CHARGES[3].partition(' ')[2]}"),
+    ),
+    Mistake(
+        "fewer numbers than residues",
+        of_kind(CHARGES, "0.5 0.7"),
+        of_label("2 labels for a sequence of 20 residues"),
+        of_kind([f"[{text.replace(' ', ', ')}]" for text in CHARGES]),
+    ),
+    Mistake(
+        "several columns of classes",
+        of_kind(TWO_CLASSES, words=f"{TWO_VALUES} --task classification", tm=TWO_CLASSES),
+        ("--task classification: name one label column, not 2",),
+        of_kind(TWO_CLASSES, words=TWO_VALUES, tm=TWO_CLASSES),
+    ),
+    Mistake(
+        "a sequence for the label",
+        Case(words="--label_column sequence"),
+        ("label_column=sequence", "none of --sequence_columns"),
+    ),
+    Mistake(
+        "a censor column for classes",
+        of_kind(TWO_CLASSES, words="--censor_column mark", mark=MARKS),
+        ("--censor_column mark is for one column of numbers",),
+    ),
+    *(
+        Mistake(
+            f"{words} for classes",
+            of_kind(TWO_CLASSES, words=words),
+            (f"{words} is for one number per row", "one of 2 classes (no, yes)"),
+            of_kind(TWO_CLASSES),
+        )
+        for words in ("--binder_threshold 9", "--loss tobit")
+    ),
+    Mistake(
+        "classes in a stream",
+        of_kind(TWO_CLASSES, words="--task classification --streaming true"),
+        ("task=classification: names of classes are collected over all rows", "drop --streaming"),
+        of_kind(TWO_CLASSES, words="--task classification"),
+    ),
+]
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 THREE = dict.fromkeys(("heavy", "light", "antigen"), BASE["sequence"])
@@ -408,7 +649,7 @@ OPTIONS = [
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-ALL = [*FILES, *SEQUENCES, *LABELS, *SPLITS, *OPTIONS]
+ALL = [*FILES, *SEQUENCES, *LABELS, *SPLITS, *KINDS, *OPTIONS]
 
 
 @parametrized(ALL)

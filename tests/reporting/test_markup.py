@@ -72,7 +72,7 @@ def hostile_record(name: str) -> dict[str, Any]:
     data |= {"split": {"rule": f"group:{name}", "seed": 1}, "source": f"/home/ann/{name}"}
     data["leaks"]["columns"] = {name: data["leaks"]["columns"]["heavy"], "light": data["leaks"]["columns"]["antigen"]}
     data["inputs"] = {name: {"longest": 127, "num_above_limit": 3}}
-    record["settings"] |= {"label_column": name, "sequence_columns": [name]}
+    record["settings"] |= {"label_column": [name], "sequence_columns": [name]}
     record["settings_from"] |= {"label_column": "command line", "sequence_columns": f"{name}.yaml"}
     return record
 

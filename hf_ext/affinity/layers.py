@@ -1,0 +1,240 @@
+"""`--layer auto`: the layer of each frozen encoder whose embeddings predict best the rows that a fit has not seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.utils import CONFIG_NAME
+
+from ..checkpoints.store import CheckpointStore
+from ..data.batching import batches_by_tokens
+from ..data.columns import read_columns
+from ..data.splits import draw_rows
+from ..embeddings.dataset import factorize, take_rows
+from ..evaluation.baselines import solve_ridges
+from ..evaluation.resampling import ResamplingUnits
+from ..evaluation.scores import compare_paired
+from ..hardware import detect_hardware
+from ..labels import ONE_NUMBER, LabelKind
+from ..models.affinity import AffinityModel
+from ..models.configuration import AffinityConfig
+from ..models.encoders import final_norm_of, layers_of, load_encoder
+from ..models.head import pool
+from ..reporting.units import format_cell
+from .arguments import AUTO_LAYER, AffinityArguments
+from .baselines import TOKENS_PER_BATCH
+from .ensemble import Units, make_parts
+from .objectives import PENALTIES
+from .predictor import find_model
+from .rows import FloatArray, label_array
+
+NUM_LAYERS = 6  # of an encoder that are compared, evenly spaced: neighbours hardly differ
+MAX_ROWS = (4_000, 2_000)  # of training and of validation
+ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do, so parts of training add nothing
+# Of the hidden layer of the network that compares: its weights are random, so that its output is a ridge regression (A.
+# Rahimi, B. Recht, Random Features for Large-Scale Kernel Machines, 2007), and not linear, as heads are not. On TAPE's
+# stability the interval of a linear one was as wide, and its improvement half as large.
+NUM_HIDDEN, SPREAD = 1024, 2.0
+CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
+LAYER_HEADERS = ["encoder", "layer", "error"]
+
+
+def find_known_layers(args: AffinityArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
+    """What an earlier run chose: of the checkpoint that this run goes on from, else of `--init_head_from`.
+
+    Args:
+        args, training: as parsed.
+        explicit: names of the arguments that the user set.
+
+    Returns:
+        `encoders` and `layer_choice` as `AffinityConfig` has them; empty where there is no such run, or `--layer` says
+        which.
+
+    Raises:
+        CheckpointError: a checkpoint that was named does not verify.
+        ArgumentError: `--init_head_from` is no trained model.
+    """
+    is_auto, found = args.layer == AUTO_LAYER, None
+    store, asked = CheckpointStore(training.output_dir), training.resume_from_checkpoint or training.resume
+    if is_auto and asked not in ("auto", "no"):
+        found = store.open(asked)
+    elif is_auto and asked == "auto" and training.world_size == 1:  # several processes choose no layers
+        found = store.find_newest()
+    folder = found.path if found else None
+    if folder is None and args.init_head_from and (is_auto or "layer" not in explicit):
+        folder = find_model(args.init_head_from)
+    if folder is None or not (folder / CONFIG_NAME).is_file():
+        return {}
+    known = AffinityConfig.get_config_dict(folder)[0]
+    return known if known.get("model_type") == AffinityConfig.model_type else {}
+
+
+def why_last(args: AffinityArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
+    """Why `--layer auto` reads the last layer in a run, without comparing."""
+    if not kind.is_one_number:
+        return "a label is not one number"
+    if {*args.tower_training} - {"frozen"}:
+        return "encoders train"
+    if is_stream:
+        return "rows are a stream"
+    return f"there are {training.world_size} processes" if training.world_size > 1 else None
+
+
+def choose_layers(
+    model: AffinityModel, collator: Any, splits: Mapping[str, Any], units: Units, args: Any
+) -> dict[str, Any]:
+    """Sets the layer that is read of each encoder whose inputs vary, one encoder after the other.
+
+    Up to `NUM_LAYERS` layers are compared by networks with one random hidden layer on the embeddings of all inputs: by
+    the RMSE of the validation rows, and where these are few of four parts of training too, each predicted by a fit
+    without it. Another layer than the last is taken if it is better by the whole interval of a paired bootstrap.
+
+    Args:
+        model: of frozen encoders, not trained yet.
+        collator: makes its inputs.
+        splits: map-style train and validation.
+        units: of each training and each validation row what was held out together: no part cuts one, and the bootstrap
+            draws it whole. None: rows.
+        args: of the training: device and seed.
+
+    Returns:
+        What was compared, JSON-able; also in `model.config.layer_choice`.
+
+    Cost: 4,000 training and 2,000 validation rows at most pass through the encoders once, in bfloat16 where that is
+    fast; then fits, on one core 10 s with enough validation rows, else half a minute. Same rows and seed, same layers.
+    """
+    began, asked = time.perf_counter(), (splits["train"], splits["validation"])
+    drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
+    rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
+    labels = np.concatenate([label_array(split) for split in rows])
+    together: Units = None
+    if units is not None:
+        of_train, of_rows = ([of[i] for i in chosen] for of, chosen in zip(units, drawn))
+        together = of_train, of_rows
+    is_enough = len(rows[1]) >= ENOUGH_ROWS
+    parts = make_parts(len(rows[0]), len(rows[1]), None, together, args.seed)[: 1 if is_enough else None]
+    seen = np.concatenate(parts)
+    drawn_whole = None if together is None else ResamplingUnits.of("", [*together[0], *together[1]]).select(seen)
+    features = _embed(model, collator, rows, args.device)
+    compared = []
+    for index, spec in enumerate(model.config.encoder_specs):
+        own = [name for name in features if model.tower_of(name).encoder == index and len(features[name]) > 1]
+        predicted: dict[int, FloatArray] = {}
+        for layer in features[own[0]] if own else ():
+            blocks = [of[layer if name in own else max(of)] for name, of in features.items()]
+            predicted[layer] = _predict_unseen(np.concatenate(blocks, axis=1), labels, parts, args.seed)[seen]
+        if len(predicted) < 2:
+            continue
+        last = max(predicted)
+        errors = {layer: float(np.sqrt(np.mean((each - labels[seen]) ** 2))) for layer, each in predicted.items()}
+        best = min(errors, key=lambda layer: errors[layer])
+        pair = labels[seen], predicted[last], predicted[best]
+        result = compare_paired(*pair, "rmse", seed=args.seed, units=drawn_whole)
+        chosen = best if result.is_better else last
+        for name in own:
+            features[name] = {chosen: features[name][chosen]}
+        if chosen != last:
+            model.read_layer(index, chosen)
+        found = {"name": spec.name_or_path, "num_layers": last, "layer": chosen, "best": best}
+        gain = {"lower_by": result.improvement, "low": result.low, "high": result.high}
+        compared.append({**found, **gain, "errors": {str(layer): error for layer, error in errors.items()}})
+    facts = {"encoders": compared, "num_rows": len(seen), "num_folds": len(parts)}
+    model.config.layer_choice = {**facts, "seconds": time.perf_counter() - began}
+    return model.config.layer_choice
+
+
+def _embed(
+    model: AffinityModel, collator: Any, rows: Sequence[Any], device: Any
+) -> dict[str, dict[int, NDArray[np.float32]]]:
+    """By input and layer the embeddings of all rows, (n, width); of inputs that are the same in all rows, one layer."""
+    features = {}
+    for index, spec in enumerate(model.config.encoder_specs):
+        encoder: Any = load_encoder(spec).to(device).eval()
+        for tower in (one for one in model.config.tower_specs if one.encoder == index):
+            for name in tower.names:
+                cells = [cell for split in rows for cell in read_columns(split, collator.columns[name])]
+                numbers, inputs = factorize(cells, name in collator.optional_inputs)
+                depth = len(layers_of(encoder))
+                layers = {-(-depth * i // NUM_LAYERS) for i in range(1, NUM_LAYERS + 1)} if len(inputs) > 1 else {depth}
+                tables = _embed_layers(encoder, partial(collator.encode, name), inputs, tower.pooling, sorted(layers))
+                features[name] = {layer: _as_rows(table, numbers) for layer, table in tables.items()}
+    return {name: features[name] for name in model.embedding_sizes}
+
+
+@torch.no_grad()
+def _embed_layers(
+    encoder: Any, tokenize: Any, inputs: Sequence[tuple[str, ...]], pooling: str, layers: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """By layer the embeddings of distinct inputs, (inputs, width) float32 on the CPU, as if it were the last."""
+    norm, is_fast = final_norm_of(encoder), detect_hardware(encoder.device).native_bf16
+    tables = {layer: torch.empty(len(inputs), encoder.config.hidden_size) for layer in layers}
+    batch: dict[str, torch.Tensor] = {}
+    chosen: list[int] = []
+
+    def keep(table: torch.Tensor, module: Any, given: Any, output: Any) -> None:
+        states = output if torch.is_tensor(output) else output[0]
+        table[chosen] = pool(norm(states), batch, pooling).cpu()
+
+    hooks = [layers_of(encoder)[i - 1].register_forward_hook(partial(keep, table)) for i, table in tables.items()]
+    for chosen in batches_by_tokens([sum(map(len, parts)) for parts in inputs], TOKENS_PER_BATCH):
+        batch = {key: value.to(encoder.device) for key, value in tokenize(*zip(*(inputs[i] for i in chosen))).items()}
+        with torch.autocast(encoder.device.type, torch.bfloat16, is_fast):
+            encoder(**{key: batch[key] for key in batch.keys() & {"input_ids", "attention_mask", "token_type_ids"}})
+    for hook in hooks:
+        hook.remove()
+    return tables
+
+
+def _as_rows(table: torch.Tensor, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Embeddings of rows; of those that lack the input, the mean of the others, as the head reads it."""
+    index = torch.from_numpy(numbers)
+    block = take_rows(table, index)
+    block[index < 0] = block[index >= 0].mean(0)
+    return block.numpy()
+
+
+def _predict_unseen(
+    features: NDArray[np.float32], labels: FloatArray, parts: Sequence[NDArray[np.int64]], seed: int
+) -> FloatArray:
+    """Each row, (n,), by a random hidden layer and a ridge regression without the row's part, of the best penalty."""
+    generator, width = np.random.default_rng(seed), features.shape[1]
+    scaled = (features - features.mean(0)) / np.maximum(features.std(0), CONSTANT_SPREAD)
+    weights = generator.normal(0, SPREAD / np.sqrt(width), (width, NUM_HIDDEN)).astype(np.float32)
+    hidden = np.maximum(scaled @ weights + generator.normal(size=NUM_HIDDEN).astype(np.float32), 0)
+    predicted = np.zeros((len(labels), len(PENALTIES)))
+    for part in parts:
+        rest = np.setdiff1d(np.arange(len(labels)), part)
+        slopes, levels = solve_ridges(hidden[rest], labels[rest], PENALTIES, standardize=False)
+        predicted[part] = hidden[part] @ slopes + levels
+    errors = np.square(predicted - labels[:, None])[np.concatenate(parts)].mean(0)
+    return predicted[:, errors.argmin()]
+
+
+def layer_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """A row under `LAYER_HEADERS` for each layer that was compared."""
+    return [
+        [Path(found["name"]).name, layer, format_cell(error)]
+        for found in facts["encoders"]
+        for layer, error in found["errors"].items()
+    ]
+
+
+def describe_layers(facts: Mapping[str, Any]) -> list[str]:
+    """A sentence for each encoder: which layer is read, and why."""
+    sentences = []
+    for found in facts["encoders"]:
+        num, best = found["num_layers"], found["best"]
+        ends = "" if found["low"] is None else f" [{format_cell(found['low'])}, {format_cell(found['high'])}]"
+        lower = f"on {facts['num_rows']:,} held-out rows its error is lower by {format_cell(found['lower_by'])}{ends}"
+        why = f"compared with the last, {lower}; layers above are dropped"
+        if found["layer"] == num:
+            why = f"next would be layer {best}; {lower}, which chance explains" if best != num else "the best of all"
+        sentences.append(f"Layer: {found['layer']} of {num} of {Path(found['name']).name}: {why}.")
+    return sentences

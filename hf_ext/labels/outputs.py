@@ -1,0 +1,72 @@
+"""From what a model puts out to what it predicts: probabilities, and names of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, logit, softmax
+
+from . import UNKNOWN, LabelKind
+
+TINY = 1e-12  # a probability that is as good as none
+
+
+def split_rows(kind: LabelKind, logits: np.ndarray, lengths: Sequence[int]) -> Any:
+    """`logits` by row: of residues a list of n arrays, (length, ...) each, without padding; else as they are.
+
+    Args:
+        lengths: residues of each row that the model read.
+    """
+    return [row[:length] for row, length in zip(logits, lengths, strict=True)] if kind.per_residue else logits
+
+
+def probabilities(kind: LabelKind, logits: Any) -> Any:
+    """Of each class, float32, in the shape of `logits`: they add up to 1, but of a set, whose labels stand alone.
+
+    Args:
+        logits: from `split_rows`, of classes.
+    """
+    if kind.per_residue:
+        return [softmax(row, axis=-1).astype(np.float32) for row in logits]
+    return (expit(logits) if kind.task == "multilabel" else softmax(logits, axis=-1)).astype(np.float32)
+
+
+def as_logits(kind: LabelKind, predictions: Any) -> np.ndarray:
+    """What a model would have put out to predict this: numbers as they are, logarithms of probabilities.
+
+    Args:
+        predictions: (n, ...); of residues n arrays, (length, ...) each, behind which -100 is put.
+    """
+    if kind.per_residue:
+        longest, shape = max(map(len, predictions)), np.shape(predictions[0])[1:]
+        padded = np.full((len(predictions), longest, *shape), float(UNKNOWN))
+        for row, values in zip(padded, predictions):
+            row[: len(values)] = values if kind.is_numeric else np.log(np.maximum(values, TINY))
+        return padded
+    if kind.is_numeric:
+        return predictions
+    inside = np.clip(predictions, TINY, 1 - TINY)
+    return logit(inside) if kind.task == "multilabel" else np.log(inside)
+
+
+def decode(kind: LabelKind, logits: Any) -> Any:
+    """What is predicted of each row.
+
+    Args:
+        logits: from `split_rows`.
+
+    Returns:
+        Numbers as they are; of classes (n,) names; of sets a list of n tuples of the names whose probability is above
+        one half; of residue classes a list of n strings where names are letters, else of n arrays of names.
+    """
+    if kind.is_numeric:
+        return logits
+    if kind.task == "multilabel":
+        return [tuple(name for name, value in zip(kind.names, row) if value > 0) for row in logits]
+    names = np.array(kind.names)
+    if kind.task == "classification":
+        return names[np.argmax(logits, axis=-1)]
+    found = [names[np.argmax(row, axis=-1)] for row in logits]
+    return ["".join(row) for row in found] if all(len(name) == 1 for name in kind.names) else found

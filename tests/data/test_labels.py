@@ -1,0 +1,266 @@
+"""Labels of every kind: what a column is taken for, what rows then hold, and what is counted; seen through loading."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import List, Value
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.rows import label_array
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.label_columns import label_facts
+from hf_ext.data.loading import load_data, load_sequences
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.labels import UNKNOWN, LabelKind
+from hf_ext.labels.classes import order_names
+
+NUM_ROWS = 24
+
+
+def draw(number: int, letters: str, length: int) -> str:
+    return "".join(random.Random(number).choices(letters, k=length))
+
+
+SEQUENCES = [draw(number, "ACDEFGHIKLMNPQRSTVWY", 5 + number % 3) for number in range(NUM_ROWS)]
+STATES = [draw(100 + number, "CEH", 5 + number % 3) for number in range(NUM_ROWS)]
+DIGITS = [" ".join(draw(number, "012", len(one))) for number, one in enumerate(SEQUENCES)]
+NUMBERS = [" ".join(f"{random.Random(number + i).random():.2f}" for i in range(5 + number % 3)) for number in range(24)]
+LONG = [draw(number, "01", 20) for number in range(NUM_ROWS)]
+PROTEINS = [draw(number, "ACDEFGHIKLMNPQRSTVWY", 20) for number in range(NUM_ROWS)]
+
+
+def repeated(*cells):
+    return [*cells] * (NUM_ROWS // len(cells))
+
+
+def write(folder, columns, name="rows.csv"):
+    """A CSV of as many rows as the columns have, with a sequence each unless there is one."""
+    path = folder / name
+    columns = {"sequence": SEQUENCES[: len(next(iter(columns.values())))], **columns}
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([list(columns), *zip(*columns.values())])
+    return path
+
+
+def read(path, columns=("label",), **given):
+    """All rows, in file order."""
+    given = {"sequence_columns": ["sequence"], "label_column": [*columns], **given}
+    return load_sequences(DataArguments(dataset_name=str(path), **given), needs_labels=True)
+
+
+SETS = repeated("a;b", "b", "-")
+CHOSEN = {
+    "numbers": (repeated(7.1, 8.2, 9.3), "regression", ["label"]),
+    "bounds": (repeated("<=7", "8", ">9"), "regression", ["label"]),
+    "two numbers": (repeated(1, 2), "regression", ["label"]),
+    "0 and 1": (repeated(1, 0), "classification", ["0", "1"]),
+    "0.0 and 1.0": (repeated("1.0", "0.0"), "classification", ["0.0", "1.0"]),
+    "yes and no": (repeated("yes", "no"), "classification", ["no", "yes"]),
+    "true and false": (repeated("True", "False"), "classification", ["False", "True"]),
+    "two texts": (repeated("soluble", "insoluble"), "classification", ["insoluble", "soluble"]),
+    "texts": (repeated("b", "a", "c"), "classification", ["a", "b", "c"]),
+    "numbers of classes": (repeated("2", "0", "1"), "classification", ["0", "1", "2"]),
+    "EC numbers": (repeated("3.4.21.4", "1.1.1.1", "2.7.-.-"), "classification", ["1.1.1.1", "2.7.-.-", "3.4.21.4"]),
+    "counts with a gap": (repeated("0", "1", "3"), "regression", ["label"]),
+    "counts from 1": (repeated("1", "2", "3"), "regression", ["label"]),
+    "counts of few rows": ([*range(12)] * 2, "regression", ["label"]),
+    "counts with a decimal point": (repeated("0.0", "1.0", "2.0"), "regression", ["label"]),
+    "sets": (SETS, "multilabel", ["a", "b"]),
+    "letters": (STATES, "residue_classification", ["C", "E", "H"]),
+    "lists of digits": (DIGITS, "residue_classification", ["0", "1", "2"]),
+    "lists of numbers": (NUMBERS, "residue_regression", ["label"]),
+    "letters, but of other lengths": (STATES[::-1], "classification", None),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_a_column_is_taken_for_what_it_looks_like(tmp_path, case):
+    cells, task, names = CHOSEN[case]
+    if names is None:  # names of rows, then
+        with pytest.raises(DataError, match="a class of its own"):
+            read(write(tmp_path, {"label": cells}))
+        return
+    loaded = read(write(tmp_path, {"label": cells}))
+    assert (loaded.kind.task, [*loaded.kind.names]) == (task, names)
+    assert loaded.report["labels"]["read_as"].startswith("Column 'label' is read as ")
+    assert LabelKind.from_state(json.loads(json.dumps(loaded.report["labels"]))) == loaded.kind
+
+
+def test_digits_as_long_as_the_sequence_are_labels_of_residues_and_no_number(tmp_path):
+    loaded = read(write(tmp_path, {"sequence": PROTEINS, "label": LONG}))
+    assert (loaded.kind.task, loaded.kind.names) == ("residue_classification", ("0", "1"))
+    numbers = [f"{random.Random(number).random():.3f}" for number in range(NUM_ROWS)]  # peptides of 5 residues
+    assert read(write(tmp_path, {"sequence": ["MKTVL"] * NUM_ROWS, "label": numbers})).kind.task == "regression"
+
+
+def test_labels_are_looked_at_where_there_are_some(tmp_path):
+    columns = {"sequence": ["MKTVL"] * 1100, "label": [""] * 1050 + [7.5, 8.5] * 25}
+    args = DataArguments(dataset_name=str(write(tmp_path, columns)), bad_rows="drop")
+    loaded = load_sequences(args, needs_labels=True, rejected=tmp_path / "rejected_rows.csv")
+    assert (loaded.kind.task, len(loaded.table)) == ("regression", 50)
+
+
+def test_what_was_asked_for_is_done_without_a_word(tmp_path):
+    loaded = read(write(tmp_path, {"label": repeated(1, 0)}), task="regression")
+    assert loaded.kind.is_one_number
+    assert loaded.table["label"][:4] == [1.0, 0.0, 1.0, 0.0]
+    assert "read_as" not in loaded.report["labels"]
+
+
+def test_several_columns_are_numbers_or_labels(tmp_path):
+    path = write(
+        tmp_path, {"tm": repeated("50.5", ""), "kd": repeated(7, 8), "x": repeated(0, 1), "y": repeated(1, "")}
+    )
+    numbers = read(path, ("tm", "kd"))
+    assert (numbers.kind.task, numbers.kind.names) == ("regression", ("tm", "kd"))
+    assert numbers.table.features["label"] == List(Value("float64"))
+    assert numbers.table["label"][0] == [50.5, 7.0]
+    assert math.isnan(numbers.table["label"][1][0])
+    assert "bound" not in numbers.table.column_names
+    labels = read(path, ("x", "y"))
+    assert (labels.kind.task, labels.kind.names) == ("multilabel", ("x", "y"))
+    assert labels.table["label"][0] == [0.0, 1.0]
+    assert math.isnan(labels.table["label"][1][1])
+
+
+def test_classes_are_numbered_in_the_order_of_their_names(tmp_path):
+    table = read(write(tmp_path, {"label": repeated("10", "9", "2")}), task="classification")
+    assert table.kind.names == ("2", "9", "10")
+    assert table.table["label"][:3] == [2, 1, 0]
+    assert table.table.features["label"] == Value("int64")
+
+
+@pytest.mark.parametrize(
+    ("names", "ordered"),
+    [
+        ("10 9 2", "2 9 10"),
+        ("true false", "false true"),
+        ("Yes No", "No Yes"),
+        ("POS NEG", "NEG POS"),
+        ("binder non-binder", "non-binder binder"),
+        ("active inactive", "inactive active"),
+        ("b a", "a b"),
+        ("positive negative zero", "negative positive zero"),
+    ],
+)
+def test_of_two_classes_the_one_that_means_yes_is_last(names, ordered):
+    assert order_names(names.split()) == tuple(ordered.split())
+
+
+def test_sets_are_a_1_for_each_label_that_a_row_has(tmp_path):
+    table = read(write(tmp_path, {"label": repeated("b; a", "c", "-", "a")})).table
+    assert table["label"][:4] == [[1, 1, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_lists_of_json_and_parquet_are_read(tmp_path, name):
+    columns = {
+        "sequence": SEQUENCES,
+        "states": [[*one] for one in STATES],
+        "holes": [[UNKNOWN, *map(int, one.split()[1:])] for one in DIGITS],
+        "charges": [[*map(float, one.split())] for one in NUMBERS],
+        "places": repeated(["in", "out"], ["out"]),
+    }
+    path = tmp_path / name
+    if name.endswith("jsonl"):
+        path.write_text("".join(json.dumps(dict(zip(columns, row))) + "\n" for row in zip(*columns.values())))
+    else:
+        pq.write_table(pa.table(columns), path)
+    states, holes, charges, places = (read(path, [column]) for column in list(columns)[1:])
+    assert (states.kind.task, states.kind.names) == ("residue_classification", ("C", "E", "H"))
+    assert [[states.kind.names[i] for i in row] for row in states.table["label"]] == columns["states"]
+    assert (holes.kind.task, holes.kind.names) == ("residue_classification", ("0", "1", "2"))
+    assert holes.table["label"][:] == columns["holes"]
+    assert charges.kind.task == "residue_regression"
+    assert charges.table["label"][:] == columns["charges"]
+    assert (places.kind.task, places.table["label"][:2]) == ("multilabel", [[1, 1], [0, 1]])
+
+
+def test_residues_that_are_masked_or_unknown_have_no_label(tmp_path):
+    columns = {"sequence": ["MKTV", "MKT", "ACDE"], "label": ["HE?C", "CCH", "XHHE"], "mask": ["0111", "", "1101"]}
+    table = read(write(tmp_path, columns), mask_column="mask", task="residue_classification")
+    assert table.kind.names == ("C", "E", "H")
+    assert table.table["label"][:] == [[UNKNOWN, 1, UNKNOWN, 0], [0, 0, 2], [UNKNOWN, 2, UNKNOWN, 1]]
+    assert table.table.features["label"] == List(Value("int64"))
+    columns["label"] = ["1 -100 3 4", "0.5,1,2", "[1, 2, 3, 4]"]
+    numbers = read(write(tmp_path, columns), mask_column="mask", task="residue_regression")
+    expected = [[math.nan, math.nan, 3, 4], [0.5, 1, 2], [1, 2, math.nan, 4]]
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(numbers.table["label"], expected))
+    batch = label_array(numbers.table)
+    assert batch.tolist() == [[-100, -100, 3, 4], [0.5, 1, 2, -100], [1, 2, -100, 4]]
+
+
+def test_classes_of_all_files_are_known_in_each(tmp_path):
+    for split, cells in {"train": ["a", "b"], "validation": ["b", "c"], "test": ["a", "d"]}.items():
+        write(tmp_path, {"label": cells * 6}, f"{split}.csv")
+    data = load_data(DataArguments(dataset_name=str(tmp_path)), output_dir=None, seed=0)
+    assert data.kind.names == ("a", "b", "c", "d")
+    assert data.splits["test"]["label"][:2] == [0, 3]
+    assert [warning[:55] for warning in data.report["warnings"]] == [
+        "1 of 4 classes (c) stand in validation and not in train",
+        "1 of 4 classes (d) stand in test and not in training, s",
+    ]
+
+
+def test_rows_are_read_as_a_model_has_its_classes(tmp_path):
+    kind = LabelKind("classification", ("location",), ("out", "in"))  # in an order of its own
+    path = write(tmp_path, {"place": repeated("in", "out", "out")})
+    args = DataArguments(dataset_name=str(path), label_column="place")
+    loaded = load_sequences(args, needs_labels=True, kind=kind)
+    assert loaded.table["label"][:3] == [1, 0, 0]
+    assert loaded.kind == LabelKind("classification", ("place",), ("out", "in"))
+    write(tmp_path, {"place": repeated("in", "up", "out")})
+    with pytest.raises(DataError, match=r"value 'up': the model has no class 'up'\. It has out, in"):
+        load_sequences(args, needs_labels=True, kind=kind)
+    with pytest.raises(ArgumentError, match="was trained on 2"):
+        load_sequences(args, needs_labels=True, kind=LabelKind("regression", ("a", "b"), ("a", "b")))
+
+
+def test_a_stream_has_numbers_and_any_number_of_them(tmp_path):
+    path = write(tmp_path, {"a": repeated("1", "2"), "b": repeated("3", "")})
+    for columns, first in ((["a"], {"label": 1.0, "bound": 0}), (["a", "b"], {"label": [1.0, 3.0]})):
+        args = DataArguments(dataset_name=str(path), label_column=columns, streaming=True, split_sizes=[1, 0, 0])
+        data = load_data(args, output_dir=None, seed=0)
+        assert data.kind == LabelKind("regression", tuple(columns), tuple(columns))
+        row = next(iter(data.splits["train"]))
+        assert {name: row[name] for name in first} == first
+
+
+def facts(folder, columns, names=("label",), **given):
+    loaded = read(write(folder, columns), names, **given)
+    return label_facts(loaded.table, loaded.kind)
+
+
+def test_facts_by_hand(tmp_path):
+    classes = facts(tmp_path, {"label": ["a", "b", "a", "a"]}, task="classification")
+    assert classes == {"n": 4, "counts": {"a": 3, "b": 1}, "largest_share": 0.75, "num_known": 4, "num_unknown": 0}
+    residues = {"sequence": ["MK", "TVL"], "label": ["H?", "HHC"]}
+    found = facts(tmp_path, residues, task="residue_classification")
+    assert found == {"n": 5, "counts": {"C": 1, "H": 3}, "largest_share": 0.75, "num_known": 4, "num_unknown": 1}
+    sets = facts(tmp_path, {"x": [1, 0, "", 1], "y": [0, 0, 0, 1]}, ("x", "y"))
+    assert sets["counts"] == {"x": 2, "y": 1}
+    assert (sets["largest_share"], sets["num_known"], sets["num_unknown"]) == (pytest.approx(2 / 3), [3, 4], 1)
+    numbers = facts(tmp_path, {"x": [1, 3, ""], "y": [5, 5.5, 6]}, ("x", "y"))
+    assert numbers["columns"]["x"] == {"n": 2, "min": 1.0, "max": 3.0, "mean": 2.0, "std": 1.0}
+    assert (numbers["n"], numbers["columns"]["y"]["n"]) == (3, 3)
+
+
+def test_label_column_takes_one_name_or_several_in_yaml_and_on_the_command_line(tmp_path):
+    config = tmp_path / "run.yaml"
+    parser = FastArgumentParser([AffinityArguments, DataArguments])
+    for text, words, expected in (
+        ("label_column: y", [], ["y"]),
+        ("label_column: [y, z]", [], ["y", "z"]),
+        ("", ["--label_column", "y", "z"], ["y", "z"]),
+    ):
+        config.write_text(text)
+        assert parser.parse_args_into_dataclasses(["--config", str(config), *words])[1].label_column == expected
