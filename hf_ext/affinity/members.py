@@ -16,8 +16,6 @@ from .networks import train_networks
 from .objectives import FloatArray, Objective
 
 # Form of networks, what they read, and factors of the run's learning rate and dropout: no choice is right for all sets.
-# On three of benchmarks/default_runs.py kernel ridges, nearest neighbours and more seeds beside these changed no error
-# by 1 %.
 NETWORKS = (
     (PERCEPTRON, FEATURES, 1.0, 0.0),
     (PERCEPTRON, FEATURES, 0.3, 1.0),
