@@ -5,8 +5,8 @@
     python benchmarks/nightly.py --list          the parts, with their last results
     python benchmarks/nightly.py --default 3     instead, the default suite three times, into `default_suite.json`
 
-A part is a folder of `tests/`, a file where a folder would take longer, or the files of `tests/` itself. The last
-result of each stands in `benchmarks/results/nightly.json`: commit, counts, seconds of the clock and of processors.
+A part is a folder of `tests/`, or a file where a folder would take longer. The last result of each
+stands in `benchmarks/results/nightly.json`: commit, counts, seconds of the clock and of processors.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ BY_FILE = ("distributed", "faults", "launch", "training", "checkpoints")  # fold
 
 
 def part_of(file: str) -> str:
-    """The part that a test file belongs to: `tests`, `tests/FOLDER` or the file itself."""
+    """The part that a test file belongs to: `tests/FOLDER` or the file itself."""
     folder = Path(file).parts[1:-1]
-    return file if folder and folder[0] in BY_FILE else "/".join(["tests", *folder[:1]])
+    return file if not folder or folder[0] in BY_FILE else f"tests/{folder[0]}"
 
 
 def find_parts() -> dict[str, list[str]]:
