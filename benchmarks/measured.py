@@ -68,25 +68,34 @@ def embed_once() -> str:
 
 
 def default_runs() -> str:
-    """Runs without settings beside their best baselines and `--head mlp`: one row per set."""
+    """Runs without settings on labels that are numbers, beside their best baselines: one row per set."""
+    return _default_table({"spearman": ("Spearman", max), "rmse": ("RMSE", min)})
+
+
+def default_classes() -> str:
+    """The same on labels that are classes."""
+    return _default_table({"mcc": ("MCC", max), "accuracy": ("accuracy", max)})
+
+
+def _default_table(metrics: dict[str, tuple[str, Callable[..., Any]]]) -> str:
     sets: dict[str, list[dict[str, Any]]] = {}
     for run in read("default_runs")["runs"]:
-        sets.setdefault(run["data"], []).append(run)
+        if run["scores"]["model"].keys() == metrics.keys():
+            sets.setdefault(run["data"], []).append(run)
     rows = []
     for name, several in sets.items():
         own = [run for run in several if run["asked"] == "auto"]
         large = next((run for run in several if run["asked"] == "mlp"), None)
         cells = [name, len(own), f"{own[0]['sizes']['train']:,} / {own[0]['sizes']['test']:,}"]
-        for metric, best in (("spearman", max), ("rmse", min)):
+        for metric, (_, best) in metrics.items():
             cells.append(mean_and_spread([run["scores"]["model"][metric]["value"] for run in own]))
             cells.append(_best_baseline(own[0]["scores"], metric, best))
             cells.append(f"{large['scores']['model'][metric]['value']:.3f}" if large else "-")
         cells.append(_count_verdicts(own))
         cpu = mean(run["cpu_s"] for run in own)
         rows.append([*cells, f"{cpu:.0f} s" + (f" / {large['cpu_s']:.0f} s" if large else "")])
-    headers = ["data", "seeds", "rows, train / test", "Spearman", "best baseline", "`--head mlp`"]
-    headers += ["RMSE", "best baseline", "`--head mlp`", "verdicts", "CPU time / of `--head mlp`"]
-    return table(rows, headers)
+    headers = [word for title, _ in metrics.values() for word in (title, "best baseline", "`--head mlp`")]
+    return table(rows, ["data", "seeds", "rows, train / test", *headers, "verdicts", "CPU time / of `--head mlp`"])
 
 
 def _count_verdicts(runs: list[dict[str, Any]]) -> str:
@@ -513,7 +522,10 @@ def pde_terms() -> str:
 
 
 MEASURED: dict[str, Callable[[], str]] = {
-    **{made.__name__: made for made in (embed_once, default_runs, scores, compare, same_numbers, faults)},
+    **{
+        made.__name__: made
+        for made in (embed_once, default_runs, default_classes, scores, compare, same_numbers, faults)
+    },
     **{made.__name__: made for made in (evaluation, activation_checkpointing, element_wise)},
     **{made.__name__: made for made in (command_times, embedding_store, host_optimizer, eight_bit)},
     **{made.__name__: made for made in (optimizer_states, memory_ledger, generator_speed)},
