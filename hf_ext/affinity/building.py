@@ -23,6 +23,8 @@ from .arguments import AffinityArguments
 from .predictor import find_model, load_model
 
 TRAININGS = ("frozen", "lora", "full")
+RESIDUE_ROWS = 16  # of a step where each residue has a label: of proteins, thousands of labels
+RESIDUE_STEPS, MIN_EPOCHS = 1_500, 3
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
@@ -38,6 +40,29 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
             "say lora for the towers that get adapters."
         )
     return trainings, "lora" in trainings
+
+
+def settle_residue_steps(args: Any, kind: LabelKind, num_rows: int | None) -> str:
+    """Where each residue has a label: smaller batches and fewer epochs, unless the user set them; a sentence, else "".
+
+    As many epochs as give 1,500 steps, at least 3 and at most those that `args` has.
+
+    Args:
+        args: of the training, changed in place.
+        num_rows: of training; None of a stream.
+    """
+    if not kind.per_residue:
+        return ""
+    if not args.explicit_fields & {"per_device_train_batch_size", "effective_batch_size", "cached_batch_size"}:
+        args.per_device_train_batch_size = min(RESIDUE_ROWS, args.per_device_train_batch_size)
+        args.cached_batch_size = None
+    if num_rows is None or args.explicit_fields & {"max_steps", "num_train_epochs"}:
+        return ""
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    args.num_train_epochs = min(args.num_train_epochs, max(MIN_EPOCHS, -(-RESIDUE_STEPS * rows // num_rows)))
+    return (
+        f"Each residue has a label, so {args.num_train_epochs:g} epochs of {rows:,} rows a step, if not set otherwise."
+    )
 
 
 def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) -> str:

@@ -27,7 +27,15 @@ from ..reporting.run_files import as_dict
 from ..speedups.lora import lora_settings
 from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from .arguments import AffinityArguments
-from .building import build_collator, fill_in_demo, model_settings, read_towers, settle_encoders, settle_training
+from .building import (
+    build_collator,
+    fill_in_demo,
+    model_settings,
+    read_towers,
+    settle_encoders,
+    settle_residue_steps,
+    settle_training,
+)
 from .measure import check_measure, describe_measure, settle_measure
 from .rows import audit_labels, load_rows
 from .scoring import read_requirements
@@ -78,6 +86,8 @@ def _load(
     if not sketch.is_read(data_args.dataset_name):
         return None
     loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
+    num_rows = None if data_args.streaming else len(loaded.splits["train"])
+    sketch.notes += filter(None, [settle_residue_steps(args, loaded.kind, num_rows)])
     if not data_args.streaming:
         sketch.labels = audit_labels(loaded.splits["train"], loaded.kind)
     sketch.report = loaded.report

@@ -20,7 +20,7 @@ from ..labels import LabelKind
 from ..speedups.lora import lora_settings
 from ..tasks.running import Run
 from .arguments import AUTO_LAYER
-from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_training
+from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_residue_steps, settle_training
 from .calibration import calibrate
 from .ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
 from .intervals import fit_intervals, score_intervals
@@ -97,6 +97,8 @@ def load(run: Run) -> AffinityData:
     splits, kind = loaded.splits, loaded.kind
     settle_measure(args, model_args.loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
+    if fewer := settle_residue_steps(args, kind, None if data_args.streaming else len(splits["train"])):
+        run.log.info(fewer)
     requirements = read_requirements(model_args, data_args, kind)
     units = find_units(data_args, splits)
     validation_units = find_units(data_args, splits, "validation")

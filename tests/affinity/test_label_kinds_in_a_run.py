@@ -6,16 +6,19 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from hf_ext.affinity.building import settle_residue_steps
 from hf_ext.affinity.evaluate import main as evaluate
 from hf_ext.affinity.predict import main as predict
 from hf_ext.affinity.task import TASK
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed
+from hf_ext.labels import ONE_NUMBER, LabelKind
 from hf_ext.reporting.run_files import read_run
 
 LETTERS = np.array([*"ACDEFGHIKLMNPQRSTVWY"])
@@ -234,3 +237,24 @@ def test_the_record_is_json_and_names_the_kind(train):
     _, folder = train("sets")
     kind = json.loads((folder / "all_results.json").read_text())["label_kind"]
     assert kind == {"task": "multilabel", "columns": ["label"], "names": ["big", "late"]}
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "explicit", "rows", "epochs"),
+    [
+        (10_000, (), 16, 3),
+        (1_600, (), 16, 15),  # 1,500 steps
+        (100, (), 16, 30),
+        (None, (), 16, 30),
+        (10_000, ("num_train_epochs",), 16, 30),
+        (16_000, ("per_device_train_batch_size",), 32, 3),
+        (1_600, ("effective_batch_size",), 32, 30),
+    ],
+)
+def test_residues_train_in_small_batches_for_few_epochs_unless_asked_otherwise(num_rows, explicit, rows, epochs):
+    settings = {"num_train_epochs": 30, "per_device_train_batch_size": 32, "cached_batch_size": 1024}
+    args = SimpleNamespace(**settings, gradient_accumulation_steps=1, world_size=1, explicit_fields={*explicit})
+    assert settle_residue_steps(args, ONE_NUMBER, num_rows) == ""
+    assert settings.items() <= vars(args).items()
+    settle_residue_steps(args, LabelKind("residue_classification", ("label",), ("C", "H")), num_rows)
+    assert (args.per_device_train_batch_size, args.num_train_epochs) == (rows, epochs)
