@@ -28,6 +28,8 @@ from ..training.embedding_cache import encode_sequences
 from .partners import find_partner, predict_by_partner
 from .rows import FloatArray, label_array
 
+Encode = Callable[[str, Sequence[str]], torch.Tensor]
+
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 
 
@@ -50,37 +52,32 @@ def embed_distinct(
     return table
 
 
-def load_pretrained_towers(
-    model: AffinityModel, collator: Any, device: torch.device
-) -> tuple[list[str], Callable[[str, Sequence[str]], torch.Tensor]]:
-    """The inputs whose towers a model trains, and `embed_distinct` with the published weights of these.
+def encode_as_before(trainer: Any) -> Encode:
+    """Embeds with the encoders as they were before training: frozen ones through the cache.
 
     Args:
-        model: with one tower that trains, or more.
-        collator: makes its inputs.
-        device: where to encode.
+        trainer: of a model with one tower that trains, or more.
 
     Raises:
         ArgumentError: an encoder's folder is gone, damaged, or holds other weights than those the model began with.
 
     Cost: one more copy of these encoders in memory, read from where they came from.
     """
-    specs = model.config.encoder_specs
+    specs, device = trainer.model.config.encoder_specs, torch.device(trainer.args.device)
     trained = [i for i, spec in enumerate(specs) if spec.training != "frozen"]
     encoders = [replace(specs[i], training="frozen", lora={}) for i in trained]
     towers = [
         replace(tower, encoder=trained.index(tower.encoder))
-        for tower in model.config.tower_specs
+        for tower in trainer.model.config.tower_specs
         if tower.encoder in trained
     ]
     with torch.random.fork_rng(devices=[]):  # the twin's head is drawn, and never used
         twin: Any = AffinityModel(build_config(encoders, towers, head_sizes=[]))
     twin.to(device)
     twin.attach_encoders()
-    return [*twin.embedding_sizes], partial(embed_distinct, twin, collator, device=device)
+    pretrained = partial(embed_distinct, twin, trainer.data_collator, device=device)
+    return lambda name, given: (pretrained if name in twin.embedding_sizes else trainer.encode_distinct)(name, given)
 
-
-Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
@@ -163,7 +160,7 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
         baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
     known = [sample_rows(train, seed), splits["validation"]]
-    rows = _Rows.read([*known, asked], sequence_columns(trainer), len(train), kind)
+    rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
     _add_sequence_ridges(baselines, kind, rows)
     _add_embedding_ridges(baselines, trainer, rows)
     return baselines
@@ -191,9 +188,9 @@ def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
     return rows if len(chosen) == len(rows) else rows.select(chosen)
 
 
-def sequence_columns(trainer: Any) -> list[str]:
-    """The columns that the model reads, each once."""
-    return list(dict.fromkeys(column for parts in trainer.data_collator.columns.values() for column in parts))
+def columns_of(collator: SequenceCollator) -> list[str]:
+    """Names of the columns that a model reads, in its order."""
+    return [column for parts in collator.columns.values() for column in parts]
 
 
 def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
@@ -252,7 +249,7 @@ def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows) -> No
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)
     try:
         if is_trained:
-            encode = _encode_as_before(trainer)
+            encode = encode_as_before(trainer)
         features = [pooled_features(trainer, split, encode) for split in rows.splits]
     except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
         if not is_trained:
@@ -266,9 +263,3 @@ def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows) -> No
     baselines.add(name, pooled, **{**rows.facts, **linear.summary()})
     if rows.partner is not None:
         baselines.add_partners(name, features, rows, pooled, standardize=True)
-
-
-def _encode_as_before(trainer: Any) -> Encode:
-    """Frozen towers through the cache, the others as they were published."""
-    names, pretrained = load_pretrained_towers(trainer.model, trainer.data_collator, torch.device(trainer.args.device))
-    return lambda name, sequences: (pretrained if name in names else trainer.encode_distinct)(name, sequences)
