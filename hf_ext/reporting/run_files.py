@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import re
 import shlex
@@ -145,14 +144,13 @@ def read_test_predictions(path: Path, are_numbers: bool = True) -> Predictions |
 
 
 def _as_floats(path: Path, name: str, cells: list[str]) -> np.ndarray:
-    values = np.full(len(cells), math.nan)
-    for i, cell in enumerate(cells):
-        if cell:
-            try:
-                values[i] = float(cell)
-            except ValueError as error:
-                raise DataError(f"{path}, line {i + 2}, column {name}: {cell[:40]!r} is not a number.") from error
-    return values
+    values = []
+    for line, cell in enumerate(cells, 2):
+        try:
+            values.append(float(cell or "nan"))
+        except ValueError as error:
+            raise DataError(f"{path}, line {line}, column {name}: {cell[:40]!r} is not a number.") from error
+    return np.array(values)
 
 
 def as_dict(value: Any) -> dict[str, Any]:

@@ -46,7 +46,6 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
         *blocks,
         curves,
         *_stopping_blocks(as_dict(results.get("early_stopping"))),
-        *_alarm_blocks(results),
         *_evaluation_blocks(run),
     ]
 
@@ -57,16 +56,6 @@ def _stopping_blocks(stopping: Mapping[str, Any]) -> list[Block]:
     step, patience = stopping.get("stopped_at_step"), units.number(stopping.get("patience"))
     end = f"stopped training at step {step:,}" if is_finite(step) else "did not stop training before its end"
     return [Text(f"Early stopping {end}. It waits for {patience} evaluations in a row without improvement.")]
-
-
-def _alarm_blocks(results: Mapping[str, Any]) -> list[Block]:
-    rows = [
-        [units.number(entry.get("step")), entry.get("name") or "validation", text]
-        for entry in results.get("alarms") or []
-        for text in entry.get("alarms") or []
-    ]
-    lid = f"{len(rows):,} alarm{'s' * (len(rows) > 1)} while training"
-    return [Table(["step", "rows", "alarm"], rows[:MAX_ROWS], fold=lid)] if rows else []
 
 
 def _evaluation_blocks(run: RunFiles) -> list[Block]:
