@@ -6,7 +6,6 @@ import os
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +87,11 @@ def read_machine(args: Any, device: str | None = None) -> Machine:
         **{name: str(folder) for name, folder in folders.items()},
         free_bytes={name: free_bytes(folder) for name, folder in folders.items()},
         is_writable={name: can_make(folder) for name, folder in folders.items()},
-        in_colab="COLAB_RELEASE_TAG" in os.environ or _is_importable("google.colab"),
+        in_colab="COLAB_RELEASE_TAG" in os.environ,
         drive_is_mounted=os.path.ismount(COLAB_DRIVE),
         hub_is_offline=bool(constants.HF_HUB_OFFLINE),
         has_token=bool(args.hub_token or huggingface_hub.get_token()),
     )
-
-
-def _is_importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is missing
-        return False
 
 
 # --- packages ---------------------------------------------------------------------------------------------------------

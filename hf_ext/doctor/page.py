@@ -16,7 +16,7 @@ from ..speedups.precision import best_precision
 from ..tasks.sketch import Finding
 from .estimates import row_flops
 from .findings import would_run
-from .gather import Facts, StageFacts
+from .gather import Facts
 
 WIDTH = 100
 TRAININGS: tuple[Training, ...] = ("frozen", "lora", "full")
@@ -105,6 +105,8 @@ def _stages(facts: Facts) -> Iterator[str]:
     rows = []
     for each in facts.stages:
         total = each.times.total
+        parts = [row_flops(part, each.stage, each.schedule) for part in each.stage.parts] if each.schedule else []
+        flops = sum(map(sum, parts))  # of training with its evaluations; 0 where its length is not known
         num_trained = sum(one.numel() for one in each.stage.model.parameters() if one.requires_grad)
         rows.append(
             [
@@ -112,7 +114,7 @@ def _stages(facts: Facts) -> Iterator[str]:
                 f"{num_trained / 1e6:.1f} M",
                 each.stage.num_rows["train"],
                 each.schedule.updates if each.schedule else units.MISSING,
-                f"{_flops(each) / 1e15:.3g}",
+                f"{flops / 1e15:.3g}",
                 units.seconds_span(total) if total else units.MISSING,
             ]
         )
@@ -154,10 +156,3 @@ def _basis(facts: Facts) -> Iterator[str]:
         ways = {name: [how for how in TRAININGS if encoders[how] == name] for name in encoders.values()}
         named = "; ".join(f"{facts.sketch.encoder_flag} {name} ({', '.join(how)})" for name, how in ways.items())
         yield from wrap(f"best encoder that fits {hardware.name} and is fast enough there: {named}")
-
-
-def _flops(each: StageFacts) -> float:
-    """Of training with its evaluations; 0 where its length is not known."""
-    if each.schedule is None:
-        return 0.0
-    return sum(sum(row_flops(part, each.stage, each.schedule)) for part in each.stage.parts)
