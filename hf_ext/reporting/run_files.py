@@ -159,12 +159,8 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def list_columns(results: Mapping[str, Any]) -> list[str]:
-    """The sequence columns that the model reads, in its order; none where that was not recorded."""
-    named: dict[str, None] = {}
-    for tower in as_dict(results.get("model")).get("towers") or []:
-        for part in tower.get("inputs") or tower.get("columns") or []:
-            named.update(dict.fromkeys([part] if isinstance(part, str) else part))
-    return [*named] or [*(as_dict(results.get("settings")).get("sequence_columns") or [])]
+    """The sequence columns that the model reads; none where that was not recorded."""
+    return [*(as_dict(results.get("settings")).get("sequence_columns") or [])]
 
 
 def is_demo(results: Mapping[str, Any]) -> bool:

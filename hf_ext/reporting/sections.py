@@ -158,12 +158,9 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
 
 def _limits(run: RunFiles, page: Page) -> list[str]:
     """What a reader must know before using the model, the most serious first."""
-    lines = (
-        ["Trained on generated demo data: it shows that the code works, and nothing real."]
-        if is_demo(run.results)
-        else []
-    )
-    lines += [*page.limits, *data_limits(run)]
+    lines = [*page.limits, *data_limits(run)]
+    if is_demo(run.results):
+        lines.insert(0, "Trained on generated demo data: it shows that the code works, and nothing real.")
     kept = [base for base in find_bases(run, page) if base.get("training") != "full"] if page.needs_bases else []
     local = [last_part(base["encoder"]) for base in kept if not is_hub_id(base["encoder"], base.get("revision"))]
     if local:
