@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers.utils import CONFIG_NAME
 
 from ..data.splits import draw_rows
 from ..errors import ArgumentError
@@ -94,11 +95,16 @@ def settle_head(
 def _take_head_of(args: AffinityArguments, folder: Path) -> None:
     """The form of a trained network; `carry_head` names what is wrong with a folder that has none."""
     args.head = PLAIN
-    found = AffinityConfig.get_config_dict(folder)[0] if (folder / "config.json").is_file() else {}
-    if found.get("model_type") == AffinityConfig.model_type:
+    if found := read_config_of(folder):
         config = AffinityConfig.from_dict(found)
         args.head = cast(Head, config.head_form or PLAIN)
         args.head_sizes, args.head_dropout = list(config.head_sizes or []), config.head_dropout
+
+
+def read_config_of(folder: Path) -> dict[str, Any]:
+    """What the `AffinityConfig` in a folder holds; nothing where there is none."""
+    found = AffinityConfig.get_config_dict(folder)[0] if (folder / CONFIG_NAME).is_file() else {}
+    return found if found.get("model_type") == AffinityConfig.model_type else {}
 
 
 def _why_single(

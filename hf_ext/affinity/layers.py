@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.utils import CONFIG_NAME
 
 from ..checkpoints.store import CheckpointStore
 from ..data.batching import batches_by_tokens
@@ -25,13 +24,12 @@ from ..evaluation.scores import compare_paired
 from ..hardware import detect_hardware
 from ..labels import ONE_NUMBER, LabelKind
 from ..models.affinity import AffinityModel
-from ..models.configuration import AffinityConfig
 from ..models.encoders import final_norm_of, layers_of, load_encoder
 from ..models.head import pool
 from ..reporting.units import format_cell
 from .arguments import AUTO_LAYER, AffinityArguments
 from .baselines import TOKENS_PER_BATCH
-from .ensemble import Units, make_parts, why_not_fitted
+from .ensemble import Units, make_parts, read_config_of, why_not_fitted
 from .objectives import PENALTIES
 from .predictor import find_model
 from .rows import FloatArray, label_array
@@ -44,7 +42,6 @@ ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do,
 # stability the interval of a linear one was as wide, and its improvement half as large.
 NUM_HIDDEN, SPREAD = 1024, 2.0
 CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
-LAYER_HEADERS = ["encoder", "layer", "error"]
 
 
 def find_known_layers(args: AffinityArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
@@ -71,10 +68,7 @@ def find_known_layers(args: AffinityArguments, training: Any, explicit: Collecti
     folder = found.path if found else None
     if folder is None and args.init_head_from and (is_auto or "layer" not in explicit):
         folder = find_model(args.init_head_from)
-    if folder is None or not (folder / CONFIG_NAME).is_file():
-        return {}
-    known = AffinityConfig.get_config_dict(folder)[0]
-    return known if known.get("model_type") == AffinityConfig.model_type else {}
+    return {} if folder is None else read_config_of(folder)
 
 
 def why_last(args: AffinityArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
@@ -205,19 +199,10 @@ def _predict_unseen(
     return predicted[:, errors.argmin()]
 
 
-def layer_rows(facts: Mapping[str, Any]) -> list[list[str]]:
-    """A row under `LAYER_HEADERS` for each layer that was compared."""
-    return [
-        [Path(found["name"]).name, layer, format_cell(error)]
-        for found in facts["encoders"]
-        for layer, error in found["errors"].items()
-    ]
-
-
 def describe_layers(facts: Mapping[str, Any]) -> list[str]:
     """A sentence for each encoder: which layer is read, and why."""
     sentences = []
-    for found in facts["encoders"]:
+    for found in facts.get("encoders", ()):
         num, best = found["num_layers"], found["best"]
         ends = "" if found["low"] is None else f" [{format_cell(found['low'])}, {format_cell(found['high'])}]"
         lower = f"on {facts['num_rows']:,} held-out rows its error is lower by {format_cell(found['lower_by'])}{ends}"
