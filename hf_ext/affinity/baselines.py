@@ -25,8 +25,10 @@ from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config
 from ..reporting.units import capitalize
 from ..training.embedding_cache import encode_sequences
-from .partners import Partner, find_partner, predict_by_partner
+from .partners import find_partner, predict_by_partner
 from .rows import FloatArray, label_array
+
+Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 
@@ -50,37 +52,32 @@ def embed_distinct(
     return table
 
 
-def load_pretrained_towers(
-    model: AffinityModel, collator: Any, device: torch.device
-) -> tuple[list[str], Callable[[str, Sequence[str]], torch.Tensor]]:
-    """The inputs whose towers a model trains, and `embed_distinct` with the published weights of these.
+def encode_as_before(trainer: Any) -> Encode:
+    """Embeds with the encoders as they were before training: frozen ones through the cache.
 
     Args:
-        model: with one tower that trains, or more.
-        collator: makes its inputs.
-        device: where to encode.
+        trainer: of a model with one tower that trains, or more.
 
     Raises:
         ArgumentError: an encoder's folder is gone, damaged, or holds other weights than those the model began with.
 
     Cost: one more copy of these encoders in memory, read from where they came from.
     """
-    specs = model.config.encoder_specs
+    specs, device = trainer.model.config.encoder_specs, torch.device(trainer.args.device)
     trained = [i for i, spec in enumerate(specs) if spec.training != "frozen"]
     encoders = [replace(specs[i], training="frozen", lora={}) for i in trained]
     towers = [
         replace(tower, encoder=trained.index(tower.encoder))
-        for tower in model.config.tower_specs
+        for tower in trainer.model.config.tower_specs
         if tower.encoder in trained
     ]
     with torch.random.fork_rng(devices=[]):  # the twin's head is drawn, and never used
         twin: Any = AffinityModel(build_config(encoders, towers, head_sizes=[]))
     twin.to(device)
     twin.attach_encoders()
-    return [*twin.embedding_sizes], partial(embed_distinct, twin, collator, device=device)
+    pretrained = partial(embed_distinct, twin, trainer.data_collator, device=device)
+    return lambda name, given: (pretrained if name in twin.embedding_sizes else trainer.encode_distinct)(name, given)
 
-
-Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
@@ -91,7 +88,7 @@ PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 class _Rows:
     """Training rows or a sample of `of_rows`, validation rows, and those to be predicted, in this order.
 
-    `sequences` by split, column and row; `labels` by split.
+    `sequences` by split, column and row; `labels` by split; `partner` of one number per row, if any.
     """
 
     splits: list[Any]
@@ -99,11 +96,13 @@ class _Rows:
     sequences: list[list[tuple[str, ...]]]
     labels: list[FloatArray]
     of_rows: int
+    partner: Any
 
     @classmethod
-    def read(cls, splits: list[Any], columns: list[str], of_rows: int) -> _Rows:
+    def read(cls, splits: list[Any], columns: list[str], of_rows: int, kind: LabelKind) -> _Rows:
         sequences = [[*zip(*read_columns(split, columns))] for split in splits]
-        return cls(splits, columns, sequences, [known_labels(split) for split in splits], of_rows)
+        partner = find_partner(sequences[0]) if kind.is_one_number else None
+        return cls(splits, columns, sequences, [known_labels(split) for split in splits], of_rows, partner)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -123,14 +122,12 @@ class Baselines:
         """`facts`: what it was fitted on."""
         self.predictions[name], self.facts[name] = predictions, facts
 
-    def add_partners(
-        self, name: str, partner: Partner, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool
-    ) -> None:
+    def add_partners(self, name: str, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool) -> None:
         """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
-        given = partner, features, rows.labels[:2], rows.sequences, pooled
+        given = rows.partner, features, rows.labels[:2], rows.sequences, pooled
         predicted = predict_by_partner(*given, standardize=standardize)
-        columns = ", ".join(rows.columns[i] for i in partner.columns)
-        self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=partner.num_partners)
+        columns = ", ".join(rows.columns[i] for i in rows.partner.columns)
+        self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=rows.partner.num_partners)
 
 
 def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None) -> Baselines:
@@ -163,12 +160,9 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
         baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
     known = [sample_rows(train, seed), splits["validation"]]
-    rows = _Rows.read([*known, asked], sequence_columns(trainer), len(train))
-    partner, why = find_partner(rows.sequences[0]) if kind.is_one_number else (None, "")
-    if why:
-        baselines.notes.append(f"No baseline by partner was fitted: {why}.")
-    _add_sequence_ridges(baselines, kind, rows, partner)
-    _add_embedding_ridges(baselines, trainer, rows, partner)
+    rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
+    _add_sequence_ridges(baselines, kind, rows)
+    _add_embedding_ridges(baselines, trainer, rows)
     return baselines
 
 
@@ -194,9 +188,9 @@ def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
     return rows if len(chosen) == len(rows) else rows.select(chosen)
 
 
-def sequence_columns(trainer: Any) -> list[str]:
-    """The columns that the model reads, each once."""
-    return list(dict.fromkeys(column for parts in trainer.data_collator.columns.values() for column in parts))
+def columns_of(collator: SequenceCollator) -> list[str]:
+    """Names of the columns that a model reads, in its order."""
+    return [column for parts in collator.columns.values() for column in parts]
 
 
 def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
@@ -223,7 +217,7 @@ def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) ->
     return np.concatenate(blocks, axis=1)
 
 
-def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows, partner: Partner | None) -> None:
+def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> None:
     if not any(len(set(column)) > 1 for column in rows.sequences[0]):
         return
     features = SequenceFeatures(rows.sequences[0], rows.sequences[1:])
@@ -238,25 +232,24 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows, par
     if not kind.is_one_number:
         nearest = NearestBaseline(kind).fit(train, rows.labels[0], validation, rows.labels[1])
         baselines.add(f"nearest {features.name}", nearest.predict(asked), **{**rows.facts, **nearest.summary()})
-    if partner is not None:
-        chosen = [[sequences[i] for i in partner.main] for sequences in rows.sequences]
+    if rows.partner is not None:
+        chosen = [[sequences[i] for i in rows.partner.main] for sequences in rows.sequences]
         of_main = SequenceFeatures(chosen[0], chosen[1:])
         if of_main.num_features:
             main = [of_main.transform(sequences) for sequences in chosen]
-            baselines.add_partners(f"{of_main.name} ridge", partner, main, rows, pooled, standardize=False)
+            baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, standardize=False)
 
 
-def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, partner: Partner | None) -> None:
+def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
     model, encode = trainer.model, trainer.encode_distinct
     kind, name = model.config.kind, f"{linear_name(model.config.kind)} on embeddings"
     if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
-        rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows)
-        partner = find_partner(rows.sequences[0])[0] if kind.is_one_number else None
+        rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)
     try:
         if is_trained:
-            encode = _encode_as_before(trainer)
+            encode = encode_as_before(trainer)
         features = [pooled_features(trainer, split, encode) for split in rows.splits]
     except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
         if not is_trained:
@@ -268,11 +261,5 @@ def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows, partn
     linear = make_linear(kind).fit(features[0], rows.labels[0], features[1], rows.labels[1])
     pooled: Any = linear.predict(features[2])
     baselines.add(name, pooled, **{**rows.facts, **linear.summary()})
-    if partner is not None:
-        baselines.add_partners(name, partner, features, rows, pooled, standardize=True)
-
-
-def _encode_as_before(trainer: Any) -> Encode:
-    """Frozen towers through the cache, the others as they were published."""
-    names, pretrained = load_pretrained_towers(trainer.model, trainer.data_collator, torch.device(trainer.args.device))
-    return lambda name, sequences: (pretrained if name in names else trainer.encode_distinct)(name, sequences)
+    if rows.partner is not None:
+        baselines.add_partners(name, features, rows, pooled, standardize=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from datasets import Dataset
@@ -185,7 +186,8 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
     specs = [model.config.encoder_specs[tower.encoder] for tower in towers]
     return {
         "inputs": [*model.embedding_sizes],
-        "encoders": [identify_encoder(spec) for spec in specs],
+        "encoders": [identify_encoder(replace(spec, layer=None)) for spec in specs],
+        "layers": [spec.layer or "last" for spec in specs],
         "pooling": [tower.pooling for tower in towers],
         "head": model.config.head_form or "mlp",
         "head sizes": model.config.head_sizes,

@@ -81,7 +81,6 @@ def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind 
         rejected = Path(scratch) / REJECTED_FILE
         loaded = load_sequences(args, rejected=rejected, needs_labels=True, kind=kind)
     table: Any = loaded.table
-    assert loaded.kind
     report: dict[str, Any] = {"notes": [], "warnings": []}
     if threshold is not None:
         check_threshold(threshold, label_array(table), report)

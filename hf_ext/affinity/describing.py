@@ -14,7 +14,7 @@ from ..reporting.run_files import as_dict, label_name, list_columns
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
 from ..reporting.units import is_finite, join_words, share
 from .ensemble import MEMBER_HEADERS, member_rows
-from .layers import LAYER_HEADERS, describe_layers, layer_rows
+from .layers import describe_layers
 
 # Made up, of a usual composition; a user's own sequences never stand in a card.
 EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAKQRQISFVKSHFSRQLEE")
@@ -50,7 +50,7 @@ def describe(results: Mapping[str, Any]) -> Page:
             *_group_blocks(model),
             *_class_blocks(as_dict(test.get("classes"))),
         ],
-        training=[*_layer_blocks(results), *_head_blocks(results)],
+        training=[*map(Text, describe_layers(as_dict(results.get("layer")))), *_head_blocks(results)],
         limits=[*verdict_limits(results), *_limits(results, kind)],
         subject=f"predicting {label} as it was measured in the training data, and about nothing else: no safety, no "
         "function in a cell, no patient",
@@ -144,21 +144,6 @@ def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
     return [Text(text), Table(headers, rows, cut, fold=f"All {len(groups):,} groups")]
 
 
-def _layer_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """The layers that were compared."""
-    found = as_dict(results.get("layer"))
-    if not found:
-        return []
-    caption = (
-        f"Error: RMSE of a small network on {found['num_rows']:,} rows that it was not fitted on, compared in "
-        f"{units.seconds(found['seconds'])}."
-    )
-    return [
-        Text(" ".join(describe_layers(found))),
-        Table(LAYER_HEADERS, layer_rows(found), caption, fold="All layers compared"),
-    ]
-
-
 def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
     """The heads that an ensemble weighed."""
     found = as_dict(results.get("ensemble"))
@@ -182,11 +167,8 @@ def _limits(results: Mapping[str, Any], kind: LabelKind) -> list[str]:
     if not kind.is_numeric:
         what, end = ("labels", "") if kind.task == "multilabel" else ("classes", ": whatever it reads gets one of them")
         lines.append(f"It knows {kind.num_outputs:,} {what} and no others{end}.")
-    read = (
-        "which its loss reads as bounds"
-        if as_dict(results.get("model")).get("loss") in ("tobit", "ranking")
-        else ("taken as exact")
-    )
+    is_read = as_dict(results.get("model")).get("loss") in ("tobit", "ranking")
+    read = "which its loss reads as bounds" if is_read else "taken as exact"
     for split, audit in audits.items():
         if audit.get("censored_share"):
             lines.append(f"{share(audit['censored_share'])} of the {split} labels are bounds, {read}.")

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers.utils import CONFIG_NAME
 
 from ..data.splits import draw_rows
 from ..errors import ArgumentError
@@ -43,7 +44,7 @@ NOISE = 0.3  # over the square root of held-out rows: by which part an error may
 MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
 MEMBER_HEADERS = ["head", "error", "weight"]
 
-Units = tuple[Sequence[Any], Sequence[Any]] | None
+Units = Sequence[Sequence[Any]] | None  # by split, then by row
 
 
 def settle_head(
@@ -94,30 +95,38 @@ def settle_head(
 def _take_head_of(args: AffinityArguments, folder: Path) -> None:
     """The form of a trained network; `carry_head` names what is wrong with a folder that has none."""
     args.head = PLAIN
-    found = AffinityConfig.get_config_dict(folder)[0] if (folder / "config.json").is_file() else {}
-    if found.get("model_type") == AffinityConfig.model_type:
+    if found := read_config_of(folder):
         config = AffinityConfig.from_dict(found)
         args.head = cast(Head, config.head_form or PLAIN)
         args.head_sizes, args.head_dropout = list(config.head_sizes or []), config.head_dropout
+
+
+def read_config_of(folder: Path) -> dict[str, Any]:
+    """What the `AffinityConfig` in a folder holds; nothing where there is none."""
+    found = AffinityConfig.get_config_dict(folder)[0] if (folder / CONFIG_NAME).is_file() else {}
+    return found if found.get("model_type") == AffinityConfig.model_type else {}
 
 
 def _why_single(
     args: AffinityArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind
 ) -> str | None:
     metric = str(training.metric_for_best_model).removeprefix("eval_")
-    if {*args.tower_training} - {"frozen"}:
-        return "here encoders train"
     if kind.per_residue or (kind.is_numeric and not kind.is_one_number):
         return f"here each row has {'a label for each residue' if kind.per_residue else 'several numbers'}"
     if args.loss != "mse":
         return f"they are fitted by least squares, not by --loss {args.loss}"
-    if is_stream:
-        return "here rows are a stream"
-    if training.world_size > 1:
-        return f"here are {training.world_size} processes"
     if kind.is_one_number and metric in HIT_METRICS:
         return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
-    return None
+    return why_not_fitted(args, training, is_stream)
+
+
+def why_not_fitted(args: AffinityArguments, training: Any, is_stream: bool) -> str | None:
+    """Why nothing can be fitted on the embeddings of all rows, beside the network that trains."""
+    if {*args.tower_training} - {"frozen"}:
+        return "here encoders train"
+    if is_stream:
+        return "here rows are a stream"
+    return f"here are {training.world_size} processes" if training.world_size > 1 else None
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
     width = sum(trainer.model.embedding_sizes.values())
     drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
     if len(drawn) < len(train):
-        train, units = train.select(drawn), None if units is None else ([units[0][i] for i in drawn], units[1])
+        train, units = train.select(drawn), units and [[units[0][i] for i in drawn], units[1]]
     labels = np.concatenate([label_array(train), label_array(validation)])
     kind = config.kind
     objective = SquaredError(labels) if kind.is_one_number else LogLoss(labels, kind.num_outputs)

@@ -25,10 +25,11 @@ from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments
+from .baselines import columns_of
 from .comparing import compare, describe, describe_unmet, load_labelled, load_test
 from .measure import scored_names
 from .prediction_file import read_predictions
-from .predictor import check_predictions, columns_of, find_model, load_model, predicting, training_arguments
+from .predictor import check_predictions, find_model, load_model, predicting, training_arguments
 from .scoring import RANKING_NOTE
 
 
@@ -75,7 +76,7 @@ class ScoredModel:
         """
         if self.collator is None:
             return read_predictions(self.path, rows, data_args, kind)
-        columns = [*dict.fromkeys(columns_of(self.collator))]
+        columns = columns_of(self.collator)
         if any(column not in data_args.sequence_columns for column in columns):
             raise ArgumentError(
                 f"{self.name} reads {', '.join(columns)}; the rows have the sequence columns "

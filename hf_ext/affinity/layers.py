@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.utils import CONFIG_NAME
 
 from ..checkpoints.store import CheckpointStore
 from ..data.batching import batches_by_tokens
@@ -24,13 +24,12 @@ from ..evaluation.scores import compare_paired
 from ..hardware import detect_hardware
 from ..labels import ONE_NUMBER, LabelKind
 from ..models.affinity import AffinityModel
-from ..models.configuration import AffinityConfig
 from ..models.encoders import final_norm_of, layers_of, load_encoder
 from ..models.head import pool
 from ..reporting.units import format_cell
 from .arguments import AUTO_LAYER, AffinityArguments
 from .baselines import TOKENS_PER_BATCH
-from .ensemble import Units, make_parts
+from .ensemble import Units, make_parts, read_config_of, why_not_fitted
 from .objectives import PENALTIES
 from .predictor import find_model
 from .rows import FloatArray, label_array
@@ -43,7 +42,6 @@ ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do,
 # stability the interval of a linear one was as wide, and its improvement half as large.
 NUM_HIDDEN, SPREAD = 1024, 2.0
 CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
-LAYER_HEADERS = ["encoder", "layer", "error"]
 
 
 def find_known_layers(args: AffinityArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
@@ -70,21 +68,12 @@ def find_known_layers(args: AffinityArguments, training: Any, explicit: Collecti
     folder = found.path if found else None
     if folder is None and args.init_head_from and (is_auto or "layer" not in explicit):
         folder = find_model(args.init_head_from)
-    if folder is None or not (folder / CONFIG_NAME).is_file():
-        return {}
-    known = AffinityConfig.get_config_dict(folder)[0]
-    return known if known.get("model_type") == AffinityConfig.model_type else {}
+    return {} if folder is None else read_config_of(folder)
 
 
 def why_last(args: AffinityArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
     """Why `--layer auto` reads the last layer in a run, without comparing."""
-    if not kind.is_one_number:
-        return "a label is not one number"
-    if {*args.tower_training} - {"frozen"}:
-        return "encoders train"
-    if is_stream:
-        return "rows are a stream"
-    return f"there are {training.world_size} processes" if training.world_size > 1 else None
+    return why_not_fitted(args, training, is_stream) if kind.is_one_number else "a label is not one number"
 
 
 def choose_layers(
@@ -114,14 +103,11 @@ def choose_layers(
     drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
     rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
     labels = np.concatenate([label_array(split) for split in rows])
-    together: Units = None
-    if units is not None:
-        of_train, of_rows = ([of[i] for i in chosen] for of, chosen in zip(units, drawn))
-        together = of_train, of_rows
+    together = units and [[of[i] for i in chosen] for of, chosen in zip(units, drawn)]
     is_enough = len(rows[1]) >= ENOUGH_ROWS
     parts = make_parts(len(rows[0]), len(rows[1]), None, together, args.seed)[: 1 if is_enough else None]
     seen = np.concatenate(parts)
-    drawn_whole = None if together is None else ResamplingUnits.of("", [*together[0], *together[1]]).select(seen)
+    drawn_whole = together and ResamplingUnits.of("", [*chain(*together)]).select(seen)
     features = _embed(model, collator, rows, args.device)
     compared = []
     for index, spec in enumerate(model.config.encoder_specs):
@@ -164,7 +150,11 @@ def _embed(
                 depth = len(layers_of(encoder))
                 layers = {-(-depth * i // NUM_LAYERS) for i in range(1, NUM_LAYERS + 1)} if len(inputs) > 1 else {depth}
                 tables = _embed_layers(encoder, partial(collator.encode, name), inputs, tower.pooling, sorted(layers))
-                features[name] = {layer: _as_rows(table, numbers) for layer, table in tables.items()}
+                places = torch.from_numpy(numbers)
+                blocks = {layer: take_rows(table, places) for layer, table in tables.items()}
+                for block in blocks.values():
+                    block[places < 0] = block[places >= 0].mean(0)  # of rows that lack it, as the head reads it
+                features[name] = {layer: block.numpy() for layer, block in blocks.items()}
     return {name: features[name] for name in model.embedding_sizes}
 
 
@@ -192,14 +182,6 @@ def _embed_layers(
     return tables
 
 
-def _as_rows(table: torch.Tensor, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Embeddings of rows; of those that lack the input, the mean of the others, as the head reads it."""
-    index = torch.from_numpy(numbers)
-    block = take_rows(table, index)
-    block[index < 0] = block[index >= 0].mean(0)
-    return block.numpy()
-
-
 def _predict_unseen(
     features: NDArray[np.float32], labels: FloatArray, parts: Sequence[NDArray[np.int64]], seed: int
 ) -> FloatArray:
@@ -217,19 +199,10 @@ def _predict_unseen(
     return predicted[:, errors.argmin()]
 
 
-def layer_rows(facts: Mapping[str, Any]) -> list[list[str]]:
-    """A row under `LAYER_HEADERS` for each layer that was compared."""
-    return [
-        [Path(found["name"]).name, layer, format_cell(error)]
-        for found in facts["encoders"]
-        for layer, error in found["errors"].items()
-    ]
-
-
 def describe_layers(facts: Mapping[str, Any]) -> list[str]:
     """A sentence for each encoder: which layer is read, and why."""
     sentences = []
-    for found in facts["encoders"]:
+    for found in facts.get("encoders", ()):
         num, best = found["num_layers"], found["best"]
         ends = "" if found["low"] is None else f" [{format_cell(found['low'])}, {format_cell(found['high'])}]"
         lower = f"on {facts['num_rows']:,} held-out rows its error is lower by {format_cell(found['lower_by'])}{ends}"

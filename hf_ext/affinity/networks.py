@@ -42,50 +42,38 @@ def train_networks(
     Returns:
         The networks, and `objective.judged` of the rows of all parts by the mean of those without them.
     """
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
         torch.manual_seed(args.seed)
         stack = make().to(inputs.device)
-        return stack, _train(stack, inputs, objective, parts, args, rate)
-
-
-def _train(
-    stack: NetworkStack,
-    inputs: torch.Tensor,
-    objective: Objective,
-    parts: Sequence[NDArray[np.int64]],
-    args: FastTrainingArguments,
-    rate: float,
-) -> FloatArray:
-    held_out, num_seeds = np.concatenate(parts), len(stack.weights[0]) // len(parts)
-    seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), part)) for part in parts]
-    fewest = min(map(len, seen))
-    size = min(fewest, max(MIN_ROWS_PER_STEP, args.train_batch_size * args.gradient_accumulation_steps))
-    num_steps = fewest // size
-    epochs = math.ceil(args.max_steps / num_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs)
-    groups = [
-        {"params": [*stack.weights], "weight_decay": args.weight_decay},
-        {"params": [*stack.biases], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
-    schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), num_steps * epochs)
-    lowest, best, judged = math.inf, stack.state_dict(), _judge_unseen(stack, inputs, objective, parts)
-    for _ in range(epochs):
-        stack.train()
-        orders = [rows[torch.randperm(len(rows))[: num_steps * size]] for rows in seen for _ in range(num_seeds)]
-        for chosen in torch.stack(orders).to(inputs.device).split(size, dim=1):
-            objective.loss(stack(inputs[chosen]), chosen).backward()
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        unseen = _judge_unseen(stack, inputs, objective, parts)
-        error = float(objective.errors(unseen, held_out))
-        if error < lowest:
-            lowest, judged = error, unseen
-            best = {name: value.clone() for name, value in stack.state_dict().items()}
-    stack.load_state_dict(best)
-    stack.eval().cpu().scale_outputs(objective.scale, objective.shift)
-    return judged
+        held_out, num_seeds = np.concatenate(parts), len(stack.weights[0]) // len(parts)
+        seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), part)) for part in parts]
+        fewest = min(map(len, seen))
+        size = min(fewest, max(MIN_ROWS_PER_STEP, args.train_batch_size * args.gradient_accumulation_steps))
+        num_steps = fewest // size
+        epochs = math.ceil(args.max_steps / num_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs)
+        groups = [
+            {"params": [*stack.weights], "weight_decay": args.weight_decay},
+            {"params": [*stack.biases], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
+        schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), num_steps * epochs)
+        lowest, best, judged = math.inf, stack.state_dict(), _judge_unseen(stack, inputs, objective, parts)
+        for _ in range(epochs):
+            stack.train()
+            orders = [rows[torch.randperm(len(rows))[: num_steps * size]] for rows in seen for _ in range(num_seeds)]
+            for chosen in torch.stack(orders).to(inputs.device).split(size, dim=1):
+                objective.loss(stack(inputs[chosen]), chosen).backward()
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            unseen = _judge_unseen(stack, inputs, objective, parts)
+            error = float(objective.errors(unseen, held_out))
+            if error < lowest:
+                lowest, judged = error, unseen
+                best = {name: value.clone() for name, value in stack.state_dict().items()}
+        stack.load_state_dict(best)
+        stack.eval().cpu().scale_outputs(objective.scale, objective.shift)
+        return stack, judged
 
 
 @torch.no_grad()

@@ -15,18 +15,11 @@ from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..reporting.progress import start_run_log
 from .arguments import PredictArguments
-from .intervals import describe_basis
+from .baselines import columns_of
+from .intervals import describe_basis, half_width
 from .predicted import prediction_columns, prediction_names
 from .prediction_file import HIGH, LOW, find_output, find_rejected, refuse_added, write_predictions
-from .predictor import (
-    check_interval,
-    check_predictions,
-    columns_of,
-    find_model,
-    load_model,
-    predicting,
-    training_arguments,
-)
+from .predictor import check_predictions, find_model, load_model, predicting, training_arguments
 
 
 def predict_table(
@@ -58,11 +51,11 @@ def predict_table(
     if own.keep_columns and not reading.streaming:
         for path, names in peek_columns(reading.dataset_name).items():
             refuse_added(path, names, added)
-    half_width = None
+    reach = None
     if own.interval is not None:
-        half_width = check_interval(model, own.interval)
-        basis = describe_basis(model.config.prediction_intervals)
-        log.info("Intervals are the prediction +- %.4g, from %s.", half_width, basis)
+        stored = model.config.prediction_intervals
+        reach = half_width(stored, own.interval)
+        log.info("Intervals are the prediction +- %.4g, from %s.", reach, describe_basis(stored))
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" in explicit:
         collator.too_long = reading.too_long
@@ -78,7 +71,7 @@ def predict_table(
         outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
         if trainer.is_world_process_zero():
             columns = prediction_columns(kind, outputs)
-            write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=half_width)
+            write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=reach)
         log.info("%d predictions in %s", len(outputs), output)
         trainer.end()
     return output

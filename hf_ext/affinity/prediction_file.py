@@ -85,12 +85,8 @@ def find_rejected(output: Path, bad_rows: str) -> Path:
         ArgumentError: they are to be dropped, and what is there is no list of rejected rows.
     """
     path = output.with_name(f"{output.stem}.{REJECTED_FILE}")
-    is_free = bad_rows != "drop" or not os.path.lexists(path)
-    if not is_free and (path.is_symlink() or irregular_kind(path) or _read_header(path) not in ([], REJECTED_HEADER)):
-        raise ArgumentError(
-            f"{path} is where --bad_rows drop lists rows, and what is there is no such list. Move it away, or give "
-            "another --output."
-        )
+    if bad_rows == "drop":
+        find_output(str(path), None, lambda header: header == REJECTED_HEADER, "--bad_rows drop")
     return path
 
 

@@ -30,7 +30,7 @@ from ..models.affinity import AffinityModel
 from ..pretrained import fetch_folder
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
-from .baselines import TOKENS_PER_BATCH, embed_distinct
+from .baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
 from .intervals import half_width
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
@@ -181,7 +181,7 @@ class AffinityPredictor:
             ArgumentError: not a level; the model has no intervals, or none of this level.
             DataError: as `predict`.
         """
-        reach = check_interval(self.model, level)
+        reach = half_width(self.model.config.prediction_intervals, level)
         return self.predict(rows)[:, None] + np.array([-reach, reach], np.float32)
 
 
@@ -238,15 +238,6 @@ def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrain
             trainer.close()
 
 
-def check_interval(model: AffinityModel, level: float) -> float:
-    """Half the width of `model`'s prediction intervals of a level, label units.
-
-    Raises:
-        ArgumentError: not a level; the model has no intervals, or none of this level.
-    """
-    return half_width(model.config.prediction_intervals, level)
-
-
 def check_predictions(predictions: Any) -> Any:
     """`predictions` of n rows, an array (n, ...) or a list of arrays, where all are numbers.
 
@@ -260,11 +251,6 @@ def check_predictions(predictions: Any) -> Any:
             "weights are finite, so the numbers overflow: predict in float32 (no --fp16), or take another model."
         )
     return predictions
-
-
-def columns_of(collator: SequenceCollator) -> list[str]:
-    """Names of the columns that a model reads, in its order."""
-    return [column for parts in collator.columns.values() for column in parts]
 
 
 def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str]) -> datasets.Dataset:

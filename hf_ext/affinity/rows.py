@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -161,7 +160,7 @@ def describe_rows(data: LoadedData) -> str:
     """What the log says of the rows before training: `summarize_data`, and the audit of the training labels."""
     lines, kind = [summarize_data(data.report)], data.kind
     lines += filter(None, [data.report["labels"].get("read_as")])
-    if kind and not data.report["streaming"]:
+    if not data.report["streaming"]:
         audit = audit_labels(data.splits["train"], kind)
         if kind.is_one_number:
             low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
@@ -203,18 +202,13 @@ def find_units(args: DataArguments, splits: Any, name: str = "test") -> Resampli
     return min(repeated, key=lambda units: (units.num_units == 1, units.num_units), default=None)
 
 
-def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[Any]] | None:
+def held_out_values(args: DataArguments, splits: Any) -> list[list[Any]] | None:
     """Of training and of validation rows the value that was held out whole, for the folds of an ensemble."""
-    train, rows = splits["train"], splits["validation"]
-    units = find_units(args, splits, "validation")
-    if units is None or (column := _column_of(units, rows)) not in column_names(train):
+    units, train = find_units(args, splits, "validation"), splits["train"]
+    column = units and (units.column if units.column in column_names(train) else SPLIT_CLUSTER)
+    if column not in column_names(train):
         return None
-    of_train, of_rows = ([value for (value,) in read_columns(split, [column])] for split in (train, rows))
-    return of_train, of_rows
-
-
-def _column_of(units: ResamplingUnits, rows: Any) -> str:
-    return units.column if units.column in column_names(rows) else SPLIT_CLUSTER
+    return [[value for (value,) in read_columns(split, [column])] for split in (train, splits["validation"])]
 
 
 def describe_units(units: ResamplingUnits | None) -> list[str]:
@@ -227,15 +221,7 @@ def describe_units(units: ResamplingUnits | None) -> list[str]:
     return [f"Intervals resample the {units.describe()} behind {rows}, and speak about further values of it."]
 
 
-@dataclass(frozen=True)
-class Slice:
-    """`rows`: (n,) bool, those that `name` describes and that deserve a score apart."""
-
-    name: str
-    rows: NDArray[np.bool_]
-
-
-def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Slice], list[str]]:
+def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[str, NDArray[np.bool_]], list[str]]:
     """Rows of `asked` whose sequence in a column is not in `train`, for each column, and for all columns together.
 
     Args:
@@ -243,12 +229,12 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Sl
         columns: the sequence columns that the model reads.
 
     Returns:
-        Slices where both the new rows and the others are 30 or more, each set of rows once; and a sentence that says
-        how many rows are new in each column.
+        What rows have in common that deserve a score apart -> which these are, (n,) bool: where both the new rows and
+        the others are 30 or more, each set of rows once. And a sentence that says how many rows are new in each column.
 
     Cost: one pass over the columns.
     """
-    slices: list[Slice] = []
+    slices: dict[str, NDArray[np.bool_]] = {}
     counts = []
     parts = {name: [name] for name in columns}
     if len(columns) > 1:
@@ -259,8 +245,8 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Sl
         num_new = int(is_new.sum())
         counts.append(f"{num_new:,} in {name}" + (" (all have the same)" if len(set(rows)) == 1 else ""))
         is_enough = min(num_new, len(rows) - num_new) >= MIN_ROWS
-        if is_enough and not any(np.array_equal(one.rows, is_new) for one in slices):
-            slices.append(Slice(f"rows whose {name} is not in training", is_new))
+        if is_enough and not any(np.array_equal(one, is_new) for one in slices.values()):
+            slices[f"rows whose {name} is not in training"] = is_new
     return slices, [
         f"Of {len(asked):,} rows these are new to training: {', '.join(counts)}. They are scored apart where they and "
         f"the others are {MIN_ROWS} or more."

@@ -23,10 +23,10 @@ from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .arguments import AffinityArguments
-from .baselines import Baselines, fit_baselines, linear_name, sequence_columns
+from .baselines import Baselines, columns_of, fit_baselines, linear_name
 from .measure import scored_names, verdict_metric
 from .residue_baselines import fit_residue_baselines
-from .rows import Slice, describe_units, find_slices, read_bounds
+from .rows import describe_units, find_slices, read_bounds
 
 MAX_SHOWN = 6  # metrics on a screen
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
@@ -142,14 +142,13 @@ def score_split(
     outputs, labels = unpack_labelled(output) if kind.is_one_number else (output.predictions, output.label_ids)
     predictions = to_predictions(kind, outputs)
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
-        baselines = (
-            fit_residue_baselines(trainer, splits, name)
-            if kind.per_residue
-            else fit_baselines(trainer, splits, name, group_column)
-        )
-        slices, notes = find_slices(splits["train"], rows, sequence_columns(trainer))
+        if kind.per_residue:
+            baselines = fit_residue_baselines(trainer, splits, name)
+        else:
+            baselines = fit_baselines(trainer, splits, name, group_column)
+        slices, notes = find_slices(splits["train"], rows, columns_of(trainer.data_collator))
     else:
-        group_column, slices, baselines = None, [], Baselines()
+        group_column, slices, baselines = None, {}, Baselines()
         if kind.is_one_number:
             baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
@@ -158,7 +157,7 @@ def score_split(
         {MODEL: predictions, **baselines.predictions}, labels, kind, threshold, trainer.args.seed, units
     )
     groups = [row[0] for row in read_columns(rows, [group_column])] if group_column and kind.is_one_number else None
-    scores, sliced = compared.score(groups), [compared.score_slice(one) for one in slices]
+    scores, sliced = compared.score(groups), [compared.score_slice(*one) for one in slices.items()]
     is_scale_free = config.loss == "ranking"
     metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
@@ -239,15 +238,11 @@ class Compared:
             for name, predicted in self.predictors.items()
         }
 
-    def select(self, chosen: Slice) -> Compared:
-        """The same of some of the rows."""
-        parts = {name: predicted[chosen.rows] for name, predicted in self.predictors.items()}
-        units = None if self.units is None else self.units.select(chosen.rows)
-        return replace(self, predictors=parts, labels=self.labels[chosen.rows], units=units)
-
-    def score_slice(self, chosen: Slice) -> dict[str, Any]:
-        """Scores of some of the rows."""
-        return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": self.select(chosen).score()}
+    def score_slice(self, name: str, rows: np.ndarray) -> dict[str, Any]:
+        """Scores of some of the rows, (n,) bool."""
+        parts = {one: predicted[rows] for one, predicted in self.predictors.items()}
+        part = replace(self, predictors=parts, labels=self.labels[rows], units=self.units and self.units.select(rows))
+        return {"name": name, "num_rows": int(rows.sum()), "scores": part.score()}
 
 
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any], metric: str) -> str:

@@ -68,7 +68,18 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
         collate = partial(build_collator, model, data_args, given.max_length)
         limits = sketch.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)
         lengths = read_lengths(splits, inputs, limits)
-        sketch.stages.append(_sketch_stage(model, given, args, splits.get("train"), lengths))
+        sketch.stages.append(
+            Stage(
+                args,
+                model,
+                [_sketch_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
+                partial(_as_trained, model, lengths.longest),
+                lengths,
+                rows=splits.get("train"),
+                inputs=SimpleNamespace(columns=inputs),
+                num_head_parameters=sum(parameter.numel() for parameter in model.head.parameters()),
+            )
+        )
     sketch.check_stream(lengths, args)
     return sketch
 
@@ -103,19 +114,6 @@ def _read_measure(
     read_requirements(given, data_args, kind)
     read_as = as_dict(sketch.report.get("labels")).get("read_as") or ""
     sketch.measure = f"{read_as} {describe_measure(args, given.loss, metrics)}".strip()
-
-
-def _sketch_stage(model: AffinityModel, given: AffinityArguments, args: Any, train: Any, lengths: RowLengths) -> Stage:
-    return Stage(
-        args,
-        model,
-        [_sketch_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
-        partial(_as_trained, model, lengths.longest),
-        lengths,
-        rows=train,
-        inputs=SimpleNamespace(columns=model.config.input_columns),
-        num_head_parameters=sum(parameter.numel() for parameter in model.head.parameters()),
-    )
 
 
 def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset
-
 from ..data.demo import make_demo_encoders
 from ..data.loading import LoadedData
 from ..data.tokenization import check_inputs
@@ -30,8 +28,6 @@ from .results import collect_results
 from .rows import describe_rows, find_units, held_out_values, load_rows
 from .scoring import read_requirements, score_split
 
-DEMO_THRESHOLD = 9.0  # pKd of the generated table
-
 
 @dataclass
 class AffinityData:
@@ -41,18 +37,14 @@ class AffinityData:
         loaded: the splits, and what loading reports.
         units, validation_units: what was held out together in test and validation; None: rows.
         requirements: that the test scores must meet.
+        ensemble: what `train` leaves for the record of heads that were mixed; None where there is a single network.
     """
 
     loaded: LoadedData
     units: ResamplingUnits | None
     validation_units: ResamplingUnits | None
     requirements: Sequence[Requirement]
-
-    @property
-    def kind(self) -> LabelKind:
-        """Of the labels."""
-        assert self.loaded.kind
-        return self.loaded.kind
+    ensemble: dict[str, Any] | None = None
 
     @property
     def splits(self) -> Any:
@@ -60,28 +52,9 @@ class AffinityData:
         return self.loaded.splits
 
 
-@dataclass
-class TrainedModel:
-    """What training left beside the weights.
-
-    Attributes:
-        trained: what `trainer.train` returned.
-        ensemble: for the record; None where there is a single network.
-    """
-
-    trained: Any
-    ensemble: dict[str, Any] | None
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Of training."""
-        return self.trained.metrics
-
-
 def check(run: Run) -> None:
     """See `Task.check`."""
-    if run.data_args.dataset_name is None and "binder_threshold" not in run.explicit:
-        run.model_args.binder_threshold = DEMO_THRESHOLD
+    settle_training(run.model_args, run.args.use_peft)
 
 
 def evaluated(run: Run, kind: LabelKind) -> RowMetrics:
@@ -92,7 +65,12 @@ def evaluated(run: Run, kind: LabelKind) -> RowMetrics:
 def load(run: Run) -> AffinityData:
     """See `Task.load`."""
     model_args, data_args, args = run.model_args, run.data_args, run.args
-    table = _use_demo(run) if data_args.dataset_name is None else None
+    table = None
+    if data_args.dataset_name is None:
+        run.log.info("No --dataset_name: generated demo data and two small untrained encoders.")
+        with args.main_process_first(desc="demo encoders"):
+            encoders = make_demo_encoders(run.folder / "demo_encoders")
+        table = fill_in_demo(model_args, data_args, encoders)
     loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits, kind = loaded.splits, loaded.kind
     settle_measure(args, model_args.loss, kind)
@@ -108,17 +86,9 @@ def load(run: Run) -> AffinityData:
     return AffinityData(loaded, units, validation_units, requirements)
 
 
-def _use_demo(run: Run) -> Dataset:
-    """Generates a table and two encoders, and makes the arguments name them."""
-    run.log.info("No --dataset_name: generated demo data and two small untrained encoders.")
-    with run.args.main_process_first(desc="demo encoders"):
-        encoders = make_demo_encoders(run.folder / "demo_encoders")
-    return fill_in_demo(run.model_args, run.data_args, encoders)
-
-
 def build(run: Run, data: AffinityData) -> dict[str, Any]:
     """See `Task.build`."""
-    model_args, data_args, args, kind = run.model_args, run.data_args, run.args, data.kind
+    model_args, data_args, args, kind = run.model_args, run.data_args, run.args, data.loaded.kind
     if single := settle_head(model_args, args, run.explicit, data_args.streaming, kind):
         run.log.info(single)
     known = find_known_layers(model_args, args, run.explicit)
@@ -130,7 +100,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     run.log.info(describe_rows(data.loaded))
     if model_args.layer == AUTO_LAYER and not known:
         if reason := why_last(model_args, args, data_args.streaming, kind):
-            run.log.info(f"Layer: the last of each encoder; --layer auto compares none where {reason}.")
+            run.log.info(f"Layer: the last of each encoder; --layer auto compares none: {reason}.")
         else:
             choose_layers(model, collator, data.splits, held_out_values(data_args, data.splits), args)
     if model_args.layer_number:
@@ -147,20 +117,19 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     }
 
 
-def train(run: Run, trainer: Any, data: AffinityData) -> TrainedModel:
+def train(run: Run, trainer: Any, data: AffinityData) -> Any:
     """Trains the network, then fits what is fitted on its embeddings and outputs: heads, probabilities, intervals."""
-    trained = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
-    facts = predicted = None
+    trained, predicted = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint), None
     if run.model_args.head == AUTO:
         fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
-        facts, predicted = fitted.facts, fitted.predicted
-        run.log.info(describe_ensemble(facts))
+        data.ensemble, predicted = fitted.facts, fitted.predicted
+        run.log.info(describe_ensemble(fitted.facts))
     calibrate(trainer, data.splits["validation"])
     fit_intervals(trainer, data.splits["validation"], data.validation_units, predicted)
-    return TrainedModel(trained, facts)
+    return trained
 
 
-def score(run: Run, trainer: Any, trained: TrainedModel, data: AffinityData) -> dict[str, Any]:
+def score(run: Run, trainer: Any, trained: Any, data: AffinityData) -> dict[str, Any]:
     """Scores the test split; writes `predictions.csv`."""
     splits, units = data.splits, data.units
     scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
@@ -172,7 +141,7 @@ def score(run: Run, trainer: Any, trained: TrainedModel, data: AffinityData) -> 
         test.notes.extend(intervals["notes"])
     records = {
         "layer": trainer.model.config.layer_choice,
-        "ensemble": trained.ensemble,
+        "ensemble": data.ensemble,
         "prediction_intervals": intervals,
         "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,
     }

@@ -51,9 +51,7 @@ class AffinityTask(Task):
 
     def train(self, run: Run, trainer: Any, data: Any) -> Any:
         """Trains the head, or several that are mixed, and fits intervals of numbers and probabilities of classes."""
-        from .steps import train
-
-        return train(run, trainer, data)
+        return self._find("steps", "train")(run, trainer, data)
 
 
 TASK = AffinityTask()

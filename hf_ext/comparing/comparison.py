@@ -10,7 +10,7 @@
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
 take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json and
 comparison.md. Killed and started again, the same command keeps the runs that it had finished.
-While a speed's interval holds both what passes and what fails, rounds are added, up to --max_rounds.
+With more --rounds it adds to them: give more where a speed's interval holds both what passes and what fails.
 --sides asks which way to train encoders scores better: each runs once on one split, and all are compared on its test
 rows, beside the best baseline of the first side. Fine-tuning starts from the head of the frozen side.
 Exit status: 0 if all criteria hold, 3 if one does not, 4 if none fails and one is too noisy to tell, 1 if a run failed.
@@ -21,10 +21,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..arguments.parser import FastArgumentParser
 from ..errors import show_text
@@ -91,14 +91,8 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         return _write(args, shared, compare_trainings(args, shared), format_trainings)
     sides, run_one = make_sides(args, shared), partial(run_side, args, shared)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
-    runs: list[SideRun] = []
-    for rounds in range(args.rounds, args.most_rounds + 1):
-        runs = run_all(sides, rounds, run_one, ablations, runs)
-        found = analyze(args, runs)
-        if not found["too_noisy"]:
-            break
-        logger.info("after %d rounds, too noisy to tell", rounds)
-    return _write(args, shared, {"rounds": rounds, **found}, format_comparison)
+    runs = run_all(sides, args.rounds, run_one, ablations)
+    return _write(args, shared, {"rounds": args.rounds, **analyze(args, runs)}, format_comparison)
 
 
 def _write(
@@ -132,7 +126,6 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     optimized = next(name for name, side in roles.items() if side.role == "optimized")
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
     sides = {name: describe_side(group, unit, args.metric) for name, group in good.items()}
-    num_looks = 1 + args.most_rounds - args.rounds
     pairs: dict[str, dict[str, Any]] = {}
     for name in baselines:
         own, others = good[optimized], good[name]
@@ -141,13 +134,12 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
         drop = compare_values(*([find_metric(run, args.metric) for run in side] for side in (worse, better)))
         pairs[name] = {
             "ratio": asdict(paired_ratio(rates[optimized], rates[name])),
-            "decided_by": asdict(paired_ratio(rates[optimized], rates[name], num_looks)),
             "loss": loss and asdict(loss),
             "metric_drop": drop and asdict(drop),
             "same_sequences_per_step": sides[optimized]["sequences_per_step"] == sides[name]["sequences_per_step"],
         }
     criteria = check_criteria(args, pairs, sides[optimized]["peak_memory_gib"])
-    verdicts = {criterion.verdict for criterion in criteria}
+    verdicts = {criterion["verdict"] for criterion in criteria}
     ablation = [
         _ablation_row(side, failed.get(name), rates[optimized], rates.get(name))
         for name, side in roles.items()
@@ -160,9 +152,9 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
         "optimized": optimized,
         "sides": sides,
         "against": pairs,
-        "criteria": [{**asdict(one), "passed": one.passed, "line": str(one)} for one in criteria],
+        "criteria": criteria,
         "passed": verdicts <= {"PASS"},
-        "too_noisy": NOISY in verdicts and "FAIL" not in verdicts,  # so more rounds may yet decide
+        "too_noisy": NOISY in verdicts and "FAIL" not in verdicts,  # so that more rounds may decide
         "ablation": ablation,
     }
 
@@ -177,53 +169,36 @@ def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -
     return {**row, "ratio": asdict(ratio), "verdict": verdict}
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """One line of the verdict."""
-
-    text: str
-    measured: float | None
-    verdict: Literal["PASS", "FAIL", "TOO NOISY TO TELL"]
-    interval: tuple[float, float] | None = None  # that the verdict goes by
-
-    @property
-    def passed(self) -> bool:
-        return self.verdict == "PASS"
-
-    def __str__(self) -> str:
-        found = NOT_MEASURED if self.measured is None else f"{self.measured:.4g}"
-        held = "" if self.interval is None else f" [{self.interval[0]:.4g}, {self.interval[1]:.4g}]"
-        return f"{self.verdict}  {self.text}: {found}{held}"
-
-
-def check_criteria(args: CompareArguments, pairs: dict[str, dict[str, Any]], peak_memory_gib: float) -> list[Criterion]:
+def check_criteria(
+    args: CompareArguments, pairs: dict[str, dict[str, Any]], peak_memory_gib: float
+) -> list[dict[str, Any]]:
     """Checks the criteria that were given.
 
     Args:
         args: the limits.
-        pairs: per baseline `ratio`, `decided_by`, `loss` and `metric_drop`, intervals as dictionaries.
+        pairs: per baseline `ratio`, `loss` and `metric_drop`, intervals as dictionaries.
         peak_memory_gib: of the optimized side.
+
+    Returns:
+        Of each the `verdict`, PASS, FAIL or `NOISY`, and a `line` that says it with what was measured.
     """
     found = []
     for name, pair in pairs.items():
-        if args.min_speedup is not None:
-            text = f"speed against {name} at least {args.min_speedup:g}x"
-            low, high = pair["decided_by"]["low"], pair["decided_by"]["high"]
-            verdict: Any = "PASS" if low >= args.min_speedup else "FAIL" if high < args.min_speedup else NOISY
-            found.append(Criterion(text, pair["ratio"]["value"], verdict, (low, high)))
-        if args.max_loss_delta is not None:
-            delta = pair["loss"]["value"] if pair["loss"] else None
-            text = f"final training loss above that of {name} by at most {args.max_loss_delta:g}"
-            found.append(Criterion(text, delta, _judge(delta, args.max_loss_delta)))
-        if args.max_metric_drop is not None:
-            drop = pair["metric_drop"]["value"] if pair["metric_drop"] else None
-            text = f"{args.metric} worse than that of {name} by at most {args.max_metric_drop:g}"
-            found.append(Criterion(text, drop, _judge(drop, args.max_metric_drop)))
-    if args.max_memory_gib is not None:
-        text = f"peak memory at most {args.max_memory_gib:g} GiB"
-        found.append(Criterion(text, peak_memory_gib, _judge(peak_memory_gib, args.max_memory_gib)))
-    return found
+        if (least := args.min_speedup) is not None:
+            value, low, high = (pair["ratio"][end] for end in ("value", "low", "high"))
+            verdict = "PASS" if low >= least else "FAIL" if high < least else NOISY
+            line = f"{verdict}  speed against {name} at least {least:g}x: {value:.4g} [{low:.4g}, {high:.4g}]"
+            found.append({"verdict": verdict, "line": line})
+        loss, drop = (pair[what] and pair[what]["value"] for what in ("loss", "metric_drop"))
+        found += _check_most(args.max_loss_delta, loss, f"final training loss above that of {name} by at most", "")
+        found += _check_most(args.max_metric_drop, drop, f"{args.metric} worse than that of {name} by at most", "")
+    return [*found, *_check_most(args.max_memory_gib, peak_memory_gib, "peak memory at most", " GiB")]
 
 
-def _judge(measured: float | None, most: float) -> Literal["PASS", "FAIL"]:
-    return "PASS" if measured is not None and measured <= most else "FAIL"
+def _check_most(most: float | None, measured: float | None, text: str, unit: str) -> list[dict[str, Any]]:
+    """A criterion, where there is one, that holds for a number up to `most`."""
+    if most is None:
+        return []
+    verdict = "PASS" if measured is not None and measured <= most else "FAIL"
+    shown = NOT_MEASURED if measured is None else f"{measured:.4g}"
+    return [{"verdict": verdict, "line": f"{verdict}  {text} {most:g}{unit}: {shown}"}]

@@ -45,7 +45,7 @@ OF_HEAD = {"init_head_from", "head", "head_sizes", "pooling", "encoders", "encod
 def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str, Any]:
     """Runs each of `args.sides` once, scores their predictions for the same test rows, and says which one pays.
 
-    A side that fails is named, and the others are compared without it.
+    A side that fails is named, and the others are compared without it; but the first one if it fails before it trains.
 
     Args:
         args: the sides, their seed, and where they go.
@@ -57,7 +57,7 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str
 
     Raises:
         ArgumentError: as `make_training_sides`.
-        ChildFailed: every side failed; with the end of the first one's log.
+        ChildFailed: every side failed, or the first before it trained; with the end of the first one's log.
     """
     runs: list[SideRun] = []
     head: tuple[str, ...] = ()
@@ -69,6 +69,8 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str
         try:
             runs.append(run_child(make_command(args, shared, side, folder, 0), side, 0, folder, is_timed=False))
         except ChildFailed as error:
+            if is_usual and not runs and not (folder / "plan.json").is_file():
+                raise  # before there was a model: by the rows, say, which all sides read alike
             logger.warning("%s", error)
             runs.append(SideRun(side, 0, error=str(error)))
         if is_usual and side.role == FROZEN and not runs[-1].error:

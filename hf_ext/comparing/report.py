@@ -23,7 +23,7 @@ def format_comparison(result: Mapping[str, Any]) -> str:
     if result["criteria"]:
         lines += ["", "## Criteria", "", *(f"- {criterion['line']}" for criterion in result["criteria"])]
     if result["ablation"]:
-        lines += ["", "## Each speed-up, left out", "", *(f"- {_ablation_text(row)}" for row in result["ablation"])]
+        lines += ["", "## Each speed-up, left out", "", *map(_ablation_text, result["ablation"])]
     return "\n".join(lines)
 
 
@@ -61,7 +61,7 @@ def _pair_text(result: Mapping[str, Any], name: str, pair: Mapping[str, Any]) ->
 
 def _ablation_text(row: Mapping[str, Any]) -> str:
     measured = f"{_interval_text(row['ratio'], '{:.2f}x')}, " if row["ratio"] else ""
-    return f"{row['speedup']}: {measured}{row['verdict']}"
+    return f"- {row['speedup']}: {measured}{row['verdict']}"
 
 
 def _interval_text(interval: Mapping[str, float] | None, form: str) -> str:

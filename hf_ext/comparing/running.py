@@ -41,7 +41,6 @@ class SideRun:
     throughput: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     cpu_seconds: float = 0.0  # 0 on Windows, where nobody counts those of children
     folder: Path = Path()
@@ -52,7 +51,6 @@ def run_all(
     rounds: int,
     run_one: Callable[[Side, int], SideRun],
     find_ablations: Callable[[SideRun], list[Side]] | None = None,
-    done: Sequence[SideRun] = (),
 ) -> list[SideRun]:
     """Runs A B C A B C ...: every side once per round, so that drift of the machine meets all of them.
 
@@ -62,14 +60,13 @@ def run_all(
         run_one: runs a side in a round.
         find_ablations: more sides, from the first run of the optimized one; where one of these fails, its run says so
             and the comparison goes on.
-        done: what an earlier call for fewer rounds returned; only the rounds after it are run.
     """
-    runs = [*done] or [run_one(side, 0) for side in sides]
-    optimized = next(run for run in runs if run.side.role == "optimized")
-    ablations = find_ablations(optimized) if find_ablations else []
-    for round_ in range(1 + max(run.round for run in done) if done else 0, rounds):
-        if round_:
-            runs += [run_one(side, round_) for side in sides]
+    runs: list[SideRun] = []
+    ablations: list[Side] = []
+    for round_ in range(rounds):
+        runs += [run_one(side, round_) for side in sides]
+        if find_ablations and not round_:
+            ablations = find_ablations(next(run for run in runs if run.side.role == "optimized"))
         for side in ablations:
             try:
                 runs.append(run_one(side, round_))
@@ -141,12 +138,11 @@ def _check_throughput(
         )
 
 
-def _read_run(side: Side, round_: int, seconds: Mapping[str, float], folder: Path) -> SideRun:
-    throughput, results, plan, settings = (
-        _read_json(folder / f"{name}.json") or {} for name in ("throughput", "all_results", "plan", "training_args")
+def _read_run(side: Side, round_: int, seconds: Mapping[str, Any], folder: Path) -> SideRun:
+    throughput, results, plan = (
+        _read_json(folder / f"{name}.json") or {} for name in ("throughput", "all_results", "plan")
     )
-    files: dict[str, Any] = {"throughput": throughput, "results": results, "plan": plan, "settings": settings}
-    return SideRun(side, round_, folder=folder, **{**files, **seconds})
+    return SideRun(side, round_, throughput=throughput, results=results, plan=plan, folder=folder, **seconds)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ class CompareArguments:
 
     _argument_groups = {
         "sides": ("recipe", "sides", "baseline", "baseline_launch", "optimized", "optimized_launch", "ablate"),
-        "measurement": ("output_dir", "rounds", "max_rounds", "seed", "metric", "greater_is_better"),
+        "measurement": ("output_dir", "rounds", "seed", "metric", "greater_is_better"),
         "criteria": CRITERIA,
     }
     _first_flags = (
@@ -56,11 +56,7 @@ class CompareArguments:
         'quoted text, such as "stock --bf16 true".',
     )
     optimized: str = option("max_speed", "As --baseline.")
-    rounds: int = option(3, "How often every side runs; sides take turns.")
-    max_rounds: int | None = option(
-        None,
-        "Rounds are added, up to so many, while --min_speedup is too noisy to tell; left out: three times --rounds.",
-    )
+    rounds: int = option(3, "How often every side runs; sides take turns. With more, those that are done are kept.")
     seed: int = option(42, "Of the first round; each round adds 1, for all sides alike.")
     baseline_launch: str | None = option(
         None, "Accelerate config file to launch baselines with; flags of the launcher may follow in the same text."
@@ -83,21 +79,10 @@ class CompareArguments:
             limit = getattr(self, name)
             if limit is not None and not math.isfinite(limit):
                 raise ArgumentError(f"--{name} {limit}: must be a number, by which something can pass or fail.")
-        if self.max_rounds is not None and self.max_rounds < self.rounds:
-            raise ArgumentError(f"--max_rounds {self.max_rounds}: must be at least --rounds, {self.rounds}.")
-        if self.max_rounds is not None and self.min_speedup is None:
-            raise ArgumentError(f"--max_rounds {self.max_rounds} adds rounds until --min_speedup is decided: give one.")
         if self.sides:
             usual = vars(CompareArguments())
             if other := [f"--{name}" for name in usual if name not in OF_BOTH and getattr(self, name) != usual[name]]:
                 raise ArgumentError(f"--sides runs each side once, to compare scores: leave out {', '.join(other)}.")
-
-    @property
-    def most_rounds(self) -> int:
-        """Rounds that may be run until the criteria can be judged."""
-        if self.min_speedup is None:
-            return self.rounds
-        return 3 * self.rounds if self.max_rounds is None else self.max_rounds
 
 
 @dataclass(frozen=True)

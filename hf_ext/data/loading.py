@@ -54,7 +54,7 @@ class LoadedSequences:
     table: Dataset | IterableDataset
     report: dict[str, Any] = field(default_factory=dict)
     as_read: Dataset | None = None
-    kind: LabelKind | None = None
+    kind: LabelKind = ONE_NUMBER
 
 
 def load_data(
@@ -155,13 +155,13 @@ def load_sequences(
         schema = replace(schema, kind=find_kind(args, parts, report, kind))
     if isinstance(parts[0].data, IterableDataset):
         streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
-        return LoadedSequences(concatenate_datasets(streams), report, kind=schema.kind)
+        return LoadedSequences(concatenate_datasets(streams), report, kind=schema.kind or ONE_NUMBER)
     tables = _clean(schema, parts, rejected, report)
     as_read = None
     if keeps_columns:
         found = [_take_as_read(part.data, one[SOURCE_ROW]) for part, one in zip(parts, tables)]
         as_read = as_dataset(pa.concat_tables(found, promote_options="default"))
-    return LoadedSequences(as_dataset(_join_bounds(tables)), report, as_read, schema.kind)
+    return LoadedSequences(as_dataset(_join_bounds(tables)), report, as_read, schema.kind or ONE_NUMBER)
 
 
 def _open(

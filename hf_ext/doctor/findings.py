@@ -9,10 +9,11 @@ from pathlib import Path
 from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
+from ..optional import installed_version
 from ..speedups.encoder_precision import asked_bits
 from ..speedups.optimizers import BITSANDBYTES
 from ..tasks.sketch import Finding
-from .gather import Facts
+from .gather import Facts, usable_memory
 from .machine import COLAB_DRIVE
 
 COLAB_HOURS = 12.0  # free sessions end then at the latest
@@ -38,17 +39,17 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "install", "warns", "hf_ext is not installed, so wanted versions are not known", "pip install -e ."
         )
+    optimizer = getattr(facts.args.optim, "value", facts.args.optim)
     asked = {
-        "torchao": getattr(facts.args.optim, "value", facts.args.optim) in TORCHAO_OPTIMIZERS,
-        "bitsandbytes": asked_bits(facts.args) is not None
-        or getattr(facts.args.optim, "value", facts.args.optim) in BITSANDBYTES,
+        "torchao": optimizer in TORCHAO_OPTIMIZERS,
+        "bitsandbytes": asked_bits(facts.args) is not None or optimizer in BITSANDBYTES,
         "deepspeed": bool(facts.args.deepspeed),
         "flash-attn": facts.args.attention == "faesm",
     }
     for package in facts.packages:
-        if package.problem and (package.is_required or asked.get(package.name)):
-            text = f"{package.name} {package.installed or ''}".strip() + f": {package.problem} ({package.purpose})"
-            yield Finding("package", "stops", text, package.command)
+        if (package.is_required or asked.get(package.name)) and (problem := package.problem):
+            text = f"{' '.join(filter(None, (package.name, package.installed)))}: {problem}"
+            yield Finding("package", "stops", text, f'pip install "{package.name}{package.wanted}"')
     for name in facts.args.report_to or []:
         if name in TRACKERS and find_spec(name) is None:
             remedy = f"pip install {name}, or --report_to none"
@@ -67,8 +68,7 @@ def _device(facts: Facts) -> Iterator[Finding]:
     if machine.is_described:
         return
     if machine.has_nvidia_driver and machine.num_gpus == 0:
-        installed = next((p.installed for p in facts.packages if p.name == "torch"), "")
-        text = f"an NVIDIA driver is installed, but torch {installed} sees no GPU".replace("  ", " ")
+        text = f"an NVIDIA driver is installed, but torch {installed_version('torch')} sees no GPU"
         remedy = "pip install --force-reinstall torch (a CUDA build); compare nvidia-smi; unset CUDA_VISIBLE_DEVICES"
         yield Finding("driver", "warns", text, remedy)
     elif machine.hardware.kind == "cpu" and not machine.has_nvidia_driver:
@@ -81,7 +81,7 @@ def _device(facts: Facts) -> Iterator[Finding]:
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
-    room, main = facts.device_bytes, facts.main
+    room, main = usable_memory(facts.machine), facts.main
     if main is not None and main.schedule is not None and main.schedule.steps < 1:
         yield Finding("steps", "stops", "nothing would be trained: no step", "--num_train_epochs 1 or more")
     if room is None or main is None:

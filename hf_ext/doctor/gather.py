@@ -88,11 +88,6 @@ class Facts:
         names = {"output_dir": "output_bytes", "cache_dir": "embedding_bytes", "hub_cache": "download_bytes"}
         return {folder: getattr(self.main, name, 0) for folder, name in names.items()}
 
-    @property
-    def device_bytes(self) -> int | None:
-        """Memory that training may take; see `usable_memory`."""
-        return usable_memory(self.machine)
-
 
 def usable_memory(machine: Machine) -> int | None:
     """The card's memory, or what the host has free, in bytes; None where not known."""

@@ -12,14 +12,19 @@ from ..models.families import choose_encoder
 from ..reporting import units
 from ..reporting.data_section import summarize_data
 from ..reporting.tables import format_table
+from ..speedups.precision import best_precision
 from ..tasks.sketch import Finding
 from .estimates import row_flops
 from .findings import would_run
-from .gather import Facts, StageFacts
-from .machine import describe_precision
+from .gather import Facts
 
 WIDTH = 100
 TRAININGS: tuple[Training, ...] = ("frozen", "lora", "full")
+PRECISIONS = {  # that `max_speed` trains in
+    "bf16": "native bf16",
+    "fp16": "fp16 with loss scaling: no native bf16",
+    "fp32": "float32: neither bf16 nor fp16 is native",
+}
 
 
 def format_page(facts: Facts, findings: list[Finding]) -> str:
@@ -100,13 +105,16 @@ def _stages(facts: Facts) -> Iterator[str]:
     rows = []
     for each in facts.stages:
         total = each.times.total
+        parts = [row_flops(part, each.stage, each.schedule) for part in each.stage.parts] if each.schedule else []
+        flops = sum(map(sum, parts))  # of training with its evaluations; 0 where its length is not known
+        num_trained = sum(one.numel() for one in each.stage.model.parameters() if one.requires_grad)
         rows.append(
             [
                 each.stage.title,
-                f"{_num_trained(each) / 1e6:.1f} M",
+                f"{num_trained / 1e6:.1f} M",
                 each.stage.num_rows["train"],
                 each.schedule.updates if each.schedule else units.MISSING,
-                f"{_flops(each) / 1e15:.3g}",
+                f"{flops / 1e15:.3g}",
                 units.seconds_span(total) if total else units.MISSING,
             ]
         )
@@ -123,7 +131,7 @@ def _basis(facts: Facts) -> Iterator[str]:
     size = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
     described = ", described; cores, memory and disks are this machine's" if machine.is_described else ""
     yield from wrap(
-        f"machine: {hardware.name}, {size}{described}; trains in {describe_precision(hardware)}; "
+        f"machine: {hardware.name}, {size}{described}; trains in {PRECISIONS[best_precision(hardware)]}; "
         f"{machine.cpu_cores} cores, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free"
     )
     if main is not None:
@@ -143,25 +151,8 @@ def _basis(facts: Facts) -> Iterator[str]:
             yield from wrap(f"memory while encoding: weights {weights}, and a batch that halves until it fits")
     for note in facts.sketch.notes:
         yield from wrap(f"note: {note}")
-    if encoders := _encoders(facts):
+    if facts.sketch.encoder_flag:
+        encoders = {training: choose_encoder(hardware, training).name for training in TRAININGS}
         ways = {name: [how for how in TRAININGS if encoders[how] == name] for name in encoders.values()}
         named = "; ".join(f"{facts.sketch.encoder_flag} {name} ({', '.join(how)})" for name, how in ways.items())
         yield from wrap(f"best encoder that fits {hardware.name} and is fast enough there: {named}")
-
-
-def _encoders(facts: Facts) -> dict[Training, str]:
-    """Way to train -> the encoder that this device should take; nothing where the task takes none."""
-    if not facts.sketch.encoder_flag:
-        return {}
-    return {training: choose_encoder(facts.machine.hardware, training).name for training in TRAININGS}
-
-
-def _num_trained(each: StageFacts) -> int:
-    return sum(parameter.numel() for parameter in each.stage.model.parameters() if parameter.requires_grad)
-
-
-def _flops(each: StageFacts) -> float:
-    """Of training with its evaluations; 0 where its length is not known."""
-    if each.schedule is None:
-        return 0.0
-    return sum(sum(row_flops(part, each.stage, each.schedule)) for part in each.stage.parts)

@@ -78,7 +78,8 @@ class BatchCounter:
         if torch.is_tensor(kwargs.get("input_ids")):
             parts.append(self._count_tokens(model, "", kwargs))
         if _writes_labels(model, kwargs.get("labels")):
-            parts.append(self._count_written(kwargs["labels"]))
+            labels = kwargs["labels"]  # what a decoder writes
+            parts.append(self._count_tokens(model, "", {"input_ids": labels, "attention_mask": labels >= 0}))
         if kwargs.get("embeddings") or not parts:
             self.unit = "sequences"
         elif self.unit == "residues" and not live and not self._framing:
@@ -88,7 +89,7 @@ class BatchCounter:
         self._counts = step if self._counts is None else self._counts + step.to(self._counts.device)
 
     def _count_tokens(self, encoder: nn.Module, name: str, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Residues, tokens, padded tokens and FLOPs of one encoder input: (4,)."""
+        """Residues, tokens, padded tokens and FLOPs (0 of an encoder-decoder) of one input: (4,)."""
         ids = batch["input_ids"]
         dtype = torch.float32 if ids.device.type == "mps" else torch.float64  # Metal has no float64
         real = self._real_tokens(ids, batch.get("attention_mask"))
@@ -102,14 +103,6 @@ class BatchCounter:
         per_token, per_pair = self._flops_of(encoder, name)
         flops = per_token * tokens + per_pair * pairs.to(dtype)
         return torch.stack([residues, tokens, torch.full_like(tokens, ids.numel()), flops])
-
-    def _count_written(self, labels: torch.Tensor) -> torch.Tensor:
-        """Residues, tokens and padded tokens that a decoder writes: (4,); its FLOPs are not known here."""
-        dtype = torch.float32 if labels.device.type == "mps" else torch.float64
-        real = labels >= 0
-        tokens = real.sum(dtype=dtype)
-        residues = (real & ~self._is_framing(labels)).sum(dtype=dtype)
-        return torch.stack([residues, tokens, torch.full_like(tokens, labels.numel()), torch.zeros_like(tokens)])
 
     def _real_tokens(self, ids: torch.Tensor, mask: Any) -> torch.Tensor:
         if torch.is_tensor(mask) and mask.shape == ids.shape:

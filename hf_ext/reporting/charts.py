@@ -31,7 +31,6 @@ VARIABLES = {PAPER: "paper", SOFT: "soft", EDGE: "edge", **{colour: f"c{i}" for 
 FONT = 12  # points; the page shows its text as large
 MAX_POINTS = 400  # of a curve; more are averaged, the drawing is not wider
 MAX_DOTS = 1500  # more rows are drawn as density: dots would hide each other, and the page would grow
-MAX_NAMED_GROUPS = 30
 MAX_DRAWN_CLASSES = 20
 FEW_CLASSES = 5  # with room for names side by side
 LOG_RATIO = 30.0  # from here on an axis of losses is logarithmic
@@ -263,22 +262,6 @@ def _shades(palest: float, num: int) -> Any:
     from matplotlib.colors import ListedColormap, to_rgb
 
     return ListedColormap([(*to_rgb(SERIES[0]), alpha) for alpha in np.linspace(palest, 1, num)])
-
-
-def group_chart(groups: Mapping[str, Mapping[str, Any]], metric: str) -> Chart | None:
-    """Values per group, of the 30 largest groups; None without any value."""
-    known = {name: group for name, group in groups.items() if is_finite(group.get("value")) and group.get("n")}
-    if not known:
-        return None
-    largest = sorted(known, key=lambda name: known[name]["n"])[-MAX_NAMED_GROUPS:]
-    ordered = sorted(largest, key=lambda name: known[name]["value"])
-    figure, axes = new_figure(f"{metric} within the group", "", height=64 + 20 * len(ordered))
-    axes.axvline(0, **DASHED)
-    axes.plot([known[name]["value"] for name in ordered], range(len(ordered)), "o", color=SERIES[0], markersize=8)
-    axes.set_yticks(range(len(ordered)), [f"{plain_name(name, 18)} ({known[name]['n']:,})" for name in ordered])
-    of = f" The {len(ordered)} largest of {len(known):,} groups." if len(known) > len(ordered) else ""
-    caption = f"{metric} per group, with its number of rows.{of} Small groups scatter by chance."
-    return Chart(figure, f"{metric} of {len(ordered):,} groups", caption)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

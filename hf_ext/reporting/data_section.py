@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import units
@@ -67,15 +67,14 @@ def data_blocks(run: RunFiles) -> list[Block]:
 
 def _row_notes(data: Mapping[str, Any]) -> list[str]:
     """What was left out, changed, missing or noted, as sentences."""
-    sizes, subset = as_dict(data.get("sizes")), as_dict(data.get("train_subset"))
+    subset = as_dict(data.get("train_subset"))
     split_notes = as_dict(data.get("split")).get("notes") or []
     rejected = as_dict(data.get("rejected_by_rule"))
     notes = [f"Rejected, {rule}: {units.number(count)}." for rule, count in sorted(rejected.items())]
     for column, kinds in as_dict(data.get("changes")).items():
         notes += [f"Column {column}: {kind} in {units.number(num)} rows." for kind, num in as_dict(kinds).items()]
-    for column, counts in as_dict(data.get("missing_chains")).items():
-        shown = [f"{units.number(num)} of {units.number(sizes.get(name))} in {name}" for name, num in counts.items()]
-        notes.append(f"Rows without {column}: {', '.join(shown)}. The head sees the training rows' mean instead.")
+    for line in _describe_missing(data):
+        notes.append(f"{units.capitalize(line)}. The head sees the training rows' mean instead.")
     if subset:
         of = f" of {units.number(subset['of'])}" if "of" in subset else ""
         notes.append(f"Trained on a random subset of {units.number(subset.get('num_rows'))}{of} training rows.")
@@ -120,22 +119,13 @@ def data_limits(run: RunFiles) -> list[str]:
         lines.append(text.format(rule=rule, limit=limit))
     if data.get("streaming"):
         lines.append("The data was streamed: whether test sequences were trained on too was not looked for.")
-    row, compared = as_dict(leaks.get("row")), leaks.get("compared", "test")
-    if num := row.get("num_test_rows_in_train"):
-        lines.append(
-            f"{num:,} of {row['num_test_rows']:,} {compared} rows repeat the sequences of a training row: the scores "
-            "are partly memory."
-        )
-    lines += describe_near_copies(leaks)
-    for name, facts in as_dict(data.get("inputs")).items():
+    lines += [*filter(None, [describe_repeated(leaks)]), *describe_near_copies(leaks)]
+    inputs = as_dict(data.get("inputs"))
+    for name, facts in inputs.items():
         if facts.get("longest"):
             longest = units.number(facts["longest"])
             lines.append(f"{name}: the longest input seen has {longest} residues; longer ones are untested.")
-        if num := facts.get("num_above_limit"):
-            lines.append(f"{name}: {num:,} sequences above the encoder's limit were cut.")
-        if share := facts.get("unknown_share"):
-            lines.append(f"{name}: {units.share(share)} of the residues are unknown to its tokenizer.")
-    return lines
+    return [*lines, *_describe_unread(inputs)]
 
 
 # --- in the log -------------------------------------------------------------------------------------------------------
@@ -151,9 +141,7 @@ def summarize_data(report: Mapping[str, Any]) -> str:
         f"Data: {report['rows_read']:,} rows read, {report['rows_rejected']:,} rejected; "
         + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
     ]
-    for name, nums in report.get("missing_chains", {}).items():
-        shown = (f"{num:,} of {report['sizes'][split]:,} in {split}" for split, num in nums.items())
-        lines.append(f"  rows without {name}: {', '.join(shown)}")
+    lines += [f"  {line}" for line in _describe_missing(report)]
     leaks = report.get("leaks") or {"columns": {}}
     rows = {**leaks["columns"], **({"whole rows": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
     both = ("num_test_sequences_in_train", "num_test_sequences")
@@ -163,12 +151,25 @@ def summarize_data(report: Mapping[str, Any]) -> str:
     inputs = report.get("inputs", {})
     longest = ", ".join(f"{name} {facts['longest']:,}" for name, facts in inputs.items())
     lines += [f"  residues of the longest input: {longest}"] if inputs else []
+    return "\n".join([*lines, *(f"  {line}" for line in _describe_unread(inputs)), *notes])
+
+
+def _describe_missing(data: Mapping[str, Any]) -> list[str]:
+    """How many rows lack a chain, a line for each that they may lack."""
+    lines, sizes = [], as_dict(data.get("sizes"))
+    for name, counts in as_dict(data.get("missing_chains")).items():
+        shown = [f"{num:,} of {units.number(sizes.get(part))} in {part}" for part, num in counts.items()]
+        lines.append(f"rows without {name}: {', '.join(shown)}")
+    return lines
+
+
+def _describe_unread(inputs: Mapping[str, Any]) -> Iterator[str]:
+    """What encoders do not see of their inputs, as sentences."""
     for name, facts in inputs.items():
-        if facts["num_above_limit"]:
-            lines.append(f"  {name}: {facts['num_above_limit']:,} rows above the encoder's limit")
-        if facts["unknown_share"]:
-            lines.append(f"  {name}: {facts['unknown_share']:.2%} of the residues are unknown to its tokenizer")
-    return "\n".join([*lines, *notes])
+        if num := facts.get("num_above_limit"):
+            yield f"{name}: {num:,} sequences above the encoder's limit were cut."
+        if share := facts.get("unknown_share"):
+            yield f"{name}: {units.share(share)} of the residues are unknown to its tokenizer."
 
 
 def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:

@@ -19,7 +19,7 @@ from transformers.utils import is_in_notebook
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import show_text
-from .units import rounded
+from .units import estimated, rounded
 
 # Without tqdm's time left, which jumps after every evaluation: ours counts evaluation and saving as they were so far.
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
@@ -114,7 +114,7 @@ def describe_training(numbers: Logs, args: Any, state: Any) -> str:
         # Of a checkpoint, where the arguments name no metric any more.
         name = (args.metric_for_best_model or "").removeprefix("eval_")
         parts.append(f"best {name} {best:.4g}" if name else f"best {best:.4g}")
-    parts += [f"{_time(numbers['hours_left'])} left"] if "hours_left" in numbers else []
+    parts += [f"{estimated(3600 * numbers['hours_left'])} left"] if "hours_left" in numbers else []
     return ", ".join(parts)
 
 
@@ -136,13 +136,6 @@ def _value(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return "undefined" if math.isnan(value) else f"{value:.4g}"
-
-
-def _time(hours: float) -> str:
-    minutes = hours * 60
-    if minutes < 1:
-        return f"{minutes * 60:.0f} s"
-    return f"{minutes:.0f} min" if minutes < 60 else f"{hours:.1f} h"
 
 
 def find_shortfall(rates: Mapping[str, float]) -> str:

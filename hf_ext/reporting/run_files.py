@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import re
 import shlex
@@ -145,14 +144,13 @@ def read_test_predictions(path: Path, are_numbers: bool = True) -> Predictions |
 
 
 def _as_floats(path: Path, name: str, cells: list[str]) -> np.ndarray:
-    values = np.full(len(cells), math.nan)
-    for i, cell in enumerate(cells):
-        if cell:
-            try:
-                values[i] = float(cell)
-            except ValueError as error:
-                raise DataError(f"{path}, line {i + 2}, column {name}: {cell[:40]!r} is not a number.") from error
-    return values
+    values = []
+    for line, cell in enumerate(cells, 2):
+        try:
+            values.append(float(cell or "nan"))
+        except ValueError as error:
+            raise DataError(f"{path}, line {line}, column {name}: {cell[:40]!r} is not a number.") from error
+    return np.array(values)
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -161,12 +159,8 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def list_columns(results: Mapping[str, Any]) -> list[str]:
-    """The sequence columns that the model reads, in its order; none where that was not recorded."""
-    named: dict[str, None] = {}
-    for tower in as_dict(results.get("model")).get("towers") or []:
-        for part in tower.get("inputs") or tower.get("columns") or []:
-            named.update(dict.fromkeys([part] if isinstance(part, str) else part))
-    return [*named] or [*(as_dict(results.get("settings")).get("sequence_columns") or [])]
+    """The sequence columns that the model reads; none where that was not recorded."""
+    return [*(as_dict(results.get("settings")).get("sequence_columns") or [])]
 
 
 def is_demo(results: Mapping[str, Any]) -> bool:

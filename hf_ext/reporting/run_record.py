@@ -84,7 +84,7 @@ def record_run(
     Local data and models are absolute paths in the settings, so that nobody takes `data/pairs` for a Hub id.
     """
     parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
-    best = trainer.args.metric_for_best_model
+    best, hardware = trainer.args.metric_for_best_model, detect_hardware(trainer.args.device)
     return {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -100,7 +100,11 @@ def record_run(
         "best": {"step": trainer.state.best_global_step, **({best: trainer.state.best_metric} if best else {})},
         "settings": {name: _setting(trainer.args, settings, name) for name in sorted(origins)},
         "settings_from": {name: origin for name, origin in sorted(origins.items()) if origin != "default"},
-        "environment": _environment(trainer),
+        "environment": {
+            "device": hardware.device_name or hardware.name,
+            "num_processes": trainer.args.world_size,
+            "versions": {name: installed_version(name) for name in PACKAGES if installed_version(name)},
+        },
         "costs": _costs(trainer, trained.metrics),
     }
 
@@ -153,15 +157,6 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
         elif not is_joined:
             next(words, None)
     return kept
-
-
-def _environment(trainer: Any) -> dict[str, Any]:
-    hardware = detect_hardware(trainer.args.device)
-    return {
-        "device": hardware.device_name or hardware.name,
-        "num_processes": trainer.args.world_size,
-        "versions": {name: installed_version(name) for name in PACKAGES if installed_version(name)},
-    }
 
 
 def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:

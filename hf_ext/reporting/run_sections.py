@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..arguments.names import is_secret
@@ -36,37 +36,16 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
     if applied := [decision for decision in _decisions(run) if decision.get("status") == "applied"]:
         named = [f"{one.get('name')} ({CLASSES.get(str(one.get('kind')), one.get('kind'))})" for one in applied]
         blocks.append(Text(f"Speed-ups in use: {', '.join(named)}."))
-    charts = curve_charts(run.log_history, results)
-    curves = (
-        Figures(charts, run.image("loss.png"))
-        if charts
-        else Text("No learning curves: the run logged fewer than two losses or scores.")
-    )
-    return [
-        *blocks,
-        curves,
-        *_stopping_blocks(as_dict(results.get("early_stopping"))),
-        *_alarm_blocks(results),
-        *_evaluation_blocks(run),
-    ]
-
-
-def _stopping_blocks(stopping: Mapping[str, Any]) -> list[Block]:
-    if not stopping:
-        return []
-    step, patience = stopping.get("stopped_at_step"), units.number(stopping.get("patience"))
-    end = f"stopped training at step {step:,}" if is_finite(step) else "did not stop training before its end"
-    return [Text(f"Early stopping {end}. It waits for {patience} evaluations in a row without improvement.")]
-
-
-def _alarm_blocks(results: Mapping[str, Any]) -> list[Block]:
-    rows = [
-        [units.number(entry.get("step")), entry.get("name") or "validation", text]
-        for entry in results.get("alarms") or []
-        for text in entry.get("alarms") or []
-    ]
-    lid = f"{len(rows):,} alarm{'s' * (len(rows) > 1)} while training"
-    return [Table(["step", "rows", "alarm"], rows[:MAX_ROWS], fold=lid)] if rows else []
+    if charts := curve_charts(run.log_history, results):
+        blocks.append(Figures(charts, run.image("loss.png")))
+    else:
+        blocks.append(Text("No learning curves: the run logged fewer than two losses or scores."))
+    if stopping := as_dict(results.get("early_stopping")):
+        step, patience = stopping.get("stopped_at_step"), units.number(stopping.get("patience"))
+        end = f"stopped training at step {step:,}" if is_finite(step) else "did not stop training before its end"
+        text = f"Early stopping {end}. It waits for {patience} evaluations in a row without improvement."
+        blocks.append(Text(text))
+    return [*blocks, *_evaluation_blocks(run)]
 
 
 def _evaluation_blocks(run: RunFiles) -> list[Block]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import units
-from .charts import confusion_chart, group_chart, is_drawn, scatter_chart
+from .charts import confusion_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
 from .run_files import RunFiles, as_dict, is_demo, is_hub_id, label_name, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
 from .scores import REQUIRED_HEADERS, default_page, required_rows
-from .units import is_finite, metric_name
+from .units import is_finite
 
 # Beginning of an id -> what its authors ask to be cited as.
 PAPERS = {
@@ -111,9 +111,9 @@ def _alarms(results: Mapping[str, Any], page: Page) -> list[str]:
             while_training.setdefault(f"{name}: {text}", entry.get("step"))
     # The numbers in the sentences change with every evaluation, so only the first and the last are worth a line.
     listed = [f"Training, step {units.number(step)}{text}" for text, step in while_training.items()]
-    alarms += listed if len(listed) <= 2 else [listed[0], listed[-1]]
+    alarms += [*listed[:1], *listed[1:][-1:]]
     if len(listed) > 2:
-        alarms.append(f"Training: {len(listed) - 2} more alarms between these two, listed under Training.")
+        alarms.append(f"Training: {len(listed) - 2} more alarms between these two, in run.log.")
     alarms += [f"Data: {text}" for text in as_dict(results.get("data")).get("warnings") or []]
     for split, audit in as_dict(results.get("labels")).items():
         alarms += [f"Labels of {split}: {text}" for text in as_dict(audit).get("alarms") or []]
@@ -131,12 +131,11 @@ def _run_numbers(run: RunFiles) -> list[list[str]]:
     word = "rows" if unit == "sequences" else unit
     speed = f"at {units.rate(train[f'train_{unit}_per_s'], str(word))}" if unit else ""
     memory = f"of the {costs['memory_of']}" if costs.get("memory_of") else ""
-    numbers = [
+    return [
         ["training rows", units.number(as_dict(data.get("sizes")).get("train", planned.get("num_rows"))), seen],
         ["training time", units.seconds(costs.get("train_s", train.get("train_runtime"))), speed],
         ["peak memory", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib"))), memory],
     ]
-    return numbers
 
 
 def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
@@ -150,10 +149,6 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
         charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, label))
     elif run.predictions and is_drawn(kind):
         charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind["names"]))
-    model = as_dict(as_dict(as_dict(run.results.get("test")).get("scores")).get("model"))
-    for metric, score in model.items():
-        if groups := as_dict(score).get("groups"):
-            charts.append(group_chart(groups, metric_name(metric.removeprefix("per_group_"))))
     if drawn := [chart for chart in charts if chart]:
         blocks.append(Figures(drawn, run.image("scatter.png") or run.image("confusion.png")))
     if advice := run.results.get("advice"):
@@ -163,12 +158,9 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
 
 def _limits(run: RunFiles, page: Page) -> list[str]:
     """What a reader must know before using the model, the most serious first."""
-    lines = (
-        ["Trained on generated demo data: it shows that the code works, and nothing real."]
-        if is_demo(run.results)
-        else []
-    )
-    lines += [*page.limits, *data_limits(run)]
+    lines = [*page.limits, *data_limits(run)]
+    if is_demo(run.results):
+        lines.insert(0, "Trained on generated demo data: it shows that the code works, and nothing real.")
     kept = [base for base in find_bases(run, page) if base.get("training") != "full"] if page.needs_bases else []
     local = [last_part(base["encoder"]) for base in kept if not is_hub_id(base["encoder"], base.get("revision"))]
     if local:

@@ -25,7 +25,6 @@ import torch
 from accelerate.utils import gather
 from torch import nn
 from transformers import TrainerCallback
-from transformers.trainer_utils import has_length
 
 from ..files import write_text
 from ..hardware import Hardware, detect_hardware
@@ -100,13 +99,11 @@ class ThroughputCallback(TrainerCallback):
         model: Any = self.model if self.model is not None else kwargs["model"]
         if self._counter is not None:
             self._counter.detach()
-        tokenizer, loader = self.tokenizer or kwargs.get("processing_class"), kwargs.get("train_dataloader")
+        tokenizer = self.tokenizer or kwargs.get("processing_class")
         self.device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
         self._left_to_warm_up, self._warmup_seconds, self._peak_bytes = self.warmup_steps, 0.0, 0
         self._seconds_before = time.time() - psutil.Process().create_time()
-        dataset = getattr(loader, "dataset", None)  # a user's own loader may have none
-        self._rows_per_epoch = len(dataset) if dataset is not None and has_length(dataset) else None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
         self._begun = self._measured_since = self._free = self._clock()
         self._num_measured = 0
@@ -203,7 +200,6 @@ class ThroughputCallback(TrainerCallback):
             "warmup_steps": self.warmup_steps - self._left_to_warm_up,
             "warmup_seconds": self._warmup_seconds,
             "seconds_before_training": round(self._seconds_before, 3),
-            "rows_per_epoch": self._rows_per_epoch,
             "steps_per_epoch": state.global_step / state.epoch if state.epoch else None,
             "rates": self._rates(self._totals),
             "totals": dict(zip(COLUMNS, self._totals.tolist())),

@@ -103,10 +103,11 @@ def seconds(value: Any) -> str:
 
 def seconds_span(span: tuple[float, float]) -> str:
     """An estimate, in few digits: 5 s to 12 min; 1.5 h to 4.0 h."""
-    return f"{_estimated(span[0])} to {_estimated(span[1])}" if span[1] >= 0.1 else "less than 0.1 s"
+    return f"{estimated(span[0])} to {estimated(span[1])}" if span[1] >= 0.1 else "less than 0.1 s"
 
 
-def _estimated(value: float) -> str:
+def estimated(value: float) -> str:
+    """0.5 s; 12 min; 1.5 h: of seconds that nobody counts to the last."""
     if value < 60:
         return f"{value:.0f} s" if value >= 1 else f"{value:.1f} s"
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"

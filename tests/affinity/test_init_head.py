@@ -74,6 +74,9 @@ def test_a_head_that_does_not_fit_is_refused_with_all_differences(make_affinity,
         make_affinity(init_head_from=str(frozen_run[0]), **given)
     said = ["that head does not fit:", "inputs: ['heavy', 'light', 'antigen'] there", "pooling: ['mean', "]
     assert all(line in str(error.value) for line in [*said, "head sizes: [8] there, [8, 4] here"])
+    with pytest.raises(ArgumentError) as error:
+        make_affinity(init_head_from=str(frozen_run[0]), layer="1", head_sizes=[8])
+    assert str(error.value).endswith("not fit:\n  layers: ['last', 'last', 'last'] there, [1, 1, 1] here")
 
 
 def test_other_encoders_are_refused_and_moved_ones_are_not(make_affinity, frozen_run, demo_encoders, tmp_path):

@@ -168,7 +168,7 @@ def test_a_run_reads_the_chosen_layer_says_so_and_goes_on_and_predicts_with_it(e
     assert results["layer"]["encoders"][0]["layer"] == 1
     assert results["model"]["towers"][0]["layer"] == 1
     assert "Layer: 1 of 3 of esm: " in (folder / "run.log").read_text()
-    assert "All layers compared" in (folder / "report.html").read_text()
+    assert "Layer: 1 of 3 of esm: " in (folder / "report.html").read_text()
     assert json.loads((folder / "config.json").read_text())["encoders"][0]["layer"] == 1
     with (folder / "predictions.csv").open() as file:
         written = [(row["sequence"], float(row["prediction"])) for row in csv.DictReader(file)]

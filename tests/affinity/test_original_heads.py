@@ -121,11 +121,15 @@ def test_ids_are_those_of_the_scripts_tokenizers(original, encoders, convert):
         assert torch.equal(found["attention_mask"], expected["attention_mask"])
 
 
-def test_a_yaml_of_the_first_token_of_igt5_is_refused(original, encoders, tmp_path, resume_check):
-    config = write_yaml(tmp_path, encoders, pooling=["cls"])
-    command = ["--convert", str(original[1]), "--config", str(config), "--output_dir", str(tmp_path / "new")]
-    with pytest.raises(ArgumentError, match="type 't5' does not stand for the sequence"):
-        resume_check(command)
+def test_a_yaml_of_the_first_token_of_igt5_or_of_classes_is_refused(original, encoders, tmp_path, resume_check):
+    for changes, reason in (
+        ({"pooling": ["cls"]}, "type 't5' does not stand for the sequence"),
+        ({"task": "classification"}, "--convert makes models of one number per row"),
+    ):
+        config = write_yaml(tmp_path, encoders, **changes)
+        command = ["--convert", str(original[1]), "--config", str(config), "--output_dir", str(tmp_path / "new")]
+        with pytest.raises(ArgumentError, match=reason):
+            resume_check(command)
 
 
 class Payload:

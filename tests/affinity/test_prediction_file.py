@@ -51,7 +51,9 @@ def test_only_what_predict_wrote_is_replaced(folder):
 
 def test_a_list_of_rejected_rows_that_predict_did_not_write_is_not_replaced(folder):
     (folder / "out.rejected_rows.csv").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"out\.rejected_rows\.csv is where --bad_rows drop lists rows"):
+    with pytest.raises(
+        ArgumentError, match=r"out\.rejected_rows\.csv' is there and was not written by --bad_rows drop"
+    ):
         predict("out.csv", "--bad_rows", "drop")
     with pytest.raises(ArgumentError, match=NO_MODEL):
         predict("out.csv")

@@ -86,8 +86,9 @@ def test_rows_with_an_antibody_that_training_lacks_are_a_slice_and_all_are_count
     train = table(["A", "B"] * 10, ["X", "Y"] * 10)
     asked = table(["A"] * 40 + ["C"] * 35, ["Y"] * 40 + ["X"] * 35)
     slices, notes = find_slices(train, asked, ["heavy", "antigen"])
-    assert [one.name for one in slices] == ["rows whose heavy is not in training"]
-    assert np.flatnonzero(slices[0].rows).tolist() == [*range(40, 75)]
+    assert [*slices] == ["rows whose heavy is not in training"]
+    (is_new,) = slices.values()
+    assert np.flatnonzero(is_new).tolist() == [*range(40, 75)]
     # A with Y is as new as a pair as C is: all 75 rows are new together.
     assert notes[0].startswith(
         "Of 75 rows these are new to training: 35 in heavy, 0 in antigen, 75 in heavy + antigen together."

@@ -16,7 +16,7 @@ from hf_ext.affinity.prediction_file import write_predictions
 from hf_ext.affinity.results import PREDICTIONS, baseline_file
 from hf_ext.comparing.comparison import main
 from hf_ext.comparing.fine_tuning import answer, format_trainings, make_training_sides, score_runs
-from hf_ext.comparing.running import SideRun
+from hf_ext.comparing.running import ChildFailed, SideRun
 from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError, DataError
 
@@ -194,3 +194,6 @@ def test_three_sides_run_and_one_that_fails_does_not_cost_the_others(tmp_path, m
     said = capfd.readouterr().out
     assert "frozen, round 0: measured before, kept" in said
     assert "lora, round 0: measured before, kept" in said
+    with pytest.raises(ChildFailed, match="no column 'absent'"):
+        main(["--output_dir", "stopped", *words[2:], "--label_column", "absent"])
+    assert [path.name for path in Path("stopped").glob("*/")] == ["frozen"]

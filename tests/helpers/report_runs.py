@@ -112,6 +112,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "inputs": {"heavy": {"unknown_share": 0.0012, "longest": 131, "num_above_limit": 2}},
         },
         "settings": {
+            "sequence_columns": ["heavy", "light", "antigen"],
             "label_column": ["pKd"],
             "too_long": "truncate",
             "learning_rate": 0.001,

@@ -18,7 +18,7 @@ from report_runs import log_history
 
 from hf_ext.errors import DataError
 from hf_ext.reporting import plot_loss, plot_scatter
-from hf_ext.reporting.charts import VARIABLES, Chart, curve_charts, group_chart, scatter_chart
+from hf_ext.reporting.charts import VARIABLES, Chart, curve_charts, scatter_chart
 
 HOSTILE = "</title><script>alert(1)</script>&$x^2$\n\"'"
 LOG: list[dict[str, float]] = [
@@ -138,21 +138,6 @@ def test_more_than_1500_rows_are_drawn_as_density_that_holds_every_row() -> None
     assert (counts.sum(), counts.min() >= 1) == (1501, True)
     assert f"1,501 test rows in cells, stronger in colour with more rows (at most {int(counts.max())})" in dense.caption
     assert len(dots.figure.axes[0].collections[0].get_offsets()) == 1500
-
-
-def test_groups_are_named_the_largest_thirty_of_many() -> None:
-    def group(value, n=5):
-        return {"value": value, "n": n, "undefined": None}
-
-    few = group_chart({"a": group(0.5), "b": group(None)}, "Spearman")
-    assert few is not None
-    assert [label.get_text() for label in few.figure.axes[0].get_yticklabels()] == ["a (5)"]
-    many = group_chart({f"g{i}": group(i / 40, i + 1) for i in range(40)}, "Spearman")
-    assert many is not None
-    names = [label.get_text() for label in many.figure.axes[0].get_yticklabels()]
-    assert (len(names), names[0]) == (30, "g10 (11)")
-    assert "The 30 largest of 40 groups" in many.caption
-    assert group_chart({"b": group(None)}, "Spearman") is None
 
 
 # --- in a page --------------------------------------------------------------------------------------------------------
