@@ -1,8 +1,8 @@
 """Seconds that commands take, of the processor and by the clock, beside those of imports alone.
 
 From process start to the first step of a run on frozen encoders (the demo with `--head mlp`, since the search for a
-head is training too), the demo, loading 131,072 rows of three chains with the leak report, and predictions of 20,000
-rows. Fresh processes that take turns, children included. bitsandbytes is hidden: it is optional, and PEFT imports it
+head is training too), the demo, loading 131,072 rows of three chains with the leak report, predictions of 20,000
+rows and of ten, and help. Fresh processes that take turns, children included. bitsandbytes is hidden: it is optional, and PEFT imports it
 where it is installed.
 
 python benchmarks/command_times.py --output benchmarks/results/command_times_cpu.json
@@ -53,6 +53,9 @@ PROGRAMS = {
     "load 131,072 rows, with leaks": LOAD,
     "the demo": COMMAND.format(words="train --output_dir demo --resume no"),
     "predict 20,000 rows": COMMAND.format(words="predict --model demo --dataset_name few.csv --output few_out.csv"),
+    "predict 10 rows": COMMAND.format(words="predict --model demo --dataset_name ten.csv --output ten_out.csv"),
+    "hf-ext --help": COMMAND.format(words="--help"),
+    "hf-ext train --help": COMMAND.format(words="train --help"),
 }
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
@@ -106,6 +109,7 @@ def main() -> None:
         folder = Path(name)
         write_rows(folder / "rows.csv", 131_072)
         write_rows(folder / "few.csv", 20_000)
+        write_rows(folder / "ten.csv", 10)
         found = interleave({what: partial(spend, what, folder) for what in PROGRAMS}, args.rounds)
     rows = []
     for what, seconds in found.items():

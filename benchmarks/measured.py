@@ -321,6 +321,28 @@ def element_wise() -> str:
     return table(rows, ["a layer of ESM-2 650M, bf16", "per token", "share", "kernels"])
 
 
+def plan_cost() -> str:
+    """Small models that no speed-up is for: what the constructor and a step take, beside stock Trainer."""
+    rows = []
+    for model, sides in read("plan_cost")["models"].items():
+        for side, took in sides.items():
+            build, step = quartiles(took["constructor_s"]), quartiles(took["step_ms"])
+            rows.append([model, side, build, step, quartiles(took["step_ratio"])])
+    return table(rows, ["model", "side", "constructor, s", "step, ms", "times stock's step"])
+
+
+def scale() -> str:
+    """What runs take by the number of rows; memory is the highest of the process."""
+    rows = []
+    for run in read("scale")["runs"]:
+        took = [
+            f"{run[name]['cpu_s']:,.0f} s, {run[name]['peak_gb']:.1f} GB" for name in ("doctor", "train", "predict")
+        ]
+        rows.append([f"{run['rows']:,}", *took, f"{run['store_gb']:.3f} GB", f"{run['stated_gb']:.3f} GB"])
+    names = ["rows", "doctor: CPU time, memory", "train, one epoch", "predict", "embeddings on disk", "stated before"]
+    return table(rows, names)
+
+
 def command_times() -> str:
     """What commands take, by the clock and of the processor."""
     found = read("command_times_cpu")["rows"]
@@ -527,7 +549,7 @@ MEASURED: dict[str, Callable[[], str]] = {
         for made in (embed_once, default_runs, default_classes, scores, compare, same_numbers, faults)
     },
     **{made.__name__: made for made in (evaluation, activation_checkpointing, element_wise)},
-    **{made.__name__: made for made in (command_times, embedding_store, host_optimizer, eight_bit)},
+    **{made.__name__: made for made in (command_times, plan_cost, scale, embedding_store, host_optimizer, eight_bit)},
     **{made.__name__: made for made in (optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16"),

@@ -1,0 +1,123 @@
+"""What a plan costs where nothing can pay: small models that no speed-up is for, stock Trainer beside `FastTrainer`.
+
+    python benchmarks/plan_cost.py [--rounds 5]
+
+Seconds of the constructor, and the median time of a step after the first ten; sides take turns in one process, so that
+imports and first calls count for nobody. Writes `results/plan_cost.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import interleave, quartiles
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from hf_ext import FastTrainer, FastTrainingArguments
+
+RESULT = Path(__file__).resolve().parent / "results" / "plan_cost.json"
+STEPS, WARM, ROWS, WIDTH = 300, 10, 16, 64
+
+
+class Perceptron(torch.nn.Module):
+    """Two layers, and the loss that Trainer expects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 1))
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        predicted = self.layers(inputs).squeeze(-1)
+        return {"loss": torch.nn.functional.mse_loss(predicted, labels), "logits": predicted}
+
+
+def make_bert() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    """A classifier of two layers, 64 wide, and 1,000 rows of 40 tokens."""
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
+    model = BertForSequenceClassification(BertConfig(vocab_size=32, **sizes))
+    rows = [{"input_ids": torch.randint(1, 32, (40,)), "labels": torch.randint(2, ())} for _ in range(1_000)]
+    return model, rows
+
+
+def make_perceptron() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    """Two layers, and 1,000 rows of 64 numbers."""
+    return Perceptron(), [{"inputs": torch.randn(WIDTH), "labels": torch.randn(())} for _ in range(1_000)]
+
+
+MODELS = {"BERT, 2 layers": make_bert, "perceptron": make_perceptron}
+
+
+class Clock(TrainerCallback):
+    """When each step ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.times.append(time.perf_counter())
+
+
+def train(
+    name: str, trainer_class: type[Trainer], arguments_class: type[TrainingArguments], **own: Any
+) -> dict[str, float]:
+    """One run of `STEPS` steps: seconds of the constructor, and of a step (median after the first ten)."""
+    set_seed(0)
+    model, rows = MODELS[name]()
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        plain = {"max_steps": STEPS, "per_device_train_batch_size": ROWS, "report_to": "none", "logging_steps": 1000}
+        args = arguments_class(folder, save_strategy="no", use_cpu=True, disable_tqdm=True, **plain, **own)
+        began = time.perf_counter()
+        trainer = trainer_class(model, args, train_dataset=rows, callbacks=[clock])
+        built = time.perf_counter() - began
+        trainer.train()
+    steps = [after - before for before, after in zip(clock.times[WARM:], clock.times[WARM + 1 :])]
+    return {"constructor_s": built, "step_ms": 1000 * statistics.median(steps)}
+
+
+def compare(name: str, rounds: int) -> dict[str, Any]:
+    """Quartiles over rounds of what each side took, and of its step beside stock Trainer's of the same round."""
+    sides = {
+        "stock Trainer": partial(train, name, Trainer, TrainingArguments),
+        "no speed-up": partial(train, name, FastTrainer, FastTrainingArguments, speedups=[]),
+        "all": partial(train, name, FastTrainer, FastTrainingArguments, speedups=["all"]),
+    }
+    found = interleave(sides, rounds)
+    stock = [one["step_ms"] for one in found["stock Trainer"]]
+    return {
+        side: {key: quartiles([one[key] for one in each], 4) for key in ("constructor_s", "step_ms")}
+        | {"step_ratio": quartiles([one["step_ms"] / base for one, base in zip(each, stock)], 3)}
+        for side, each in found.items()
+    }
+
+
+def main() -> None:
+    """Runs the sides in turn, prints and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    given = parser.parse_args()
+    result: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "steps": STEPS, "rounds": given.rounds}
+    result["models"] = {name: compare(name, given.rounds) for name in MODELS}
+    print(json.dumps(result, indent=1))
+    given.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
