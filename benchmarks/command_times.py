@@ -1,9 +1,9 @@
 """Seconds that commands take, of the processor and by the clock, beside those of imports alone.
 
 From process start to the first step of a run on frozen encoders (the demo with `--head mlp`, since the search for a
-head is training too), the demo, loading 131,072 rows of three chains with the leak report, predictions of 20,000
-rows and of ten, and help. Fresh processes that take turns, children included. bitsandbytes is hidden: it is optional, and PEFT imports it
-where it is installed.
+head is training too), the demo, loading 131,072 rows of three chains with the leak report, predictions of 20,000 rows
+and of ten, and help. Fresh processes that take turns, children included. bitsandbytes is hidden: it is optional, and
+PEFT imports it where it is installed.
 
 python benchmarks/command_times.py --output benchmarks/results/command_times_cpu.json
 """
