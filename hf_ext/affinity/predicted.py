@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..labels import UNKNOWN, LabelKind
 from ..labels.classes import NO_LABEL, SEPARATOR
-from ..labels.outputs import decode, probabilities, split_rows
+from ..labels.outputs import decode, split_rows, to_predictions
 
 PREDICTION, PROBABILITY, LABEL = "prediction", "probability", "label"
 MAX_PROBABILITIES = 20  # classes of which each has a column; of more the predicted one's probability stands alone
@@ -55,9 +55,9 @@ def prediction_columns(kind: LabelKind, outputs: NDArray[Any]) -> Columns:
     elif kind.per_residue:
         found = [join_numbers(predicted) if kind.is_numeric else [join_letters(row) for row in predicted]]
     elif kind.task == "multilabel":
-        found = [[*map(join_set, predicted)], *probabilities(kind, rows).T]
+        found = [[*map(join_set, predicted)], *to_predictions(kind, rows).T]
     else:
-        shares = probabilities(kind, rows)
+        shares = to_predictions(kind, rows)
         found = [predicted.tolist(), *(shares.T if kind.num_outputs <= MAX_PROBABILITIES else [shares.max(1)])]
     return dict(zip(prediction_names(kind), found))
 

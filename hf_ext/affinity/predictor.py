@@ -25,7 +25,7 @@ from ..data.row_errors import format_errors
 from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
-from ..labels.outputs import decode, probabilities, split_rows
+from ..labels.outputs import decode, split_rows, to_predictions
 from ..models.affinity import AffinityModel
 from ..pretrained import fetch_folder
 from ..trainer import FastTrainer
@@ -127,7 +127,7 @@ class AffinityPredictor:
         kind = self.model.config.kind
         if kind.is_numeric:
             raise ArgumentError(f"This model predicts numbers ({', '.join(kind.names)}), which have no probabilities.")
-        return probabilities(kind, self._logits(rows))
+        return to_predictions(kind, self._logits(rows))
 
     @torch.no_grad()
     def _logits(self, rows: Any) -> Any:

@@ -11,13 +11,13 @@ import numpy as np
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
-from ..evaluation.kinds import to_predictions
 from ..evaluation.metrics import PLAIN_METRICS
 from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
 from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
+from ..labels.outputs import to_predictions
 from ..reporting import units
 from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled

@@ -15,6 +15,7 @@ from ._arrays import FloatArray, as_column, as_groups, count_not_finite
 DEFAULT_LAMBDAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
 CHUNK_BYTES = 48 * 2**20
 CONSTANT_SPREAD = 1e-10  # a standard deviation this far below the feature's own size is rounding, not signal
+NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than features: rounding
 
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
@@ -152,22 +153,40 @@ def solve_ridges(
     Returns:
         Weights (d, l), for raw features, and intercepts (l,).
     """
-    (num_rows, num_features), level = features.shape, float(labels.mean())
+    mean, axes, variances = principal_axes(features, standardize)
+    level, moment = float(labels.mean()), np.zeros(len(mean))
+    for rows, chunk in chunks(features):
+        moment += (chunk - mean).T @ (labels[rows] - level)
+    projected = axes.T @ (moment / len(labels))
+    weights = axes @ (projected[:, None] / (variances[:, None] + lambdas))
+    return weights, level - mean @ weights
+
+
+def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Principal axes of the scaled features, by one eigendecomposition of size min(n, d).
+
+    Args:
+        features, standardize: as in `RidgeBaseline`.
+
+    Returns:
+        The features' mean (d,); axes (d, r), which turn raw features less their mean into uncorrelated coordinates; the
+        variance of each coordinate, (r,), rising.
+    """
+    num_rows, num_features = features.shape
     mean, scale = fit_scale(features, standardize)
     if num_rows < num_features:
         basis = (features - mean) * scale
-        gram, moment = basis @ basis.T, labels - level
+        variances, vectors = np.linalg.eigh(basis @ basis.T / num_rows)
+        kept = variances > NEGLIGIBLE * variances[-1]
+        variances = variances[kept]
+        axes = basis.T @ (vectors[:, kept] / np.sqrt(num_rows * variances))
     else:
-        gram, moment = np.zeros((num_features, num_features)), np.zeros(num_features)
-        for rows, chunk in chunks(features):
+        gram = np.zeros((num_features, num_features))
+        for _, chunk in chunks(features):
             scaled = (chunk - mean) * scale
             gram += scaled.T @ scaled  # the same array twice: numpy computes one triangle only
-            moment += scaled.T @ (labels[rows] - level)
-    eigenvalues, vectors = np.linalg.eigh(gram / num_rows)
-    projected = vectors.T @ (moment / num_rows)
-    weights = vectors @ (projected[:, None] / (np.maximum(eigenvalues, 0.0)[:, None] + lambdas[None, :]))
-    weights = (basis.T @ weights if num_rows < num_features else weights) * scale[:, None]
-    return weights, level - mean @ weights
+        variances, axes = np.linalg.eigh(gram / num_rows)
+    return mean, axes * scale[:, None], np.maximum(variances, 0.0)
 
 
 def chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:

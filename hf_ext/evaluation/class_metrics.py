@@ -55,13 +55,11 @@ class Classification(Rows):
     ) -> None:
         super().__init__(num_rows)
         self._row, self._labels, self._classes = row, labels, classes
-        self.is_of_two = len(classes) == 2 and np.array_equal(row, np.arange(num_rows))
-        self.names = (*CLASS_METRICS, *(TWO_CLASS_METRICS if self.is_of_two else ()))
         self._problem = count_not_finite_rows(probabilities, self._row)
         self.predicted = probabilities.argmax(axis=1)
         self._top, true = (probabilities[np.arange(len(labels)), each] for each in (self.predicted, labels))
         self._losses = -np.log(np.maximum(true.astype(np.float64), LEAST))
-        self._second = probabilities[:, 1].astype(np.float64) if self.is_of_two else None
+        self._second = probabilities[:, -1].astype(np.float64)
 
     def why_undefined(self, name: str) -> str | None:
         if self.num_rows == 0 or not len(self._labels):
@@ -151,7 +149,6 @@ class Classification(Rows):
 
     @cached_property
     def _ranking(self) -> Ranking:
-        assert self._second is not None
         return Ranking(self._second, self._labels == 1)
 
     def auroc(self, counts: FloatArray) -> FloatArray:
@@ -172,8 +169,6 @@ class Multilabel(Rows):
 
     Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for the others.
     """
-
-    names = MULTILABEL_METRICS
 
     def __init__(self, probabilities: NDArray[Any], labels: FloatArray) -> None:
         super().__init__(len(labels))

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from ..data.splits import draw_rows
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind
-from ._arrays import FloatArray, divide
+from ._arrays import FloatArray
 from .baselines import RidgeBaseline
-from .kinds import deciding_metrics, rows_for
-from .logistic import LogisticBaseline, draw
+from .kinds import metrics_of, rows_for
+from .logistic import LogisticBaseline, find_shares
 
 NEIGHBOURS = (1, 3, 10)
 BLOCK_ROWS = 512  # that are compared with all training rows at once
@@ -36,12 +37,7 @@ def predict_constant(kind: LabelKind, labels: Any, sizes: int | Sequence[int]) -
     """
     truth = _join(labels) if kind.per_residue else np.asarray(labels, np.float64)
     truth = np.where(truth == UNKNOWN, np.nan, truth)
-    if kind.task.endswith("classification"):
-        found = truth[np.isfinite(truth)].astype(np.int64)
-        value = np.bincount(found, minlength=kind.num_outputs) / max(1, len(found))
-    else:
-        known = np.isfinite(truth)
-        value = divide(np.where(known, truth, 0.0).sum(axis=0), known.sum(axis=0))
+    value = find_shares(truth, kind.num_outputs if kind.task.endswith("classification") else None)
     if isinstance(sizes, int):
         return np.broadcast_to(value, (sizes, *np.shape(value)))
     return [np.broadcast_to(value, (size, *np.shape(value))) for size in sizes]
@@ -105,7 +101,7 @@ class NearestBaseline:
         else:
             self._values, self._value_of = truth.reshape(len(truth), -1), np.arange(len(truth))
         self._constant = np.asarray(predict_constant(self.kind, labels, 1)).reshape(1, -1)
-        metric, losses = deciding_metrics(self.kind)[1], {}
+        metric, losses = metrics_of(self.kind).chooses, {}
         for num, predicted in self._predict(validation_features, NEIGHBOURS).items():
             losses[num] = rows_for(self.kind, predicted, validation_labels).value(metric).value
         self.num_neighbours = min(losses, key=lambda num: (np.nan_to_num(losses[num], nan=np.inf), num))
@@ -171,7 +167,7 @@ class WindowBaseline:
                     raise DataError(f"row {i}: {len(row)} labels for {len(protein)} residues: one each is needed.")
             truth = _join(of_proteins)
             known = np.flatnonzero(np.isfinite(truth) & (truth != UNKNOWN))
-            chosen = known[draw(len(known), MAX_RESIDUES)]
+            chosen = known[draw_rows(len(known), 0, MAX_RESIDUES)]
             given += [window_features(proteins, chosen), truth[chosen]]
         self._linear.fit(*given)
         return self

@@ -33,7 +33,7 @@ class ResidueRegression(Regression):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, row: NDArray[np.int64], num_rows: int) -> None:
         super().__init__(predicted, measured)
-        self.num_rows, self.names, self._row = num_rows, RESIDUE_METRICS, row
+        self.num_rows, self._row = num_rows, row
 
     def _by_row(self, values: FloatArray) -> FloatArray:
         columns = values.reshape(len(values), -1).T
@@ -79,7 +79,6 @@ class SeveralNumbers(Rows):
             if len(rows := np.flatnonzero(~np.isnan(measured[:, j]))):
                 self._rows[name], self._parts[name] = rows, Regression(predicted[rows, j], measured[rows, j])
         self._take = {name: Once(partial(np.take, indices=rows, axis=1)) for name, rows in self._rows.items()}
-        self.names = several_names(columns)
 
     def why_undefined(self, name: str) -> str | None:
         if not self._parts:

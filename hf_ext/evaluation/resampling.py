@@ -90,10 +90,6 @@ class ResamplingUnits:
             return f"All rows have the same {self.column}: no interval can be had from one."
         return f"An interval from only {self.describe()} is not to be trusted: {MIN_UNITS} of like size are the least."
 
-    def facts(self) -> dict[str, Any]:
-        """`interval_by`, `num_units` and `num_effective_units`, as results name them, JSON-able."""
-        return {"interval_by": self.column, "num_units": self.num_units, "num_effective_units": self.num_effective}
-
 
 def check_units(units: ResamplingUnits | None, num_rows: int) -> ResamplingUnits | None:
     """Returns `units`, None where each is one row: then rows are drawn, as if there were none.
@@ -109,10 +105,9 @@ def check_units(units: ResamplingUnits | None, num_rows: int) -> ResamplingUnits
 
 
 def unit_facts(units: ResamplingUnits | None, num_rows: int) -> dict[str, Any]:
-    """`ResamplingUnits.facts`, also where the units are rows."""
-    if units is not None:
-        return units.facts()
-    return {"interval_by": None, "num_units": num_rows, "num_effective_units": float(num_rows)}
+    """`interval_by`, `num_units` and `num_effective_units`, as results name them, JSON-able; None: units are rows."""
+    column, num, even = (units.column, units.num_units, units.num_effective) if units else (None, num_rows, num_rows)
+    return {"interval_by": column, "num_units": num, "num_effective_units": float(even)}
 
 
 def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None) -> Iterator[FloatArray]:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
 from ..labels import ONE_NUMBER, LabelKind
+from ..labels.outputs import to_predictions
 from ._arrays import FloatArray, as_column, as_groups, count_not_finite, to_numpy
-from .kinds import comparable_metrics, metric_names, rows_for, to_predictions
+from .kinds import metrics_of, rows_for
 from .metrics import THRESHOLD_METRICS, Regression, Rows
 
 LABEL_COLUMNS = ("label", "labels")
@@ -40,20 +41,17 @@ class RowMetrics:
     @property
     def names(self) -> tuple[str, ...]:
         """What an evaluation logs that can choose the best model, with the loss that Trainer adds."""
-        return (
-            "loss",
-            *metric_names(self.kind, self.threshold),
-            *(["num_distinct"] if self.kind.is_one_number else []),
-        )
+        more = ["num_distinct"] if self.kind.is_one_number else []
+        return ("loss", *metrics_of(self.kind, self.threshold).names, *more)
 
     @property
     def mean_metrics(self) -> tuple[str, ...]:
         """Of another kind than one number: the metrics in which early stopping compares two evaluations."""
-        return comparable_metrics(self.kind)
+        return metrics_of(self.kind).means
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         rows = self.rows_of(prediction.predictions, prediction.label_ids)
-        found = {name: rows.value(name).value for name in rows.names}
+        found = {name: rows.value(name).value for name in metrics_of(self.kind, self.threshold).names}
         if isinstance(rows, Regression) and self.kind.is_one_number:
             found["num_distinct"] = len(np.unique(rows.predicted))
         return {name: float(value) for name, value in found.items()}

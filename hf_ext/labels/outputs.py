@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, logit, softmax
 
 from . import UNKNOWN, LabelKind
 
@@ -22,15 +21,23 @@ def split_rows(kind: LabelKind, logits: np.ndarray, lengths: Sequence[int]) -> A
     return [row[:length] for row, length in zip(logits, lengths, strict=True)] if kind.per_residue else logits
 
 
-def probabilities(kind: LabelKind, logits: Any) -> Any:
-    """Of each class, float32, in the shape of `logits`: they add up to 1, but of a set, whose labels stand alone.
+def to_predictions(kind: LabelKind, logits: Any) -> Any:
+    """What scores take: numbers as they are; of classes probabilities that add up to 1, of labels of a set of each.
 
     Args:
-        logits: from `split_rows`, of classes.
+        logits: (n, ...), or a list from `split_rows`.
+
+    Returns:
+        In the shape of `logits`; probabilities are float32.
     """
-    if kind.per_residue:
-        return [softmax(row, axis=-1).astype(np.float32) for row in logits]
-    return (expit(logits) if kind.task == "multilabel" else softmax(logits, axis=-1)).astype(np.float32)
+    if kind.is_numeric:
+        return logits
+    if isinstance(logits, list):
+        return [to_predictions(kind, row) for row in logits]
+    from scipy.special import expit, softmax  # here, since scipy takes 0.2 s that scores do not need
+
+    values = np.asarray(logits, np.float32)
+    return expit(values) if kind.task == "multilabel" else softmax(values, axis=-1)
 
 
 def as_logits(kind: LabelKind, predictions: Any) -> np.ndarray:
@@ -48,7 +55,7 @@ def as_logits(kind: LabelKind, predictions: Any) -> np.ndarray:
     if kind.is_numeric:
         return predictions
     inside = np.clip(predictions, TINY, 1 - TINY)
-    return logit(inside) if kind.task == "multilabel" else np.log(inside)
+    return np.log(inside) - np.log1p(-inside) * (kind.task == "multilabel")
 
 
 def decode(kind: LabelKind, logits: Any) -> Any:
