@@ -74,13 +74,16 @@ def as_groups(
     return np.asarray([str(label) for label in labels], dtype=np.str_)
 
 
-def count_not_finite(values: FloatArray, name: str) -> str | None:
-    """Say how many values are NaN or infinite and where the first one is; None where all are finite."""
-    finite = np.isfinite(values)
-    if finite.all():
+def count_not_finite(values: NDArray[Any], name: str, row: NDArray[np.int64] | None = None) -> str | None:
+    """Say how many values, (n, ...), are NaN or infinite and where the first one is; None where all are finite.
+
+    `row` is the row of each, (n,); None: they are rows.
+    """
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+    if not len(bad):
         return None
-    bad = np.flatnonzero(~finite)
-    return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {bad[0]})"
+    first = bad[0] if row is None else row[bad[0]]
+    return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {first})"
 
 
 def divide(part: FloatArray, whole: FloatArray) -> FloatArray:

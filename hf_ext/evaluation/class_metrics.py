@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import FloatArray, divide
+from ._arrays import FloatArray, count_not_finite, divide
 from .metrics import Rows, Summed
 from .ranks import Once, Ranking, sort_ties
 
@@ -19,14 +19,6 @@ MULTILABEL_METRICS = ("f1_max", "average_precision", "log_loss")
 LEAST = 1e-15  # a probability below it counts as it: a model that was sure and wrong costs 34.5 nats
 NUM_BINS = 15
 NUM_CUTS = 256
-
-
-def count_not_finite_rows(values: NDArray[Any], row: NDArray[np.int64]) -> str | None:
-    """Say how many of the predictions, (values, outputs), are not finite, and in which row the first one is."""
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if not len(bad):
-        return None
-    return f"{len(bad):,} of {len(values):,} predictions are NaN or infinite (first: row {row[bad[0]]})"
 
 
 class Classification(Rows):
@@ -55,7 +47,7 @@ class Classification(Rows):
     ) -> None:
         super().__init__(num_rows)
         self._row, self._labels, self._classes = row, labels, classes
-        self._problem = count_not_finite_rows(probabilities, self._row)
+        self._problem = count_not_finite(probabilities, "predictions", row)
         self.predicted = probabilities.argmax(axis=1)
         self._top, true = (probabilities[np.arange(len(labels)), each] for each in (self.predicted, labels))
         self._losses = -np.log(np.maximum(true.astype(np.float64), LEAST))
@@ -173,7 +165,7 @@ class Multilabel(Rows):
     def __init__(self, probabilities: NDArray[Any], labels: FloatArray) -> None:
         super().__init__(len(labels))
         self._probabilities, self._known, self._has = probabilities, np.isfinite(labels), labels == 1
-        self._problem = count_not_finite_rows(probabilities, np.arange(len(labels)))
+        self._problem = count_not_finite(probabilities, "predictions")
 
     def why_undefined(self, name: str) -> str | None:
         if self.num_rows == 0 or not self._known.any():

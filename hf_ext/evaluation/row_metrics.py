@@ -80,11 +80,14 @@ class RowMetrics:
             dataset: the evaluation set.
             rows: numbers; None: all.
         """
-        if metric in THRESHOLD_METRICS and self.threshold is not None and has_numbered_rows(dataset):
-            labels = _read_numbers(dataset)
-            if labels is not None and not np.any(labels[slice(None) if rows is None else rows] >= self.threshold):
-                return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
-        return None
+        if metric not in THRESHOLD_METRICS or self.threshold is None or not has_numbered_rows(dataset):
+            return None
+        labels = _read_labels(dataset)
+        if labels is None or not all(isinstance(label, Real) for label in labels):
+            return None
+        if np.any(np.asarray(labels)[slice(None) if rows is None else rows] >= self.threshold):
+            return None
+        return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
 
 
 def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:
@@ -233,10 +236,3 @@ def _read_labels(dataset: Any) -> list[Any] | None:
     if not values or any(to_numpy(value).size != 1 for value in values):
         return None
     return [to_numpy(value).reshape(-1).tolist()[0] for value in values]
-
-
-def _read_numbers(dataset: Any) -> FloatArray | None:
-    """Labels of a map-style dataset, (n,); None without a column of plain numbers."""
-    values = _read_labels(dataset)
-    are_numbers = values is not None and all(isinstance(value, Real) for value in values)
-    return np.asarray(values, np.float64) if are_numbers else None

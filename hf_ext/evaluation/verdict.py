@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -25,6 +25,7 @@ FREQUENCIES = "class frequencies"
 LABEL_FREQUENCIES = "label frequencies"
 CONSTANTS = (CONSTANT, FREQUENCIES, LABEL_FREQUENCIES)  # what predicts the same for all rows
 
+OPTIONS = {"confidence": 0.95, "num_resamples": 1000, "seed": 0}
 ZERO_BY_CHANCE = ("spearman", "mcc")
 
 Outcome = Literal["better", "no better", "undecided", "undefined", "worse", "no difference"]
@@ -64,6 +65,7 @@ class _Case:
     sides: FloatArray
     kind: LabelKind
     metric: str
+    units: ResamplingUnits | None
     options: dict[str, Any]
 
     @property
@@ -83,7 +85,14 @@ class _Case:
 
     def compare(self, baseline: str, metric: str) -> PairedComparison:
         rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
-        return compare_rows(rows[baseline], rows[MODEL], metric, **self.options)
+        return compare_rows(rows[baseline], rows[MODEL], metric, units=self.units, **self.options)
+
+    def name_units(self, verdict: Verdict) -> Verdict:
+        """With what intervals resample, and whether that is enough."""
+        if self.units is None:
+            return verdict
+        basis = self.units.why_not_enough() or f"Intervals resample {self.units.describe()}."
+        return replace(verdict, text=f"{verdict.text} {basis}")
 
     def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
         """The sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
@@ -103,32 +112,22 @@ class _Case:
         return Verdict(text, None, "undecided", result.n, baseline, result.as_dict())
 
 
-def _make_case(
-    labels: Any,
-    predictions: Mapping[str, Any],
-    bounds: Any,
-    metric: str,
-    kind: LabelKind,
-    units: ResamplingUnits | None,
-    options: Mapping[str, Any],
-) -> _Case:
+def _make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind, options: Any) -> _Case:
     check_comparison(metric, kind)
-    given = {"threshold": None, "confidence": 0.95, "num_resamples": 1000, "seed": 0, **options}
-    threshold = given.pop("threshold")
+    given = {"bounds": None, "units": None, "threshold": None, **OPTIONS, **options}
+    bounds, units, threshold = (given.pop(name) for name in ("bounds", "units", "threshold"))
     rows = {name: rows_for(kind, values, labels, threshold, metric) for name, values in predictions.items()}
     sides = np.zeros(len(labels)) if bounds is None else as_pair(bounds, labels)[0]
-    return _Case(rows, sides, kind, metric, {**given, "units": check_units(units, len(labels))})
+    return _Case(rows, sides, kind, metric, check_units(units, len(labels)), given)
 
 
 def judge(
     labels: Any,
     predictions: Mapping[str, Any],
     *,
-    bounds: Sequence[int] | Any | None = None,
     is_scale_free: bool = False,
     metric: str | None = None,
     kind: LabelKind = ONE_NUMBER,
-    units: ResamplingUnits | None = None,
     **options: Any,
 ) -> Verdict:
     """Decide, on the same rows, whether a model beats the baselines beside it.
@@ -150,15 +149,15 @@ def judge(
         predictions: predictor -> (n,) numbers, row by row as `labels`, or as `rows_for` takes them; "model" is judged,
             one of `CONSTANTS` is the constant, all others are baselines. For token_loss each row's summed loss in nats,
             for nrmse its error, for accuracy whether it is right.
-        bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. In the RMSE a
-            prediction beyond such a limit is no error then.
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order; of another kind that of `metrics_of`. A baseline without a value in it
             is not compared.
         kind: of label.
-        units: rows that were held out together, and are resampled together; None: each by itself.
-        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`.
+        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`; `units`, rows that were
+            held out together, and are resampled together, None: each by itself; `bounds`, (n,) of -1 (the truth is at
+            or below the label), 1 (at or above), 0 (exact), or None: in the RMSE a prediction beyond such a limit is no
+            error then.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an unknown metric.
@@ -169,13 +168,10 @@ def judge(
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
     metric = metric or ("spearman" if is_scale_free else metrics_of(kind).decides)
-    case = _make_case(labels, predictions, bounds, metric, kind, units, options)
-    units = case.options["units"]
-    verdict = (
-        _judge_baselines(case, "") if is_ratio(case.metric) and kind.is_one_number else _judge(case, is_scale_free)
-    )
-    verdict = verdict or _undefined(case.num_rows, "there is no baseline to compare with")
-    return verdict if units is None else replace(verdict, text=f"{verdict.text} {_describe_basis(units)}")
+    case = _make_case(labels, predictions, metric, kind, options)
+    has_many = kind.is_one_number and is_ratio(metric)
+    verdict = _judge_baselines(case, "") if has_many else _judge(case, is_scale_free)
+    return case.name_units(verdict or _undefined(case.num_rows, "there is no baseline to compare with"))
 
 
 def judge_pair(
@@ -186,8 +182,6 @@ def judge_pair(
     names: tuple[str, str] = ("the first", "the later"),
     metric: str = "rmse",
     kind: LabelKind = ONE_NUMBER,
-    bounds: Sequence[int] | Any | None = None,
-    units: ResamplingUnits | None = None,
     **options: Any,
 ) -> Verdict:
     """Decides by a paired bootstrap whether the later of two models, of which neither is trivial, is better.
@@ -196,8 +190,7 @@ def judge_pair(
         labels, before, after: (n,) numbers, row by row; of another `kind` as `rows_for` takes them.
         names: what to call both.
         metric, kind: as in `compare_paired`.
-        bounds: (n,) of -1, 0, 1, or None; in the RMSE a prediction beyond such a limit is no error then.
-        units, options: as in `judge`.
+        options: as in `judge`.
 
     Raises:
         ArgumentError: an unknown metric.
@@ -206,8 +199,8 @@ def judge_pair(
     Cost: that of `compare_paired`.
     """
     first, second = names
-    case = _make_case(labels, {first: before, MODEL: after}, bounds, metric, kind, units, options)
-    compared, units = case.compare(first, metric), case.options["units"]
+    case = _make_case(labels, {first: before, MODEL: after}, metric, kind, options)
+    compared = case.compare(first, metric)
     if compared.undefined:
         return replace(_undefined(compared.n, compared.undefined), baseline=first, comparison=compared.as_dict())
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
@@ -218,19 +211,13 @@ def judge_pair(
         text = f"No difference between {second} and {first} is shown: {numbers}"
     else:
         text = f"{second} is {outcome} than {first}: {numbers}"
-    text = text if units is None else f"{text} {_describe_basis(units)}"
     is_better = {"better": True, "worse": False}.get(outcome)
-    return Verdict(text, is_better, outcome, compared.n, first, compared.as_dict())
+    return case.name_units(Verdict(text, is_better, outcome, compared.n, first, compared.as_dict()))
 
 
 def find_hardest(compared: Mapping[str, PairedComparison]) -> str:
     """The baseline that is beaten least surely: one that scores as high first, then whose interval reaches lowest."""
     return min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
-
-
-def _describe_basis(units: ResamplingUnits) -> str:
-    """What intervals resample, and whether that is enough."""
-    return units.why_not_enough() or f"Intervals resample {units.describe()}."
 
 
 def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
@@ -270,7 +257,7 @@ def _describe_probabilities(case: _Case) -> str:
 
 def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdict | None:
     """A metric that is 0 by chance and not above it; None where it is."""
-    units, options, num_rows = case.options["units"], case.options, case.num_rows
+    units, options, num_rows = case.units, case.options, case.num_rows
     samples = resample(case.rows[MODEL].metric(metric), num_rows, options["num_resamples"], options["seed"], units)
     low, high = percentile_interval(samples, options["confidence"], units)
     if low is not None and low > 0 and (units is None or units.are_enough):
