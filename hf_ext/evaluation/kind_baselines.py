@@ -10,7 +10,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
-from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind
 from ._arrays import FloatArray
 from .baselines import RidgeBaseline
@@ -22,6 +21,7 @@ BLOCK_ROWS = 512  # that are compared with all training rows at once
 WINDOW = 15  # residues, the one that is predicted in the middle
 LETTERS = 26
 MAX_RESIDUES = 50_000  # that are fitted
+PROTEINS_AT_ONCE = 256  # whose residues are predicted together
 Residues = Sequence[Any]  # of each protein an array, one entry per residue
 
 
@@ -132,51 +132,42 @@ class NearestBaseline:
         return joined[:, 0] if self.kind.is_one_number else joined
 
 
-class WindowBaseline:
-    """Labels of residues from the 15 residues around each: logistic regression of classes, ridge of numbers.
+def predict_residues(
+    kind: LabelKind,
+    known: Sequence[tuple[Sequence[str], Residues]],
+    encode: Any,
+    asked: Sequence[str],
+    standardize: bool,
+) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    """Predicts labels of residues by a linear model of features of each, of which at most 50,000 of a split are fitted.
 
-    At most 50,000 residues of training, and as many of validation, are fitted.
+    Args:
+        kind: of residues.
+        known: sequences of training and of validation, and their labels.
+        encode: makes features, (residues, d), of sequences and of numbers among their residues; None: all.
+        asked: sequences to predict.
+        standardize: as in `RidgeBaseline`.
 
-    Cost: seconds; 0.1 s per 10,000 residues predicted.
+    Returns:
+        Of each of `asked` (length, C) probabilities, or (length,) numbers; and what was fitted, JSON-able.
+
+    Cost: of `window_features` seconds; 0.1 s per 10,000 residues predicted.
     """
-
-    def __init__(self, kind: LabelKind) -> None:
-        self.kind, self._linear = kind, make_linear(kind, standardize=False)
-
-    def fit(
-        self,
-        sequences: Sequence[str],
-        labels: Residues,
-        validation_sequences: Sequence[str],
-        validation_labels: Residues,
-    ) -> WindowBaseline:
-        """Fits and chooses the penalty.
-
-        Raises:
-            DataError: a sequence and its labels differ in length.
-        """
-        given: list[Any] = []
-        for proteins, of_proteins in ((sequences, labels), (validation_sequences, validation_labels)):
-            for i, (protein, row) in enumerate(zip(proteins, of_proteins)):
-                if len(protein) != len(row):
-                    raise DataError(f"row {i}: {len(row)} labels for {len(protein)} residues: one each is needed.")
-            truth = _join(of_proteins)
-            known = np.flatnonzero(np.isfinite(truth) & (truth != UNKNOWN))
-            chosen = known[draw_rows(len(known), 0, MAX_RESIDUES)]
-            given += [window_features(proteins, chosen), truth[chosen]]
-        self._linear.fit(*given)
-        return self
-
-    def predict(self, sequences: Sequence[str]) -> list[NDArray[Any]]:
-        """Of each protein (length, C) probabilities, or (length,) numbers; after `fit`."""
-        return [self._linear.predict(window_features([one])) for one in sequences]
-
-    def summary(self) -> dict[str, Any]:
-        """What was fitted, JSON-able; after `fit`."""
-        return {**self._linear.summary(), "window": WINDOW}
+    linear, given = make_linear(kind, standardize=standardize), []
+    for sequences, labels in known:
+        truth = _join(labels)
+        chosen = np.flatnonzero(np.isfinite(truth) & (truth != UNKNOWN))
+        chosen = chosen[draw_rows(len(chosen), 0, MAX_RESIDUES)]
+        given += [encode(sequences, chosen), truth[chosen]]
+    linear.fit(*given)
+    found: list[NDArray[Any]] = []
+    for start in range(0, len(asked), PROTEINS_AT_ONCE):
+        part = asked[start : start + PROTEINS_AT_ONCE]
+        found += np.split(linear.predict(encode(part, None)), np.cumsum([*map(len, part)])[:-1])
+    return found, linear.summary()
 
 
-def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None) -> NDArray[np.uint8]:
     """One-hot codes of the letters around residues, 0 beyond the ends: (residues, 15 * 26).
 
     Args:

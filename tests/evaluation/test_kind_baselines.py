@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from hf_ext.errors import DataError
 from hf_ext.evaluation import logistic
 from hf_ext.evaluation.kind_baselines import (
     NearestBaseline,
-    WindowBaseline,
     make_linear,
     predict_constant,
+    predict_residues,
     window_features,
 )
 from hf_ext.evaluation.logistic import LogisticBaseline
@@ -97,7 +96,7 @@ def test_nearest_rows_vote_beside_one_row_that_stands_for_training() -> None:
 
 
 def test_a_window_sees_the_neighbours_of_a_residue_and_no_other_protein() -> None:
-    assert window_features(["AB", "C"]).sum(axis=1).tolist() == [2, 2, 1]
+    assert window_features(["AB", "C"], None).sum(axis=1).tolist() == [2, 2, 1]
     assert window_features(["AB", "C"], np.array([1])).nonzero()[1].tolist() == [6 * 26 + 0, 7 * 26 + 1]
     generator = np.random.default_rng(0)
     proteins = ["".join(generator.choice([*"ACDE"], length)) for length in generator.integers(20, 40, 60)]
@@ -105,16 +104,14 @@ def test_a_window_sees_the_neighbours_of_a_residue_and_no_other_protein() -> Non
         [-100, *(int(letter == "C") for letter in protein[:-1])] for protein in proteins
     ]  # what the one before is
     kind = LabelKind("residue_classification", ("y",), ("other", "after C"))
-    fitted = WindowBaseline(kind).fit(proteins[:40], before[:40], proteins[40:50], before[40:50])
-    for predicted, labels in zip(fitted.predict(proteins[50:]), before[50:]):
+    known = [(proteins[:40], before[:40]), (proteins[40:50], before[40:50])]
+    found, _ = predict_residues(kind, known, window_features, proteins[50:], standardize=False)
+    for predicted, labels in zip(found, before[50:], strict=True):
         assert predicted.shape == (len(labels), 2)
         assert predicted.argmax(axis=1)[1:].tolist() == labels[1:]
-    numbers = [[float(value) for value in row] for row in before]
-    numeric = WindowBaseline(LabelKind("residue_regression", ("y",), ("y",)))
-    numeric.fit(proteins[:40], numbers[:40], proteins[40:50], numbers[40:50])
-    assert np.abs(numeric.predict([proteins[50]])[0][1:] - before[50][1:]).max() < 0.05
-    with pytest.raises(DataError, match="row 0: 1 labels for 20 residues"):
-        fitted.fit(["A" * 20], [[0]], ["A"], [[0]])
+    numbers = LabelKind("residue_regression", ("y",), ("y",))
+    (predicted,), _ = predict_residues(numbers, known, window_features, proteins[50:51], standardize=False)
+    assert np.abs(predicted[1:] - before[50][1:]).max() < 0.05
 
 
 def test_a_ridge_of_several_numbers_fits_each_on_the_rows_that_have_it() -> None:
