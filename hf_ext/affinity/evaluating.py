@@ -92,8 +92,7 @@ class ScoredModel:
             )
         with predicting(load_model(self.path), self.collator, args) as trainer:
             output = trainer.predict(rows)
-        outputs = unpack_labelled(output)[0] if kind.is_one_number else output.predictions
-        return to_predictions(kind, check_predictions(outputs))
+        return to_predictions(kind, check_predictions(unpack_labelled(output, kind)[0]))
 
 
 def evaluate_models(

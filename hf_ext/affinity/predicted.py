@@ -48,17 +48,14 @@ def prediction_columns(kind: LabelKind, outputs: NDArray[Any]) -> Columns:
     """
     rows = split_rows(kind, outputs, count_residues(kind, outputs) if kind.per_residue else ())
     predicted = decode(kind, rows)
-    if kind.is_one_number:
-        found: list[Any] = [predicted.reshape(-1)]
-    elif kind.task == "regression":
-        found = [*predicted.T]
-    elif kind.per_residue:
-        found = [join_numbers(predicted) if kind.is_numeric else [join_letters(row) for row in predicted]]
-    elif kind.task == "multilabel":
-        found = [[*map(join_set, predicted)], *to_predictions(kind, rows).T]
+    if kind.per_residue:
+        found: list[Any] = [join_numbers(predicted) if kind.is_numeric else [*map(join_letters, predicted)]]
+    elif kind.is_numeric:
+        found = [*predicted.reshape(len(predicted), kind.num_outputs).T]
     else:
+        named = [*map(join_set, predicted)] if kind.task == "multilabel" else predicted.tolist()
         shares = to_predictions(kind, rows)
-        found = [predicted.tolist(), *(shares.T if kind.num_outputs <= MAX_PROBABILITIES else [shares.max(1)])]
+        found = [named, *(shares.T if PROBABILITY not in prediction_names(kind) else [shares.max(1)])]
     return dict(zip(prediction_names(kind), found))
 
 

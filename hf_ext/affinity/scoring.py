@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,16 +138,13 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    output, config, rows = trainer.predict(splits[name]), trainer.model.config, splits[name]
+    config, rows = trainer.model.config, splits[name]
     kind = config.kind
-    outputs, labels = unpack_labelled(output) if kind.is_one_number else (output.predictions, output.label_ids)
+    outputs, labels = unpack_labelled(trainer.predict(rows), kind)
     predictions = to_predictions(kind, outputs)
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
-        baselines = (
-            fit_residue_baselines(trainer, splits, name)
-            if kind.per_residue
-            else fit_baselines(trainer, splits, name, group_column)
-        )
+        fit = fit_residue_baselines if kind.per_residue else partial(fit_baselines, group_column=group_column)
+        baselines = fit(trainer, splits, name)
         slices, notes = find_slices(splits["train"], rows, sequence_columns(trainer))
     else:
         group_column, slices, baselines = None, [], Baselines()
@@ -154,19 +152,17 @@ def score_split(
             baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
     units, bounds = check_units(units, len(labels)), read_bounds(rows)
-    compared = Compared(
-        {MODEL: predictions, **baselines.predictions}, labels, kind, threshold, trainer.args.seed, units
-    )
+    predictors = {MODEL: predictions, **baselines.predictions}
+    compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, units)
     groups = [row[0] for row in read_columns(rows, [group_column])] if group_column and kind.is_one_number else None
     scores, sliced = compared.score(groups), [compared.score_slice(one) for one in slices]
     is_scale_free = config.loss == "ranking"
     metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
-    verdict = judge(labels, compared.predictors, is_scale_free=is_scale_free, **how)
-    linear = f"{linear_name(kind)} on embeddings"
-    ridge = baselines.predictions.get(linear)
-    is_tuned = ridge is not None and any(spec.training != "frozen" for spec in config.encoder_specs)
-    names = linear, "this model"
+    verdict = judge(labels, predictors, is_scale_free=is_scale_free, **how)
+    linear, tuned = f"{linear_name(kind)} on embeddings", None
+    if linear in predictors and any(spec.training != "frozen" for spec in config.encoder_specs):
+        tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
     if repeated := describe_repeated(leaks):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
@@ -190,7 +186,7 @@ def score_split(
         units,
         kind,
         baselines.predictions,
-        judge_pair(labels, ridge, predictions, names=names, **how) if is_tuned else None,
+        tuned,
     )
 
 

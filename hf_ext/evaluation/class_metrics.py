@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._arrays import FloatArray, count_not_finite, divide
-from .metrics import Rows, Summed
+from .metrics import Counted, Rows, Summed
 from .ranks import Once, Ranking, sort_ties
 
 CLASS_METRICS = ("accuracy", "balanced_accuracy", "mcc", "macro_f1", "log_loss", "calibration_error")
@@ -139,17 +139,13 @@ class Classification(Rows):
         """
         return divide(np.abs(counts @ self._gaps).sum(axis=1), counts @ self.means["accuracy"].numbers)
 
+    def metric(self, name: str) -> Counted:
+        """The metric as a function of counts; of the second of two classes see `Ranking`."""
+        return getattr(self._ranking, name) if name in TWO_CLASS_METRICS else super().metric(name)
+
     @cached_property
     def _ranking(self) -> Ranking:
         return Ranking(self._second, self._labels == 1)
-
-    def auroc(self, counts: FloatArray) -> FloatArray:
-        """Of the second of two classes; see `Ranking`."""
-        return self._ranking.auroc(counts)
-
-    def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Of the second of two classes; see `Ranking`."""
-        return self._ranking.average_precision(counts)
 
 
 class Multilabel(Rows):

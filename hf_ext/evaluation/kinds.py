@@ -92,10 +92,8 @@ def known_values(kind: LabelKind, predictions: Any, labels: Any) -> tuple[NDArra
     else:
         values, truth, row = to_numpy(predictions), to_numpy(labels).astype(np.float64), np.arange(len(labels))
     is_class, shape = kind.task.endswith("classification"), (len(row), kind.num_outputs)
-    given: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [("predictions", values.shape, shape)]
-    if not kind.per_residue:
-        given.append(("labels", truth.shape, shape[:1] if is_class else shape))
-    for name, found, needed in given:
+    of_labels = shape[:1] if is_class or kind.per_residue else shape
+    for name, found, needed in (("predictions", values.shape, shape), ("labels", truth.shape, of_labels)):
         if found != needed:
             raise DataError(f"{name}: shape {found} given; {needed} is needed, for {kind.num_outputs:,} names.")
     if is_class and len(wrong := np.flatnonzero(~np.isin(truth, np.arange(kind.num_outputs)))):

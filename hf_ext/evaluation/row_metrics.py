@@ -58,9 +58,8 @@ class RowMetrics:
 
     def rows_of(self, outputs: Any, labels: Any) -> Rows:
         """Of what the model puts out, and of labels as it got them; of tuples the first."""
-        if self.kind.is_one_number:
-            return rows_for(ONE_NUMBER, _first_column(outputs), _first_column(labels), self.threshold)
-        return rows_for(self.kind, to_predictions(self.kind, _first(outputs)), _first(labels))
+        predicted = to_predictions(self.kind, _unpack(outputs, self.kind))
+        return rows_for(self.kind, predicted, _unpack(labels, self.kind), self.threshold)
 
     def summed(self, metric: str, outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
         """Of one of `mean_metrics`, how many values each row holds and what they sum up to, (n,) each."""
@@ -90,20 +89,17 @@ class RowMetrics:
         return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
 
 
-def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:
-    """Predictions and labels, (n,) float64 each, of an `EvalPrediction` or `PredictionOutput`.
+def unpack_labelled(output: Any, kind: LabelKind = ONE_NUMBER) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Predictions and labels of an `EvalPrediction` or `PredictionOutput`; of one number per row (n,) float64 each.
 
     Where a model returns several outputs, or rows hold several labels (a bound too), the first of each.
     """
-    return _first_column(output.predictions), _first_column(output.label_ids)
+    return _unpack(output.predictions, kind), _unpack(output.label_ids, kind)
 
 
-def _first_column(values: Any) -> FloatArray:
-    return np.asarray(_first(values), np.float64).reshape(-1)
-
-
-def _first(values: Any) -> Any:
-    return values[0] if isinstance(values, tuple) else values
+def _unpack(values: Any, kind: LabelKind) -> NDArray[Any]:
+    first = values[0] if isinstance(values, tuple) else values
+    return np.asarray(first, np.float64).reshape(-1) if kind.is_one_number else first
 
 
 # --- a subset of the rows --------------------------------------------------------------------------------------------

@@ -144,18 +144,16 @@ def score_predictions(
     samples = dict.fromkeys(names, np.empty(0))
     if known and num_resamples and num_rows > 1:
         measures = [rows.metric(name) for name in known]
-        drawn = resample(
-            lambda counts: np.stack([measure(counts) for measure in measures]), num_rows, num_resamples, seed, units
-        )
-        samples |= dict(zip(known, drawn))
+
+        def measure(counts: FloatArray) -> FloatArray:
+            return np.stack([one(counts) for one in measures])
+
+        samples |= dict(zip(known, resample(measure, num_rows, num_resamples, seed, units)))
     scores = {name: make_score(rows.value(name), samples[name], num_rows, confidence, units) for name in names}
     if units is not None:
-        for name in filter(less_is_better, rows.means.keys() & {name for name in known if len(samples[name])}):
-            mean, num = rows.means[name], len(samples[name])
-            ends = mean_loss_interval(
-                mean.sums, units, mean.numbers, confidence=confidence, num_resamples=num, seed=seed
-            )
-            if ends:
+        for name in (name for name in rows.means if len(samples[name]) and less_is_better(name)):
+            mean, given = rows.means[name], {"num_resamples": len(samples[name]), "seed": seed}
+            if ends := mean_loss_interval(mean.sums, units, mean.numbers, confidence=confidence, **given):
                 scores[name]["low"], scores[name]["high"] = mean.apply(np.array(ends)).tolist()
     if not isinstance(rows, Regression) or not kind.is_one_number:
         return scores
