@@ -75,21 +75,17 @@ class LogLoss:
     def __init__(self, labels: FloatArray, num_outputs: int):
         self.num_outputs, self.is_set = num_outputs, labels.ndim == 2
         self.link = "sigmoid" if self.is_set else "softmax"
-        self.labels, self.known = labels.astype(np.int64), labels != UNKNOWN
-        self.targets = torch.from_numpy(labels).float() if self.is_set else torch.from_numpy(self.labels)
+        self.labels = np.where(labels == UNKNOWN, np.nan, labels)
+        self.targets = torch.from_numpy(labels).to(torch.float32 if self.is_set else torch.int64)
 
     def constant(self, rows: NDArray[np.int64]) -> FloatArray:
         """The shares of classes, or of ones, each label seen half a time more than it was."""
-        return find_shares(self._read(rows), None if self.is_set else self.num_outputs, 0.5)
+        return find_shares(self.labels[rows], None if self.is_set else self.num_outputs, 0.5)
 
     def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """As of `SquaredError`: logistic regressions."""
-        weights, levels = zip(*fit_logistic(features, self._read(rows), self.num_outputs, self.penalties))
+        weights, levels = zip(*fit_logistic(features, self.labels[rows], self.num_outputs, self.penalties))
         return np.stack(weights), np.stack(levels)
-
-    def _read(self, rows: NDArray[np.int64]) -> FloatArray:
-        """Labels, NaN where not known."""
-        return np.where(self.known[rows], self.labels[rows], np.nan)
 
     def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """As of `SquaredError`."""
@@ -100,10 +96,11 @@ class LogLoss:
 
     def judged(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
         """The probability of what is true, of each label that is known."""
-        known, labels = self.known[rows], self.labels[rows]
+        labels = self.labels[rows]
+        known = np.isfinite(labels)
         if self.is_set:
             return np.where(labels > 0, predicted, 1 - predicted)[known].astype(np.float64)
-        return np.take_along_axis(predicted, labels.clip(0)[:, None], 1)[known, 0].astype(np.float64)
+        return predicted[known, labels[known].astype(np.int64)].astype(np.float64)
 
     def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
         """As of `SquaredError`."""

@@ -108,7 +108,8 @@ class AffinityPredictor:
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
-        return decode(self.model.config.kind, self._logits(rows))
+        kind = self.model.config.kind
+        return decode(kind, to_predictions(kind, self._logits(rows)))
 
     def predict_proba(self, rows: Any) -> Any:
         """Probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.

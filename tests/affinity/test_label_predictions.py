@@ -64,7 +64,7 @@ def test_predictions_are_names_and_numbers_in_the_order_of_the_rows(predictors):
 def test_what_is_decoded_by_hand():
     classes, sets, residues, numbers = (KINDS[name] for name in ("classes", "sets", "residue_classes", "numbers"))
     assert decode(classes, np.array([[0, 2, 1], [3, 2, 1]])).tolist() == ["cytoplasm", "nucleus"]
-    assert decode(sets, np.array([[0.1, -1, 2], [-1, -1, -1]])) == [("binds", "cuts"), ()]
+    assert decode(sets, np.array([[0.6, 0.4, 0.9], [0.2, 0.5, 0.1]])) == [("binds", "cuts"), ()]
     padded = np.array([[[9, 0, 0], [0, 9, 0]], [[0, 0, 9], [-100, -100, -100]]])
     assert decode(residues, split_rows(residues, padded, [2, 1])) == ["HE", "C"]
     words = LabelKind("residue_classification", ("place",), ("in", "out", "between"))
