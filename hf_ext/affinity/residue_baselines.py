@@ -30,7 +30,7 @@ def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:
     ((model_input, columns),) = collator.columns.items()
     fitted = sample_rows(splits["train"], seed), splits["validation"]
     known = [_read(rows, columns, collator.longest) for rows in fitted]
-    asked, baselines = _read_sequences(splits[name], columns, collator.longest), Baselines()
+    (asked, _), baselines = _read(splits[name], columns, collator.longest), Baselines()
     constant = predict_constant(kind, known[0][1], [*map(len, asked)])
     baselines.add(constant_name(kind), constant, kind="constant", num_rows=len(fitted[0]))
     found, facts = predict_residues(kind, known, window_features, asked, standardize=False)
@@ -47,15 +47,10 @@ def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:
     return baselines
 
 
-def _read_sequences(rows: Any, columns: list[str], longest: int | None) -> list[str]:
-    """As the encoder takes them."""
-    return [sequence[:longest] for (sequence,) in read_columns(rows, columns)]
-
-
 def _read(rows: Any, columns: list[str], longest: int | None) -> tuple[list[str], list[np.ndarray]]:
     """Sequences and their labels, as the encoder takes them; NaN or -100 is not known."""
-    labels = [np.array(row[:longest], np.float64) for row in rows["label"][:]]
-    return _read_sequences(rows, columns, longest), labels
+    sequences = [sequence[:longest] for (sequence,) in read_columns(rows, columns)]
+    return sequences, [np.array(row[:longest], np.float64) for row in rows["label"][:]]
 
 
 def _draw_proteins(sequences: list[str], labels: list[np.ndarray], seed: int) -> tuple[list[str], list[np.ndarray]]:

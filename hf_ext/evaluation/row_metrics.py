@@ -146,7 +146,10 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
     table = [*dataset] if is_stream else dataset
     if len(table) == 0:
         raise DataError("The evaluation set has no rows: give it some, or --eval_strategy no.")
-    groups = None if group_column is None else _read_groups(table, group_column)
+    names = column_names(table)
+    if group_column is not None and group_column not in names:
+        raise DataError(f"group_column={group_column!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
+    groups = None if group_column is None else [value for (value,) in read_columns(table, [group_column])]
     labels = _read_labels(table)
     rows = choose_subset(np.zeros(len(table)) if labels is None else labels, groups, size=size, seed=seed)
     return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
@@ -215,14 +218,6 @@ def _num_wanted(size: int | float, num_rows: int) -> int:
 
 
 # --- columns of an evaluation set -----------------------------------------------------------------------------------
-
-
-def _read_groups(dataset: Any, name: str) -> list[Any]:
-    """Values of a map-style set, (n,); raises `DataError` where there is no such column."""
-    names = column_names(dataset)
-    if name not in names:
-        raise DataError(f"group_column={name!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
-    return [value for (value,) in read_columns(dataset, [name])]
 
 
 def _read_labels(dataset: Any) -> list[Any] | None:

@@ -41,7 +41,7 @@ def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArr
         return ("multilabel", AMOUNTS) if is_yes_no else ("regression", "")
     (column,) = columns.values()
     numbered = enumerate(chain.from_iterable(chunk.to_pylist() for chunk in column.chunks))
-    seen = dict(islice(((i, cell) for i, cell in numbered if isinstance(cell, list) or not is_missing(cell)), NUM_SEEN))
+    seen = dict(islice(((i, cell) for i, cell in numbered if not is_missing(cell)), NUM_SEEN))
     cells = [*seen.values()]
     if sequences is not None and (task := _find_residues(cells, [sequences[i].as_py() for i in seen])):
         other = "residue_regression for amounts, --task classification if each cell is one name"
