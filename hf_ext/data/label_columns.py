@@ -116,15 +116,10 @@ def _judge_mask(cell: Any) -> Judged:
 
 def label_facts(rows: Dataset, kind: LabelKind) -> dict[str, Any]:
     """What the labels of a split hold, JSON-able; see the kind's `facts`."""
-    return reader_of(kind).facts(label_values(rows, kind))
-
-
-def label_values(rows: Dataset, kind: LabelKind) -> np.ndarray:
-    """Labels of rows as they are stored: (n,), (n, k) where each row has k, or all residues one after the other."""
     column = rows.with_format("arrow")[:]["label"].combine_chunks()
     is_list = pa.types.is_list(column.type)
     values = (column.flatten() if is_list else column).to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), -1) if is_list and not kind.per_residue else values
+    return reader_of(kind).facts(values.reshape(len(column), -1) if is_list and not kind.per_residue else values)
 
 
 def _read_numbers(

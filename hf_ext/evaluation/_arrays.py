@@ -54,12 +54,8 @@ def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
     return predicted, measured
 
 
-def as_groups(
-    groups: Sequence[Any] | NDArray[Any], num_rows: int, name: str = "groups", kind: str = "group name"
-) -> NDArray[np.str_]:
+def as_groups(groups: Sequence[Any] | NDArray[Any], num_rows: int) -> NDArray[np.str_]:
     """Returns one group name per row, as text, so that 7 and "7" are the same group.
-
-    `name` is what to call them in an error, `kind` what each must be.
 
     Raises:
         DataError: another number of groups than rows, or a row without one (None or NaN).
@@ -70,7 +66,7 @@ def as_groups(
         raise DataError(f"{len(labels)} groups for {num_rows} rows: one group per row is needed.")
     for row, label in enumerate(labels):
         if label is None or label != label:
-            raise DataError(f"{name}, row {row}: {label!r} is no {kind}; name it or leave the row out.")
+            raise DataError(f"row {row}: {label!r} is no name of a group or class; name it or leave the row out.")
     return np.asarray([str(label) for label in labels], dtype=np.str_)
 
 

@@ -20,7 +20,7 @@ NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than f
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
 CHUNK_RESIDUES = 2_000_000
-_LETTERS = 26  # A-Z
+LETTERS = 26  # A-Z
 
 Columns = Sequence[Sequence[str]]  # of sequences: by column, then by row
 
@@ -296,17 +296,17 @@ def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, An
     for start in range(0, len(sequences), size):
         chunk = sequences[start : start + size]
         letters = np.frombuffer("".join(chunk).encode("latin-1", "replace"), np.uint8).astype(np.int64) - ord("A")
-        if len(letters) and not 0 <= letters.min() <= letters.max() < _LETTERS:
+        if len(letters) and not 0 <= letters.min() <= letters.max() < LETTERS:
             wrong = next(one for one in chunk if not (one.isascii() and one.isalpha() and one.isupper()))
             raise DataError(f"Sequence {wrong!r}: only the letters A-Z are residues; upper-case it or drop the row.")
         lengths = np.array([len(one) for one in chunk])
         owner = np.repeat(np.arange(len(chunk)), lengths)
         position = np.arange(len(letters)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if length is not None:
-            num_codes, codes, chosen = length * _LETTERS, position * _LETTERS + letters, position < length
+            num_codes, codes, chosen = length * LETTERS, position * LETTERS + letters, position < length
         else:
-            num_codes, chosen = _LETTERS**K, position <= lengths[owner] - K
-            codes = sum(np.roll(letters, -i) * _LETTERS ** (K - 1 - i) for i in range(K))
+            num_codes, chosen = LETTERS**K, position <= lengths[owner] - K
+            codes = sum(np.roll(letters, -i) * LETTERS ** (K - 1 - i) for i in range(K))
         ones = np.ones(np.count_nonzero(chosen))
         counts = csr_matrix((ones, (owner[chosen], codes[chosen])), shape=(len(chunk), num_codes))
         yield slice(start, start + size), counts

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from ..data.splits import draw_rows
 from ..labels import UNKNOWN, LabelKind
 from ._arrays import FloatArray
-from .baselines import RidgeBaseline
+from .baselines import LETTERS, RidgeBaseline
 from .kinds import metrics_of, rows_for
 from .logistic import LogisticBaseline, find_shares
 
 NEIGHBOURS = (1, 3, 10)
 BLOCK_ROWS = 512  # that are compared with all training rows at once
 WINDOW = 15  # residues, the one that is predicted in the middle
-LETTERS = 26
 MAX_RESIDUES = 50_000  # that are fitted
 PROTEINS_AT_ONCE = 256  # whose residues are predicted together
 Residues = Sequence[Any]  # of each protein an array, one entry per residue

@@ -235,10 +235,7 @@ class Summed(Rows):
 
     def metric(self, name: str) -> Counted:
         of_mean = np.exp if name == "perplexity" else self.apply
-        return lambda counts: of_mean(self._mean(counts))
-
-    def _mean(self, counts: FloatArray) -> FloatArray:
-        return divide(counts @ self.sums, counts @ self.numbers)
+        return lambda counts: of_mean(divide(counts @ self.sums, counts @ self.numbers))
 
     def why_undefined(self, name: str) -> str | None:
         for values, side in ((self.sums, "predictions"), (self.numbers, "references")):

@@ -198,7 +198,7 @@ def _rank_labels(labels: Any) -> NDArray[np.int64]:
     if values.size == 0:
         raise DataError("labels: no rows to choose from; give at least one.")
     if isinstance(values.reshape(-1)[0], str):
-        values = as_groups(values, len(values), "labels", "class")
+        values = as_groups(values, len(values))
     else:
         values = as_column(values, "labels")
         if problem := count_not_finite(values, "labels"):
