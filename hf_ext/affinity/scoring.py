@@ -197,11 +197,11 @@ def score_classes(kind: LabelKind, predictions: np.ndarray, labels: np.ndarray) 
         predictions: probabilities (n, C), of residues (n, longest, C).
         labels: of these rows, as batches hold them.
     """
+    known = labels != UNKNOWN
     if kind.task == "multilabel":
-        has, called = labels == 1, (predictions > 0.5) & (labels != UNKNOWN)
+        has, called = labels == 1, (predictions > 0.5) & known
         support, num_called, right = has.sum(0), called.sum(0), (has & called).sum(0)
     else:
-        known = labels != UNKNOWN
         true, called = labels[known], predictions.argmax(-1)[known]
         counted = (true, called, true[true == called])
         support, num_called, right = (np.bincount(one, minlength=kind.num_outputs) for one in counted)

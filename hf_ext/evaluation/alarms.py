@@ -157,10 +157,8 @@ def _looks_bfloat16(values: FloatArray) -> bool | None:
 def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: int) -> dict[str, str]:
     distinct, constant = report["num_distinct"], report["reference_std"]
     value, most, ratio = report["most_frequent_value"], report["most_frequent_share"], report["spread_ratio"]
-    if distinct == 1 < num_rows < MIN_ROWS:
-        return {"one value": f"All {num_rows:,} predictions are {value:g}."}
     if num_rows < MIN_ROWS:
-        return {}
+        return {"one value": f"All {num_rows:,} predictions are {value:g}."} if distinct == 1 < num_rows else {}
     alarms = {}
     if distinct == 1:
         alarms["one value"] = f"All {num_rows:,} predictions are {value:g}: the model is a constant."

@@ -74,7 +74,7 @@ class RidgeBaseline:
     def __init__(self, lambdas: Sequence[float] = DEFAULT_LAMBDAS, *, standardize: bool = True) -> None:
         self.lambdas: FloatArray = np.unique(np.asarray(lambdas, dtype=np.float64))
         self.standardize = standardize
-        self.weights: FloatArray | None = None
+        self.weights: FloatArray = np.empty(0)
         self.intercept = self.best_lambda = self.validation_rmse = 0.0
 
     def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> RidgeBaseline:
@@ -108,13 +108,11 @@ class RidgeBaseline:
         Raises:
             DataError: a value is not finite.
         """
-        assert self.weights is not None
         blocks = [chunk @ self.weights for _, chunk in chunks(np.asanyarray(features))]
         return np.concatenate([np.empty(0), *blocks]) + self.intercept
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able, without the weights; after `fit`."""
-        assert self.weights is not None
         chosen = {"best_lambda": self.best_lambda, "validation_rmse": self.validation_rmse}
         return {"kind": "ridge", "num_features": len(self.weights), **chosen}
 

@@ -68,11 +68,9 @@ class ColumnRidges:
 
 def make_linear(kind: LabelKind, *, standardize: bool = True) -> RidgeBaseline | ColumnRidges | LogisticBaseline:
     """The linear model of a kind of label, for features of rows."""
-    if not kind.is_numeric:
-        return LogisticBaseline(kind, standardize=standardize)
-    return (
-        RidgeBaseline(standardize=standardize) if kind.num_outputs == 1 else ColumnRidges(kind, standardize=standardize)
-    )
+    if kind.is_numeric and kind.num_outputs == 1:
+        return RidgeBaseline(standardize=standardize)
+    return (ColumnRidges if kind.is_numeric else LogisticBaseline)(kind, standardize=standardize)
 
 
 class NearestBaseline:

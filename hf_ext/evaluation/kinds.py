@@ -11,7 +11,7 @@ from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind
 from ._arrays import FloatArray, as_pair, to_numpy
 from .class_metrics import CLASS_METRICS, MULTILABEL_METRICS, TWO_CLASS_METRICS, Classification, Multilabel
-from .metrics import Rows, rows_of, score_names
+from .metrics import Regression, Rows, Summed, is_ratio, score_names
 from .number_metrics import PER_PROTEIN, RESIDUE_METRICS, ResidueRegression, SeveralNumbers, several_names
 
 
@@ -63,7 +63,8 @@ def rows_for(
         DataError: shapes or lengths do not fit, or a class is none of the kind.
     """
     if kind.is_one_number:
-        return rows_of(metric, *as_pair(predictions, labels), threshold)
+        pair = as_pair(predictions, labels)
+        return Summed(*pair) if is_ratio(metric) else Regression(*pair, threshold)
     values, truth, row = known_values(kind, predictions, labels)
     if kind.task == "residue_regression":
         return ResidueRegression(values.astype(np.float64).reshape(-1), truth, row, len(labels))

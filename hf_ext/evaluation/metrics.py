@@ -97,9 +97,8 @@ class Rows:
         if reason := self.why_undefined(name):
             return MetricValue(math.nan, reason)
         value = float(self.metric(name)(np.ones((1, self.num_rows)))[0])
-        return MetricValue(
-            value, None if math.isfinite(value) else "the values' spread is beyond what float64 can hold"
-        )
+        beyond = "the values' spread is beyond what float64 can hold"
+        return MetricValue(value, None if math.isfinite(value) else beyond)
 
 
 class Regression(Rows):
@@ -249,13 +248,6 @@ def is_ratio(metric: str) -> bool:
     return metric in RATIO_METRICS or metric.rpartition("_")[2] in MEAN_METRICS
 
 
-def rows_of(
-    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None
-) -> Regression | Summed:
-    """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
-    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold)
-
-
 def per_group_spearman(
     predictions: Any, references: Any, groups: Sequence[Any] | NDArray[Any]
 ) -> dict[str, GroupScore]:
@@ -296,14 +288,14 @@ def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
     return MetricValue(float(np.mean(values)))
 
 
-def at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> FloatArray:
-    """`predicted`, but at the label where the label is a limit and the prediction lies beyond it.
+def at_limits(rows: Regression, sides: FloatArray) -> Regression:
+    """The same rows, but predicted at the label where that is a limit and the prediction lies beyond it.
 
     Args:
-        predicted, measured: (n,), label units.
         sides: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact).
     """
-    return np.where(sides * (predicted - measured) > 0, measured, predicted)
+    is_beyond = sides * (rows.predicted - rows.measured) > 0
+    return Regression(np.where(is_beyond, rows.measured, rows.predicted), rows.measured)
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:

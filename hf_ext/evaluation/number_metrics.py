@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property, partial
 
@@ -49,11 +48,11 @@ class ResidueRegression(Regression):
 
     @cached_property
     def means(self) -> dict[str, Summed]:
-        values = np.full(self.num_rows, math.nan)
+        values, has = np.zeros((2, self.num_rows))
         for protein, score in self._groups.items():
-            values[int(protein)] = math.nan if score["value"] is None else score["value"]
-        has = np.isfinite(values)
-        return {**super().means, PER_PROTEIN: Summed(np.where(has, values, 0.0), has.astype(np.float64))}
+            if score["value"] is not None:
+                values[int(protein)], has[int(protein)] = score["value"], 1.0
+        return {**super().means, PER_PROTEIN: Summed(values, has)}
 
 
 class SeveralNumbers(Rows):

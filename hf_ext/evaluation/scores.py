@@ -26,9 +26,6 @@ from .resampling import (
     unit_facts,
 )
 
-PAIRED_METRICS = (*metrics.PLAIN_METRICS, *THRESHOLD_METRICS)
-
-
 Score = dict[str, Any]  # one metric, as results hold it: the record of every task, see `make_score`
 
 
@@ -316,8 +313,8 @@ def compare_rows(
 
 def check_comparison(metric: str, kind: LabelKind = ONE_NUMBER) -> None:
     """Raises `ArgumentError` for a metric that `compare_paired` does not know."""
-    is_number = kind.is_one_number
-    known: tuple[str, ...] = (*PAIRED_METRICS, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
-    known = known if is_number else metrics_of(kind).names
-    if metric not in known and not (is_number and metrics.is_ratio(metric)):
+    known = metrics_of(kind, DEFAULT_THRESHOLD).names
+    if kind.is_one_number:
+        known = (*known, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
+    if metric not in known and not (kind.is_one_number and metrics.is_ratio(metric)):
         raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")

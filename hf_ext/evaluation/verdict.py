@@ -79,9 +79,8 @@ class _Case:
 
     @cached_property
     def _within_limits(self) -> dict[str, Regression]:
-        """The same rows, but that a prediction beyond a limit is at it."""
-        limited = {name: (at_limits(one.predicted, one.measured, self.sides), one) for name, one in self.rows.items()}
-        return {name: Regression(predicted, one.measured) for name, (predicted, one) in limited.items()}
+        """The same rows within limits."""
+        return {name: at_limits(rows, self.sides) for name, rows in self.rows.items()}
 
     def compare(self, baseline: str, metric: str) -> PairedComparison:
         rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
@@ -235,7 +234,7 @@ def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
         return case.decide(constant, CONSTANT, "a constant", f" {score}.")
     if metric in ZERO_BY_CHANCE and (verdict := _judge_chance(case, metric, value.value, chance)):
         return verdict
-    also = "" if is_number else _describe_probabilities(case)
+    also = _describe_probabilities(case)
     if verdict := _judge_baselines(case, also):
         return verdict
     if constant:
