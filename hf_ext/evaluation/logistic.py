@@ -73,11 +73,11 @@ def fit_logistic(
     mean, axes, variances = principal_axes(features, standardize)
     most = max(MIN_AXES, MAX_WORK // (len(labels) * num_outputs))
     axes, variances = axes[:, -most:], variances[-most:]
-    narrow, is_set = axes.astype(np.float32), labels.ndim == 2
-    parts = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
+    narrow, is_set = np.pad(axes, ((0, 0), (0, 1))).astype(np.float32), labels.ndim == 2
     prior = np.repeat([[0.0], [1.0]], num_outputs, axis=1) if is_set else np.arange(num_outputs)
-    parts.append(np.zeros((len(prior), len(variances)), np.float32))
-    inputs = torch.from_numpy(np.pad(np.concatenate(parts), ((0, 0), (0, 1)), constant_values=1))  # 1: of intercepts
+    parts = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
+    inputs = torch.from_numpy(np.concatenate([*parts, np.zeros((len(prior), narrow.shape[1]), np.float32)]))
+    inputs[:, -1] = 1  # of intercepts
     targets = torch.from_numpy(np.nan_to_num(np.concatenate([labels, prior]), nan=UNKNOWN))
     targets = targets.to(torch.float32 if is_set else torch.int64)
     counts = targets.ne(UNKNOWN).float()
