@@ -16,11 +16,12 @@ from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments
 from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError, DataError
-from ..evaluation.kinds import deciding_metrics, to_predictions
+from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.row_metrics import unpack_labelled
 from ..labels import LabelKind
 from ..labels.kinds import describe_kind
+from ..labels.outputs import to_predictions
 from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..training_args import FastTrainingArguments
@@ -92,8 +93,7 @@ class ScoredModel:
             )
         with predicting(load_model(self.path), self.collator, args) as trainer:
             output = trainer.predict(rows)
-        outputs = unpack_labelled(output)[0] if kind.is_one_number else output.predictions
-        return to_predictions(kind, check_predictions(outputs))
+        return to_predictions(kind, check_predictions(unpack_labelled(output, kind)[0]))
 
 
 def evaluate_models(
@@ -124,7 +124,7 @@ def evaluate_models(
     kind = rows.kind
     find_common_kind([*models, rows])
     requirements = parse_requirements(own.require, scored_names(kind, rows.threshold, rows.groups is not None))
-    decides = "spearman" if any(one.is_scale_free for one in models) else deciding_metrics(kind)[0]
+    decides = "spearman" if any(one.is_scale_free for one in models) else metrics_of(kind).decides
     metric = own.metric or decides
     if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
-from ..evaluation.kinds import deciding_metrics, metric_names
+from ..evaluation.kinds import metrics_of
 from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS, score_names
 from ..evaluation.row_metrics import RowMetrics
 from ..labels import ONE_NUMBER, LabelKind
@@ -24,7 +24,7 @@ PLAIN = RowMetrics()  # without a threshold and groups
 
 def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> tuple[str, ...]:
     """Metrics that final scores have, which `--require` may name."""
-    return score_names(threshold, has_groups) if kind.is_one_number else metric_names(kind)
+    return score_names(threshold, has_groups) if kind.is_one_number else metrics_of(kind).names
 
 
 def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind = ONE_NUMBER) -> None:
@@ -32,7 +32,7 @@ def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind = ONE
     explicit = args.explicit_fields
     if "metric_for_best_model" in explicit:
         return
-    args.metric_for_best_model = BEST_BY_LOSS[loss] if kind.is_one_number else deciding_metrics(kind)[1]
+    args.metric_for_best_model = BEST_BY_LOSS[loss] if kind.is_one_number else metrics_of(kind).chooses
     if "greater_is_better" not in explicit:
         args.greater_is_better = not less_is_better(args.metric_for_best_model)
 
@@ -71,8 +71,8 @@ def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> 
     """
     name = _plain_name(args)
     if not metrics.kind.is_one_number:
-        is_chosen = "metric_for_best_model" in args.explicit_fields and name in metric_names(metrics.kind)
-        return name if is_chosen else deciding_metrics(metrics.kind)[0]
+        is_chosen = "metric_for_best_model" in args.explicit_fields and name in metrics_of(metrics.kind).names
+        return name if is_chosen else metrics_of(metrics.kind).decides
     compared = (*PLAIN_METRICS, *THRESHOLD_METRICS)
     return name if name in compared and name in metrics.names else None
 

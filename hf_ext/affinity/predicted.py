@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..labels import UNKNOWN, LabelKind
 from ..labels.classes import NO_LABEL, SEPARATOR
-from ..labels.outputs import decode, probabilities, split_rows
+from ..labels.outputs import decode, split_rows, to_predictions
 
 PREDICTION, PROBABILITY, LABEL = "prediction", "probability", "label"
 MAX_PROBABILITIES = 20  # classes of which each has a column; of more the predicted one's probability stands alone
@@ -35,39 +35,48 @@ def label_names(kind: LabelKind) -> list[str]:
     return [LABEL] if len(kind.columns) == 1 else [f"{LABEL}_{name}" for name in kind.names]
 
 
-def prediction_columns(kind: LabelKind, outputs: NDArray[Any]) -> Columns:
+def read_outputs(kind: LabelKind, outputs: NDArray[Any]) -> Any:
+    """Predictions as scores take them, of residues a list of arrays without padding.
+
+    Args:
+        outputs: the model's `logits`, (n, ...); -100 behind the last residue of a row.
+    """
+    if not kind.per_residue:
+        return to_predictions(kind, outputs)
+    is_real = outputs != UNKNOWN if kind.is_numeric else (outputs != UNKNOWN).any(2)
+    lengths = np.where(is_real, np.arange(1, 1 + is_real.shape[1]), 0).max(1, initial=0).tolist()
+    return to_predictions(kind, split_rows(kind, outputs, lengths))
+
+
+def prediction_columns(kind: LabelKind, predictions: Any) -> Columns:
     """Predictions of n rows by name of column.
 
     Args:
         kind: of the model.
-        outputs: the model's `logits`, (n, ...); -100 behind the last residue of a row.
+        predictions: from `read_outputs`.
 
     Returns:
         Numbers in label units; the class with the highest probability, and probabilities; the labels whose probability
         is above 0.5, joined by `;`; of residues a letter each, or numbers with spaces between.
     """
-    rows = split_rows(kind, outputs, count_residues(kind, outputs) if kind.per_residue else ())
-    predicted = decode(kind, rows)
-    if kind.is_one_number:
-        found: list[Any] = [predicted.reshape(-1)]
-    elif kind.task == "regression":
-        found = [*predicted.T]
-    elif kind.per_residue:
-        found = [join_numbers(predicted) if kind.is_numeric else [join_letters(row) for row in predicted]]
-    elif kind.task == "multilabel":
-        found = [[*map(join_set, predicted)], *probabilities(kind, rows).T]
+    predicted = decode(kind, predictions)
+    if kind.per_residue:
+        found: list[Any] = [join_numbers(predicted) if kind.is_numeric else [*map(join_letters, predicted)]]
+    elif kind.is_numeric:
+        found = [*predicted.reshape(len(predicted), kind.num_outputs).T]
     else:
-        shares = probabilities(kind, rows)
-        found = [predicted.tolist(), *(shares.T if kind.num_outputs <= MAX_PROBABILITIES else [shares.max(1)])]
+        named = [*map(join_set, predicted)] if kind.task == "multilabel" else predicted.tolist()
+        shares = np.asarray(predictions, np.float32)
+        found = [named, *(shares.T if PROBABILITY not in prediction_names(kind) else [shares.max(1)])]
     return dict(zip(prediction_names(kind), found))
 
 
-def label_columns(kind: LabelKind, labels: NDArray[Any], outputs: NDArray[Any]) -> Columns:
+def label_columns(kind: LabelKind, labels: NDArray[Any], predictions: Any) -> Columns:
     """Labels of n rows by name of column, written as predictions are; "" or `?` (of classes) where one is not known.
 
     Args:
         labels: (n, ...), as batches hold them: -100 where one is not known.
-        outputs: of these rows, as of `prediction_columns`: they tell how many residues a row has.
+        predictions: of these rows, as of `prediction_columns`: they tell how many residues a row has.
     """
     if kind.is_one_number:
         return {LABEL: labels}
@@ -76,12 +85,12 @@ def label_columns(kind: LabelKind, labels: NDArray[Any], outputs: NDArray[Any]) 
     if kind.task == "multilabel":
         return {LABEL: [join_set(np.array(kind.names)[row == 1]) for row in labels]}
     if kind.task == "residue_regression":
-        rows = split_rows(kind, np.where(labels == UNKNOWN, np.nan, labels), count_residues(kind, outputs))
+        rows = split_rows(kind, np.where(labels == UNKNOWN, np.nan, labels), [*map(len, predictions)])
         return {LABEL: join_numbers(rows)}
     names = np.array([*kind.names, NOT_KNOWN])[np.where(labels == UNKNOWN, -1, labels)]
     if kind.task == "classification":
         return {LABEL: names.tolist()}
-    return {LABEL: [join_letters(row) for row in split_rows(kind, names, count_residues(kind, outputs))]}
+    return {LABEL: [join_letters(row) for row in split_rows(kind, names, [*map(len, predictions)])]}
 
 
 def join_set(names: Sequence[str]) -> str:
@@ -97,9 +106,3 @@ def join_letters(names: Sequence[str]) -> str:
 def join_numbers(rows: Iterable[Iterable[float]]) -> NDArray[Any]:
     """Numbers with spaces between, (n,); no list, whose text a CSV guards against being a formula: "-1 2" is none."""
     return np.array([" ".join(map(str, row)) for row in rows], object)
-
-
-def count_residues(kind: LabelKind, outputs: NDArray[Any]) -> list[int]:
-    """Of each row up to the last that a model put something out for."""
-    is_real = outputs != UNKNOWN if kind.is_numeric else (outputs != UNKNOWN).any(2)
-    return np.where(is_real, np.arange(1, 1 + is_real.shape[1]), 0).max(1, initial=0).tolist()

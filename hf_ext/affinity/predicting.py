@@ -17,7 +17,7 @@ from ..reporting.progress import start_run_log
 from .arguments import PredictArguments
 from .baselines import columns_of
 from .intervals import describe_basis, half_width
-from .predicted import prediction_columns, prediction_names
+from .predicted import prediction_columns, prediction_names, read_outputs
 from .prediction_file import HIGH, LOW, find_output, find_rejected, refuse_added, write_predictions
 from .predictor import check_predictions, find_model, load_model, predicting, training_arguments
 
@@ -70,7 +70,7 @@ def predict_table(
     with predicting(model, collator, args) as trainer:
         outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
         if trainer.is_world_process_zero():
-            columns = prediction_columns(kind, outputs)
+            columns = prediction_columns(kind, read_outputs(kind, outputs))
             write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=reach)
         log.info("%d predictions in %s", len(outputs), output)
         trainer.end()

@@ -134,22 +134,23 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
         lines = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a CSV of predictions: {error}.") from error
-    of_names = [f"{PREDICTION if kind.is_numeric else PROBABILITY}_{name}" for name in kind.names]
-    lacking = [] if kind.is_one_number else [name for name in of_names if name not in {*map(read_cell, lines.columns)}]
-    has_names = not kind.is_one_number and not lacking
-    if 0 < len(lacking) < len(of_names):
+    lines.columns = [*map(read_cell, lines.columns)]
+    outputs = [f"{PREDICTION if kind.is_numeric else PROBABILITY}_{name}" for name in kind.names]
+    outputs = [PREDICTION] if kind.is_one_number else outputs
+    lacking = [name for name in outputs if name not in lines]
+    if 0 < len(lacking) < len(outputs):
         raise DataError(f"{path}: columns of some outputs alone; {', '.join(lacking[:MAX_LISTED])} are missing.")
-    if PREDICTION not in lines and not has_names:
-        needed = PREDICTION if len(kind.columns) == 1 or not kind.is_numeric else of_names[0]
+    if lacking and PREDICTION not in lines:
+        needed = outputs[0] if kind.is_numeric and len(kind.columns) > 1 else PREDICTION
         raise DataError(f"{path}: no column {needed!r}; there are {', '.join(lines.columns[:30])}.")
     if SOURCE_ROW in lines:
         asked, lines = [str(number) for number in rows[SOURCE_ROW][:]], lines.set_index(SOURCE_ROW)
         if lines.index.has_duplicates or len({*asked}) < len(asked):
             raise DataError(f"{path}: {SOURCE_ROW} does not tell rows apart. Leave it out, with one line for each row.")
-        if lacking := [number for number in asked if number not in lines.index]:
+        if unknown := [number for number in asked if number not in lines.index]:
             raise DataError(
-                f"{path}: {len(lacking):,} of {len(asked):,} scored rows have no prediction ({SOURCE_ROW} "
-                f"{', '.join(lacking[:MAX_LISTED])}). Predict all of them, or score the rows that these are of."
+                f"{path}: {len(unknown):,} of {len(asked):,} scored rows have no prediction ({SOURCE_ROW} "
+                f"{', '.join(unknown[:MAX_LISTED])}). Predict all of them, or score the rows that these are of."
             )
         lines = lines.loc[asked]
     if len(lines) != len(rows):
@@ -164,15 +165,14 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
                 "other rows, or the rows have changed since: predict again."
             )
-    if not kind.is_one_number and not has_names:
+    if lacking:
         return _read_cells(path, [*map(read_cell, lines[PREDICTION])], kind)
-    lines.columns = [*map(read_cell, lines.columns)]
-    values = lines[of_names if has_names else [PREDICTION]].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+    values = lines[outputs].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     if num := int((~np.isfinite(values)).any(1).sum()):  # NaN where it is none
         raise DataError(
             f"{path}: {num:,} predictions are no finite numbers. Fix them, or leave these rows out everywhere."
         )
-    return values if has_names else values[:, 0]
+    return values[:, 0] if kind.is_one_number else values
 
 
 def _read_cells(path: Path, cells: Sequence[str], kind: LabelKind) -> Any:

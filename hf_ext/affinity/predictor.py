@@ -25,7 +25,7 @@ from ..data.row_errors import format_errors
 from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
-from ..labels.outputs import decode, probabilities, split_rows
+from ..labels.outputs import decode, split_rows, to_predictions
 from ..models.affinity import AffinityModel
 from ..pretrained import fetch_folder
 from ..trainer import FastTrainer
@@ -108,7 +108,8 @@ class AffinityPredictor:
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
-        return decode(self.model.config.kind, self._logits(rows))
+        kind = self.model.config.kind
+        return decode(kind, to_predictions(kind, self._logits(rows)))
 
     def predict_proba(self, rows: Any) -> Any:
         """Probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
@@ -127,7 +128,7 @@ class AffinityPredictor:
         kind = self.model.config.kind
         if kind.is_numeric:
             raise ArgumentError(f"This model predicts numbers ({', '.join(kind.names)}), which have no probabilities.")
-        return probabilities(kind, self._logits(rows))
+        return to_predictions(kind, self._logits(rows))
 
     @torch.no_grad()
     def _logits(self, rows: Any) -> Any:

@@ -10,12 +10,11 @@ from typing import Any
 from ..data.loading import LoadedData
 from ..data.reading import SOURCE_ROW
 from ..evaluation.verdict import CONSTANTS
-from ..labels.outputs import as_logits
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import confusion_chart, is_drawn, plot_scatter, write_png
 from ..reporting.run_files import label_name
 from ..tasks.running import Run, plots_if_possible, with_absolute_path
-from .predicted import LABEL, PREDICTION, Columns, label_columns, prediction_columns
+from .predicted import LABEL, PREDICTION, Columns, label_columns, prediction_columns, read_outputs
 from .prediction_file import write_predictions
 from .rows import audit_labels
 from .scoring import SplitScores
@@ -96,15 +95,15 @@ def collect_results(
         "advice": make_advice(data.report, settings, run.folder, test),
     }
     if trainer.is_world_process_zero():
-        predicted = prediction_columns(kind, test.outputs)
-        measured = label_columns(kind, test.labels, test.outputs)
+        predictions = read_outputs(kind, test.outputs)
+        predicted = prediction_columns(kind, predictions)
+        measured = label_columns(kind, test.labels, predictions)
         write_predictions(run.folder / PREDICTIONS, splits["test"], predicted, measured)
         if hasattr(splits["test"], "__len__"):
             (run.folder / BASELINES).mkdir(exist_ok=True)
             rows = splits["test"].select_columns([SOURCE_ROW])
             for name, values in test.predicted_by.items():
-                columns = prediction_columns(kind, as_logits(kind, values))
-                write_predictions(baseline_file(run.folder, name), rows, columns)
+                write_predictions(baseline_file(run.folder, name), rows, prediction_columns(kind, values))
         with plots_if_possible():
             _plot(run.folder, label_name(settings), test, predicted, measured)
     return facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ import numpy as np
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
-from ..evaluation.kinds import to_predictions
 from ..evaluation.metrics import PLAIN_METRICS
 from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
 from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
+from ..labels.outputs import to_predictions
 from ..reporting import units
 from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled
@@ -137,15 +138,13 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    output, config, rows = trainer.predict(splits[name]), trainer.model.config, splits[name]
+    config, rows = trainer.model.config, splits[name]
     kind = config.kind
-    outputs, labels = unpack_labelled(output) if kind.is_one_number else (output.predictions, output.label_ids)
+    outputs, labels = unpack_labelled(trainer.predict(rows), kind)
     predictions = to_predictions(kind, outputs)
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
-        if kind.per_residue:
-            baselines = fit_residue_baselines(trainer, splits, name)
-        else:
-            baselines = fit_baselines(trainer, splits, name, group_column)
+        fit = fit_residue_baselines if kind.per_residue else partial(fit_baselines, group_column=group_column)
+        baselines = fit(trainer, splits, name)
         slices, notes = find_slices(splits["train"], rows, columns_of(trainer.data_collator))
     else:
         group_column, slices, baselines = None, {}, Baselines()
@@ -153,19 +152,17 @@ def score_split(
             baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
     units, bounds = check_units(units, len(labels)), read_bounds(rows)
-    compared = Compared(
-        {MODEL: predictions, **baselines.predictions}, labels, kind, threshold, trainer.args.seed, units
-    )
+    predictors = {MODEL: predictions, **baselines.predictions}
+    compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, units)
     groups = [row[0] for row in read_columns(rows, [group_column])] if group_column and kind.is_one_number else None
     scores, sliced = compared.score(groups), [compared.score_slice(*one) for one in slices.items()]
     is_scale_free = config.loss == "ranking"
     metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
-    verdict = judge(labels, compared.predictors, is_scale_free=is_scale_free, **how)
-    linear = f"{linear_name(kind)} on embeddings"
-    ridge = baselines.predictions.get(linear)
-    is_tuned = ridge is not None and any(spec.training != "frozen" for spec in config.encoder_specs)
-    names = linear, "this model"
+    verdict = judge(labels, predictors, is_scale_free=is_scale_free, **how)
+    linear, tuned = f"{linear_name(kind)} on embeddings", None
+    if linear in predictors and any(spec.training != "frozen" for spec in config.encoder_specs):
+        tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
     if repeated := describe_repeated(leaks):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
@@ -189,7 +186,7 @@ def score_split(
         units,
         kind,
         baselines.predictions,
-        judge_pair(labels, ridge, predictions, names=names, **how) if is_tuned else None,
+        tuned,
     )
 
 
@@ -200,11 +197,11 @@ def score_classes(kind: LabelKind, predictions: np.ndarray, labels: np.ndarray) 
         predictions: probabilities (n, C), of residues (n, longest, C).
         labels: of these rows, as batches hold them.
     """
+    known = labels != UNKNOWN
     if kind.task == "multilabel":
-        has, called = labels == 1, (predictions > 0.5) & (labels != UNKNOWN)
+        has, called = labels == 1, (predictions > 0.5) & known
         support, num_called, right = has.sum(0), called.sum(0), (has & called).sum(0)
     else:
-        known = labels != UNKNOWN
         true, called = labels[known], predictions.argmax(-1)[known]
         counted = (true, called, true[true == called])
         support, num_called, right = (np.bincount(one, minlength=kind.num_outputs) for one in counted)

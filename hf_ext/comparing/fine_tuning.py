@@ -21,7 +21,7 @@ from ..arguments.parser import FastArgumentParser
 from ..arguments.presets import PRESETS
 from ..data.arguments import DataArguments
 from ..errors import ArgumentError
-from ..evaluation.kinds import deciding_metrics
+from ..evaluation.kinds import metrics_of
 from ..reporting import units
 from ..reporting.tables import format_markdown_table
 from .running import ChildFailed, SideRun, run_child
@@ -153,7 +153,7 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
     folder, test = runs[0].folder, runs[0].results["test"]
     data_args = DataArguments()
     rows = load_test(str(folder), data_args, own := EvaluateArguments(models=[]), ())
-    metric = (test["verdict"]["comparison"] or {}).get("metric", deciding_metrics(rows.kind)[0])
+    metric = (test["verdict"]["comparison"] or {}).get("metric", metrics_of(rows.kind).decides)
     baseline = find_best(test["scores"], metric, [*test["baselines"]])
     files = {baseline: baseline_file(folder, baseline), **{run.side.name: run.folder / PREDICTIONS for run in runs}}
     predictions = {name: read_predictions(path, rows.table, data_args, rows.kind) for name, path in files.items()}

@@ -5,7 +5,6 @@ What stands for no value is refused, and so is what does not fit its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,13 +39,11 @@ def read_labels(
         table: n rows with the columns of `kind`, those that `args` name beside it, and `source_row`.
         sequences: n, cleaned: residues have as many labels. "" where the sequence was refused.
 
-    Cost: each distinct cell is judged once, see `parse_labels`.
+    Cost: each distinct cell is judged once, see `_read_numbers`.
     """
     rows, name = table[SOURCE_ROW].to_numpy(), kind.columns[0]
     if kind.is_one_number:
-        marks = table[args.censor_column] if args.censor_column else None
-        labels, bounds, errors = parse_labels(table[name], name, rows, marks, args.censor_column or "")
-        return {"label": pa.array(labels), "bound": pa.array(bounds)}, errors
+        return _read_numbers(table, name, args.censor_column, rows)
     if len(kind.columns) > 1:
         label, errors = _read_several(table, kind, rows)
     elif kind.per_residue:
@@ -107,7 +104,7 @@ def _read_residues(
 
 def _judge_mask(cell: Any) -> Judged:
     """A mask as bools, one for each residue; None where nothing is said: all labels are known."""
-    if not isinstance(cell, list) and is_missing(cell):
+    if is_missing(cell):
         return Judged(None)
     items = split_letters(cell)
     known = {item: as_bit(item) for item in {*items}}
@@ -119,46 +116,35 @@ def _judge_mask(cell: Any) -> Judged:
 
 def label_facts(rows: Dataset, kind: LabelKind) -> dict[str, Any]:
     """What the labels of a split hold, JSON-able; see the kind's `facts`."""
-    return reader_of(kind).facts(label_values(rows, kind))
-
-
-def label_values(rows: Dataset, kind: LabelKind) -> np.ndarray:
-    """Labels of rows as they are stored: (n,), (n, k) where each row has k, or all residues one after the other."""
     column = rows.with_format("arrow")[:]["label"].combine_chunks()
     is_list = pa.types.is_list(column.type)
     values = (column.flatten() if is_list else column).to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), -1) if is_list and not kind.per_residue else values
+    return reader_of(kind).facts(values.reshape(len(column), -1) if is_list and not kind.per_residue else values)
 
 
-def parse_labels(
-    values: pa.ChunkedArray | Sequence[Any],
-    column: str,
-    rows: np.ndarray,
-    marks: pa.ChunkedArray | Sequence[Any] | None = None,
-    mark_column: str = "",
-) -> tuple[np.ndarray, np.ndarray, list[RowError]]:
+def _read_numbers(
+    table: pa.Table, column: str, mark_column: str | None, rows: np.ndarray
+) -> tuple[dict[str, Any], list[RowError]]:
     """Turns cells into finite numbers and bounds; refuses what would poison a loss, naming the row.
 
     Args:
-        values: n cells; numbers, or text such as `7.3`, `<=7`, `>10.5`.
-        column: the label column's name, used in errors.
-        rows: (n,) the row of each value in its file.
-        marks: n cells of the censor column, or None: `<`, `<=`, `>`, `>=`, `=`, empty, or 0/1, where 1 says that the
-            true value is at or below the label.
-        mark_column: its name.
+        column: of n cells; numbers, or text such as `7.3`, `<=7`, `>10.5`.
+        mark_column: of n marks, or None: `<`, `<=`, `>`, `>=`, `=`, empty, or 0/1, where 1 says that the true value is
+            at or below the label.
+        rows: (n,) the row of each cell in its file.
 
     Returns:
-        Labels, float64 (n,), NaN where refused; bounds, int8 (n,): -1 true value <= label, 0 exact, +1 >= label; and
+        `label`, float64 (n,), NaN where refused; `bound`, int8 (n,): -1 true value <= label, 0 exact, +1 >= label; and
         an error for each row that is refused: missing, other text (digits of other scripts and 1_000 too), beyond
         +-1e30, a missing value written as nines (`find_placeholders`), an unknown mark, and a mark that contradicts
         the label's own sign.
 
     Cost: each distinct cell is parsed once; 0.3 s for 100,000 distinct ones.
     """
-    found, judged, errors = judge_cells(values, judge_label, column, rows)
+    found, judged, errors = judge_cells(table[column], judge_label, column, rows)
     labels, bounds = np.array([one.value for one in judged], np.float64).reshape(-1, 2)[found.number].T
-    if marks is not None:
-        said, judged, refused = judge_cells(marks, _judge_mark, mark_column, rows)
+    if mark_column:
+        said, judged, refused = judge_cells(table[mark_column], _judge_mark, mark_column, rows)
         given = np.array([one.value for one in judged], np.float64)[said.number]
         rule, remedy = "the censoring mark contradicts the sign written in the label", "Correct one of them."
         wrong = np.flatnonzero((given != UNSAID) & (bounds != 0) & (given != bounds))
@@ -167,7 +153,7 @@ def parse_labels(
         errors += [RowError(int(rows[i]), mark_column, mark, rule, remedy) for i, mark in zip(wrong, shown)]
         bounds = np.where(given == UNSAID, bounds, given)
     errors += find_placeholders(labels, bounds, column, rows)
-    return labels, bounds.astype(np.int8), errors
+    return {"label": pa.array(labels), "bound": pa.array(bounds.astype(np.int8))}, errors
 
 
 def _judge_mark(cell: object) -> Judged:

@@ -54,12 +54,8 @@ def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
     return predicted, measured
 
 
-def as_groups(
-    groups: Sequence[Any] | NDArray[Any], num_rows: int, name: str = "groups", kind: str = "group name"
-) -> NDArray[np.str_]:
+def as_groups(groups: Sequence[Any] | NDArray[Any], num_rows: int) -> NDArray[np.str_]:
     """Returns one group name per row, as text, so that 7 and "7" are the same group.
-
-    `name` is what to call them in an error, `kind` what each must be.
 
     Raises:
         DataError: another number of groups than rows, or a row without one (None or NaN).
@@ -70,17 +66,20 @@ def as_groups(
         raise DataError(f"{len(labels)} groups for {num_rows} rows: one group per row is needed.")
     for row, label in enumerate(labels):
         if label is None or label != label:
-            raise DataError(f"{name}, row {row}: {label!r} is no {kind}; name it or leave the row out.")
+            raise DataError(f"row {row}: {label!r} is no name of a group or class; name it or leave the row out.")
     return np.asarray([str(label) for label in labels], dtype=np.str_)
 
 
-def count_not_finite(values: FloatArray, name: str) -> str | None:
-    """Say how many values are NaN or infinite and where the first one is; None where all are finite."""
-    finite = np.isfinite(values)
-    if finite.all():
+def count_not_finite(values: NDArray[Any], name: str, row: NDArray[np.int64] | None = None) -> str | None:
+    """Say how many values, (n, ...), are NaN or infinite and where the first one is; None where all are finite.
+
+    `row` is the row of each, (n,); None: they are rows.
+    """
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+    if not len(bad):
         return None
-    bad = np.flatnonzero(~finite)
-    return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {bad[0]})"
+    first = bad[0] if row is None else row[bad[0]]
+    return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {first})"
 
 
 def divide(part: FloatArray, whole: FloatArray) -> FloatArray:

@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..labels import ONE_NUMBER, LabelKind
+from ..labels.cells import show_names
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
-from .class_alarms import MIN_ROWS, MIN_SPREAD_RATIO, examine_probabilities
-from .kinds import known_values
+from .kinds import known_values, rows_for
+from .logistic import find_shares
+from .metrics import MetricValue
 
+MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
+MIN_SPREAD_RATIO = 0.1
+NEAR_CONSTANT = "close to a constant"
 FEW_DISTINCT_SHARE = 0.01
 FEW_DISTINCT_OF_REFERENCES = 0.1
 BLOCK_SHARE = 0.05  # of rows that share one value: a detection limit or a default rather than a measurement
@@ -31,13 +37,15 @@ def collapse_report(predictions: Any, references: Any, kind: LabelKind = ONE_NUM
 
     Args:
         predictions, references: (n,) or (n, 1) numbers in one unit; of another `kind` as `rows_for` takes them.
-        kind: of label. Of several numbers the report is of the first, the alarms of all; of
-            classes and several labels it is that of `examine_probabilities`.
+        kind: of label. Of several numbers the report is of the first, the alarms of all.
 
     Returns:
         What `label_audit` says of the predictions; reference_std (also the RMSE of the references' own mean),
         spread_ratio, rmse, looks_bfloat16 (None: too few rows to tell), alarms (sentences; empty where nothing is
-        wrong). Numbers are over rows where both are finite, None where undefined.
+        wrong). Numbers are over rows where both are finite, None where undefined. Of classes and several labels: n
+        values; log_loss, and reference_log_loss, that of predicting the shares in these references; spread_ratio, the
+        standard deviation of the probabilities by that of the truth; of classes also num_distinct, how many are
+        predicted, and never_predicted, names of those that 30 values and more are; alarms.
 
     Raises:
         DataError: shapes or lengths do not fit.
@@ -52,17 +60,15 @@ def examine_predictions(
     """Returns what `collapse_report` does, and its alarms by what they are about."""
     if kind.is_one_number:
         return _examine_numbers(predictions, references)
-    if not kind.is_numeric:
-        return examine_probabilities(kind, predictions, references)
     values, truth, _ = known_values(kind, predictions, references)
+    if not kind.is_numeric:
+        return _examine_probabilities(kind, values, truth, rows_for(kind, predictions, references).value("log_loss"))
+    columns = [(value, of, np.isfinite(of)) for value, of in zip(values.T, np.atleast_2d(truth.T))]
+    found = [_examine_numbers(value[known], of[known]) for value, of, known in columns]
     if kind.per_residue:
-        return _examine_numbers(values, truth)
-    known = np.isfinite(truth)
-    found = [_examine_numbers(values[known[:, j], j], truth[known[:, j], j]) for j in range(len(kind.names))]
-    alarms = {
-        f"{about} {name}": f"{name}: {text}" for name, (_, of) in zip(kind.names, found) for about, text in of.items()
-    }
-    return found[0][0], alarms
+        return found[0]
+    named = [(name, about, text) for name, (_, alarms) in zip(kind.names, found) for about, text in alarms.items()]
+    return found[0][0], {f"{about} {name}": f"{name}: {text}" for name, about, text in named}
 
 
 def _examine_numbers(predictions: Any, references: Any) -> tuple[dict[str, Any], dict[str, str]]:
@@ -151,31 +157,59 @@ def _looks_bfloat16(values: FloatArray) -> bool | None:
 def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: int) -> dict[str, str]:
     distinct, constant = report["num_distinct"], report["reference_std"]
     value, most, ratio = report["most_frequent_value"], report["most_frequent_share"], report["spread_ratio"]
-    if distinct == 1 < num_rows < MIN_ROWS:
-        return {"one value": f"All {num_rows:,} predictions are {value:g}."}
     if num_rows < MIN_ROWS:
-        return {}
-    is_few = distinct <= max(FEW_DISTINCT_SHARE * num_rows, FEW_DISTINCT_OF_REFERENCES * of_references)
-    found = {
-        "one value": distinct == 1,
-        "few values": distinct > 1 and is_few,
-        "one value often": distinct > 1 and most >= BLOCK_SHARE,
-        "little spread": distinct > 1 and ratio is not None and ratio < MIN_SPREAD_RATIO,
-        "no better": 0 < constant <= report["rmse"],
-        "bfloat16": report["looks_bfloat16"],
-    }
-    spread = f"{ratio or 0:.3f} times as far as the references"
-    texts = {
-        "one value": f"All {num_rows:,} predictions are {value:g}: the model is a constant.",
-        "few values": f"Collapsed: {distinct:,} distinct values in {num_rows:,} predictions (the references have "
-        f"{of_references:,}).",
-        "one value often": f"{most:.1%} of the predictions are exactly {value:g}.",
-        "little spread": f"The predictions spread {spread}: close to a constant.",
-        "no better": f"RMSE {report['rmse']:.4f} is no better than the {constant:.4f} of predicting the mean of these "
-        "references everywhere.",
-        "bfloat16": "Every prediction is a bfloat16 number: the head ran, or its output was kept, in bfloat16.",
-    }
-    return {name: text for name, text in texts.items() if found[name]}
+        return {"one value": f"All {num_rows:,} predictions are {value:g}."} if distinct == 1 < num_rows else {}
+    alarms = {}
+    if distinct == 1:
+        alarms["one value"] = f"All {num_rows:,} predictions are {value:g}: the model is a constant."
+    elif distinct <= max(FEW_DISTINCT_SHARE * num_rows, FEW_DISTINCT_OF_REFERENCES * of_references):
+        there = f"(the references have {of_references:,})"
+        alarms["few values"] = f"Collapsed: {distinct:,} distinct values in {num_rows:,} predictions {there}."
+    if distinct > 1 and most >= BLOCK_SHARE:
+        alarms["one value often"] = f"{most:.1%} of the predictions are exactly {value:g}."
+    if distinct > 1 and ratio is not None and ratio < MIN_SPREAD_RATIO:
+        alarms["little spread"] = f"The predictions spread {ratio:.3f} times as far as the references: {NEAR_CONSTANT}."
+    if 0 < constant <= report["rmse"]:
+        than = f"{constant:.4f} of predicting the mean of these references everywhere"
+        alarms["no better"] = f"RMSE {report['rmse']:.4f} is no better than the {than}."
+    if report["looks_bfloat16"]:
+        ran = "the head ran, or its output was kept, in bfloat16"
+        alarms["bfloat16"] = f"Every prediction is a bfloat16 number: {ran}."
+    return alarms
+
+
+def _examine_probabilities(
+    kind: LabelKind, values: NDArray[Any], truth: FloatArray, loss: MetricValue
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Of known values, as of `known_values`; `loss` is their log loss."""
+    is_set, num = kind.task == "multilabel", len(values)
+    shares = find_shares(truth, None if is_set else kind.num_outputs)
+    constant = rows_for(kind.of_rows, np.broadcast_to(shares, values.shape), truth).value("log_loss")
+    report: dict[str, Any] = {"n": num, "log_loss": loss.known, "reference_log_loss": constant.known}
+    report |= {"spread_ratio": None, "num_distinct": None, "never_predicted": []}
+    if loss.undefined:
+        return report, {"not finite predictions": f"{loss.undefined}."}
+    if variance := np.nansum(shares * (1 - shares)):
+        report["spread_ratio"] = float(np.sqrt(np.var(values, axis=0, dtype=np.float64).sum() / variance))
+    found = values.argmax(axis=1)
+    if not is_set:
+        occurs, called = (np.bincount(each, minlength=kind.num_outputs) for each in (truth.astype(np.int64), found))
+        report["num_distinct"] = int(np.count_nonzero(called))
+        report["never_predicted"] = [kind.names[j] for j in np.flatnonzero((occurs >= MIN_ROWS) & (called == 0))]
+    if num < MIN_ROWS or not variance:
+        return report, {}
+    alarms = {}
+    if report["num_distinct"] == 1:
+        alarms["one value"] = f"All {num:,} predictions are {kind.names[found[0]]}: the model is a constant."
+    elif never := report["never_predicted"]:
+        named = show_names(never)
+        alarms["never predicted"] = f"Never predicted, though {MIN_ROWS} labels or more are it: {named}."
+    if (ratio := report["spread_ratio"]) < MIN_SPREAD_RATIO:
+        alarms["little spread"] = f"The probabilities spread {ratio:.3f} times as far as the labels: {NEAR_CONSTANT}."
+    if loss.value >= constant.value:
+        than = f"{constant.value:.4f} of predicting the shares in these labels everywhere"
+        alarms["no better"] = f"Log loss {loss.value:.4f} is no better than the {than}."
+    return report, alarms
 
 
 def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:

@@ -15,11 +15,12 @@ from ._arrays import FloatArray, as_column, as_groups, count_not_finite
 DEFAULT_LAMBDAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
 CHUNK_BYTES = 48 * 2**20
 CONSTANT_SPREAD = 1e-10  # a standard deviation this far below the feature's own size is rounding, not signal
+NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than features: rounding
 
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
 CHUNK_RESIDUES = 2_000_000
-_LETTERS = 26  # A-Z
+LETTERS = 26  # A-Z
 
 Columns = Sequence[Sequence[str]]  # of sequences: by column, then by row
 
@@ -73,7 +74,7 @@ class RidgeBaseline:
     def __init__(self, lambdas: Sequence[float] = DEFAULT_LAMBDAS, *, standardize: bool = True) -> None:
         self.lambdas: FloatArray = np.unique(np.asarray(lambdas, dtype=np.float64))
         self.standardize = standardize
-        self.weights: FloatArray | None = None
+        self.weights: FloatArray = np.empty(0)
         self.intercept = self.best_lambda = self.validation_rmse = 0.0
 
     def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> RidgeBaseline:
@@ -107,13 +108,11 @@ class RidgeBaseline:
         Raises:
             DataError: a value is not finite.
         """
-        assert self.weights is not None
         blocks = [chunk @ self.weights for _, chunk in chunks(np.asanyarray(features))]
         return np.concatenate([np.empty(0), *blocks]) + self.intercept
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able, without the weights; after `fit`."""
-        assert self.weights is not None
         chosen = {"best_lambda": self.best_lambda, "validation_rmse": self.validation_rmse}
         return {"kind": "ridge", "num_features": len(self.weights), **chosen}
 
@@ -152,22 +151,40 @@ def solve_ridges(
     Returns:
         Weights (d, l), for raw features, and intercepts (l,).
     """
-    (num_rows, num_features), level = features.shape, float(labels.mean())
+    mean, axes, variances = principal_axes(features, standardize)
+    level, moment = float(labels.mean()), np.zeros(len(mean))
+    for rows, chunk in chunks(features):
+        moment += (chunk - mean).T @ (labels[rows] - level)
+    projected = axes.T @ (moment / len(labels))
+    weights = axes @ (projected[:, None] / (variances[:, None] + lambdas))
+    return weights, level - mean @ weights
+
+
+def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Principal axes of the scaled features, by one eigendecomposition of size min(n, d).
+
+    Args:
+        features, standardize: as in `RidgeBaseline`.
+
+    Returns:
+        The features' mean (d,); axes (d, r), which turn raw features less their mean into uncorrelated coordinates; the
+        variance of each coordinate, (r,), rising.
+    """
+    num_rows, num_features = features.shape
     mean, scale = fit_scale(features, standardize)
     if num_rows < num_features:
         basis = (features - mean) * scale
-        gram, moment = basis @ basis.T, labels - level
+        variances, vectors = np.linalg.eigh(basis @ basis.T / num_rows)
+        kept = variances > NEGLIGIBLE * variances[-1]
+        variances = variances[kept]
+        axes = basis.T @ (vectors[:, kept] / np.sqrt(num_rows * variances))
     else:
-        gram, moment = np.zeros((num_features, num_features)), np.zeros(num_features)
-        for rows, chunk in chunks(features):
+        gram = np.zeros((num_features, num_features))
+        for _, chunk in chunks(features):
             scaled = (chunk - mean) * scale
             gram += scaled.T @ scaled  # the same array twice: numpy computes one triangle only
-            moment += scaled.T @ (labels[rows] - level)
-    eigenvalues, vectors = np.linalg.eigh(gram / num_rows)
-    projected = vectors.T @ (moment / num_rows)
-    weights = vectors @ (projected[:, None] / (np.maximum(eigenvalues, 0.0)[:, None] + lambdas[None, :]))
-    weights = (basis.T @ weights if num_rows < num_features else weights) * scale[:, None]
-    return weights, level - mean @ weights
+        variances, axes = np.linalg.eigh(gram / num_rows)
+    return mean, axes * scale[:, None], np.maximum(variances, 0.0)
 
 
 def chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:
@@ -277,17 +294,17 @@ def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, An
     for start in range(0, len(sequences), size):
         chunk = sequences[start : start + size]
         letters = np.frombuffer("".join(chunk).encode("latin-1", "replace"), np.uint8).astype(np.int64) - ord("A")
-        if len(letters) and not 0 <= letters.min() <= letters.max() < _LETTERS:
+        if len(letters) and not 0 <= letters.min() <= letters.max() < LETTERS:
             wrong = next(one for one in chunk if not (one.isascii() and one.isalpha() and one.isupper()))
             raise DataError(f"Sequence {wrong!r}: only the letters A-Z are residues; upper-case it or drop the row.")
         lengths = np.array([len(one) for one in chunk])
         owner = np.repeat(np.arange(len(chunk)), lengths)
         position = np.arange(len(letters)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if length is not None:
-            num_codes, codes, chosen = length * _LETTERS, position * _LETTERS + letters, position < length
+            num_codes, codes, chosen = length * LETTERS, position * LETTERS + letters, position < length
         else:
-            num_codes, chosen = _LETTERS**K, position <= lengths[owner] - K
-            codes = sum(np.roll(letters, -i) * _LETTERS ** (K - 1 - i) for i in range(K))
+            num_codes, chosen = LETTERS**K, position <= lengths[owner] - K
+            codes = sum(np.roll(letters, -i) * LETTERS ** (K - 1 - i) for i in range(K))
         ones = np.ones(np.count_nonzero(chosen))
         counts = csr_matrix((ones, (owner[chosen], codes[chosen])), shape=(len(chunk), num_codes))
         yield slice(start, start + size), counts

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import FloatArray, divide
-from .metrics import Rows, Summed
+from ._arrays import FloatArray, count_not_finite, divide
+from .metrics import Counted, Rows, Summed
 from .ranks import Once, Ranking, sort_ties
 
 CLASS_METRICS = ("accuracy", "balanced_accuracy", "mcc", "macro_f1", "log_loss", "calibration_error")
@@ -19,14 +19,6 @@ MULTILABEL_METRICS = ("f1_max", "average_precision", "log_loss")
 LEAST = 1e-15  # a probability below it counts as it: a model that was sure and wrong costs 34.5 nats
 NUM_BINS = 15
 NUM_CUTS = 256
-
-
-def count_not_finite_rows(values: NDArray[Any], row: NDArray[np.int64]) -> str | None:
-    """Say how many of the predictions, (values, outputs), are not finite, and in which row the first one is."""
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if not len(bad):
-        return None
-    return f"{len(bad):,} of {len(values):,} predictions are NaN or infinite (first: row {row[bad[0]]})"
 
 
 class Classification(Rows):
@@ -55,13 +47,11 @@ class Classification(Rows):
     ) -> None:
         super().__init__(num_rows)
         self._row, self._labels, self._classes = row, labels, classes
-        self.is_of_two = len(classes) == 2 and np.array_equal(row, np.arange(num_rows))
-        self.names = (*CLASS_METRICS, *(TWO_CLASS_METRICS if self.is_of_two else ()))
-        self._problem = count_not_finite_rows(probabilities, self._row)
+        self._problem = count_not_finite(probabilities, "predictions", row)
         self.predicted = probabilities.argmax(axis=1)
         self._top, true = (probabilities[np.arange(len(labels)), each] for each in (self.predicted, labels))
         self._losses = -np.log(np.maximum(true.astype(np.float64), LEAST))
-        self._second = probabilities[:, 1].astype(np.float64) if self.is_of_two else None
+        self._second = probabilities[:, -1].astype(np.float64)
 
     def why_undefined(self, name: str) -> str | None:
         if self.num_rows == 0 or not len(self._labels):
@@ -149,18 +139,13 @@ class Classification(Rows):
         """
         return divide(np.abs(counts @ self._gaps).sum(axis=1), counts @ self.means["accuracy"].numbers)
 
+    def metric(self, name: str) -> Counted:
+        """The metric as a function of counts; of the second of two classes see `Ranking`."""
+        return getattr(self._ranking, name) if name in TWO_CLASS_METRICS else super().metric(name)
+
     @cached_property
     def _ranking(self) -> Ranking:
-        assert self._second is not None
         return Ranking(self._second, self._labels == 1)
-
-    def auroc(self, counts: FloatArray) -> FloatArray:
-        """Of the second of two classes; see `Ranking`."""
-        return self._ranking.auroc(counts)
-
-    def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Of the second of two classes; see `Ranking`."""
-        return self._ranking.average_precision(counts)
 
 
 class Multilabel(Rows):
@@ -173,12 +158,10 @@ class Multilabel(Rows):
     Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for the others.
     """
 
-    names = MULTILABEL_METRICS
-
     def __init__(self, probabilities: NDArray[Any], labels: FloatArray) -> None:
         super().__init__(len(labels))
         self._probabilities, self._known, self._has = probabilities, np.isfinite(labels), labels == 1
-        self._problem = count_not_finite_rows(probabilities, np.arange(len(labels)))
+        self._problem = count_not_finite(probabilities, "predictions")
 
     def why_undefined(self, name: str) -> str | None:
         if self.num_rows == 0 or not self._known.any():

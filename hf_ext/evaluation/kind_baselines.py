@@ -9,18 +9,18 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..data.splits import draw_rows
 from ..labels import UNKNOWN, LabelKind
-from ._arrays import FloatArray, divide
-from .baselines import RidgeBaseline
-from .kinds import deciding_metrics, rows_for
-from .logistic import LogisticBaseline, draw
+from ._arrays import FloatArray
+from .baselines import LETTERS, RidgeBaseline
+from .kinds import metrics_of, rows_for
+from .logistic import LogisticBaseline, find_shares
 
 NEIGHBOURS = (1, 3, 10)
 BLOCK_ROWS = 512  # that are compared with all training rows at once
 WINDOW = 15  # residues, the one that is predicted in the middle
-LETTERS = 26
 MAX_RESIDUES = 50_000  # that are fitted
+PROTEINS_AT_ONCE = 256  # whose residues are predicted together
 Residues = Sequence[Any]  # of each protein an array, one entry per residue
 
 
@@ -36,12 +36,7 @@ def predict_constant(kind: LabelKind, labels: Any, sizes: int | Sequence[int]) -
     """
     truth = _join(labels) if kind.per_residue else np.asarray(labels, np.float64)
     truth = np.where(truth == UNKNOWN, np.nan, truth)
-    if kind.task.endswith("classification"):
-        found = truth[np.isfinite(truth)].astype(np.int64)
-        value = np.bincount(found, minlength=kind.num_outputs) / max(1, len(found))
-    else:
-        known = np.isfinite(truth)
-        value = divide(np.where(known, truth, 0.0).sum(axis=0), known.sum(axis=0))
+    value = find_shares(truth, kind.num_outputs if kind.task.endswith("classification") else None)
     if isinstance(sizes, int):
         return np.broadcast_to(value, (sizes, *np.shape(value)))
     return [np.broadcast_to(value, (size, *np.shape(value))) for size in sizes]
@@ -73,11 +68,9 @@ class ColumnRidges:
 
 def make_linear(kind: LabelKind, *, standardize: bool = True) -> RidgeBaseline | ColumnRidges | LogisticBaseline:
     """The linear model of a kind of label, for features of rows."""
-    if not kind.is_numeric:
-        return LogisticBaseline(kind, standardize=standardize)
-    return (
-        RidgeBaseline(standardize=standardize) if kind.num_outputs == 1 else ColumnRidges(kind, standardize=standardize)
-    )
+    if kind.is_numeric and kind.num_outputs == 1:
+        return RidgeBaseline(standardize=standardize)
+    return (ColumnRidges if kind.is_numeric else LogisticBaseline)(kind, standardize=standardize)
 
 
 class NearestBaseline:
@@ -86,7 +79,7 @@ class NearestBaseline:
     Numbers are their mean. Probabilities are shares among them and one row more that stands for all of training: none
     is 0 only because few rows are near.
 
-    Cost: 5,000 rows beside 12,000 of 2,048 features in 10 s on one core.
+    Cost: 5,000 rows beside 12,000 of 2,048 features in 10 s on one core; of validation rows thrice.
 
     Args:
         kind: not of residues.
@@ -105,15 +98,15 @@ class NearestBaseline:
         else:
             self._values, self._value_of = truth.reshape(len(truth), -1), np.arange(len(truth))
         self._constant = np.asarray(predict_constant(self.kind, labels, 1)).reshape(1, -1)
-        metric, losses = deciding_metrics(self.kind)[1], {}
-        for num, predicted in self._predict(validation_features, NEIGHBOURS).items():
-            losses[num] = rows_for(self.kind, predicted, validation_labels).value(metric).value
-        self.num_neighbours = min(losses, key=lambda num: (np.nan_to_num(losses[num], nan=np.inf), num))
+        metric, losses = metrics_of(self.kind).chooses, {}
+        for num in NEIGHBOURS:
+            losses[num] = rows_for(self.kind, self._predict(validation_features, num), validation_labels).value(metric)
+        self.num_neighbours = min(losses, key=lambda num: (np.nan_to_num(losses[num].value, nan=np.inf), num))
         return self
 
     def predict(self, features: Any) -> FloatArray:
         """(n, outputs) probabilities, or (n,) or (n, k) numbers; after `fit`."""
-        return self._predict(features, [self.num_neighbours])[self.num_neighbours]
+        return self._predict(features, self.num_neighbours)
 
     def summary(self) -> dict[str, Any]:
         """What was fitted, JSON-able; after `fit`."""
@@ -123,69 +116,55 @@ class NearestBaseline:
         centred = (features - self._mean).astype(np.float32)
         return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
 
-    def _predict(self, features: Any, numbers: Sequence[int]) -> dict[int, FloatArray]:
-        most = min(max(numbers), len(self._rows))
-        found: dict[int, list[FloatArray]] = {num: [] for num in numbers}
+    def _predict(self, features: Any, num: int) -> FloatArray:
+        num, found = min(num, len(self._rows)), [np.empty((0, self._constant.shape[1]))]
         for start in range(0, len(features), BLOCK_ROWS):
             cosines = self._directions(features[start : start + BLOCK_ROWS]) @ self._rows.T
-            nearest = np.argpartition(-cosines, most - 1, axis=1)[:, :most]
-            order = np.argsort(-np.take_along_axis(cosines, nearest, axis=1), axis=1, kind="stable")
-            values = self._values[self._value_of[np.take_along_axis(nearest, order, axis=1)]]
-            for num in numbers:
-                known = np.isfinite(values[:, :num])
-                total, number = np.where(known, values[:, :num], 0.0).sum(axis=1), known.sum(axis=1)
-                alone = number == 0 if self.kind.is_numeric else np.ones_like(number)
-                found[num].append((total + alone * self._constant) / (number + alone))
-        is_one = self.kind.task == "regression" and self.kind.num_outputs == 1
-        joined = {num: np.concatenate([np.empty((0, self._constant.shape[1])), *parts]) for num, parts in found.items()}
-        return {num: each[:, 0] if is_one else each for num, each in joined.items()}
+            values = self._values[self._value_of[np.argpartition(-cosines, num - 1, axis=1)[:, :num]]]
+            known = np.isfinite(values)
+            total, number = np.where(known, values, 0.0).sum(axis=1), known.sum(axis=1)
+            alone = number == 0 if self.kind.is_numeric else np.ones_like(number)
+            found.append((total + alone * self._constant) / (number + alone))
+        joined = np.concatenate(found)
+        return joined[:, 0] if self.kind.is_one_number else joined
 
 
-class WindowBaseline:
-    """Labels of residues from the 15 residues around each: logistic regression of classes, ridge of numbers.
+def predict_residues(
+    kind: LabelKind,
+    known: Sequence[tuple[Sequence[str], Residues]],
+    encode: Any,
+    asked: Sequence[str],
+    standardize: bool,
+) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    """Predicts labels of residues by a linear model of features of each, of which at most 50,000 of a split are fitted.
 
-    At most 50,000 residues of training, and as many of validation, are fitted.
+    Args:
+        kind: of residues.
+        known: sequences of training and of validation, and their labels.
+        encode: makes features, (residues, d), of sequences and of numbers among their residues; None: all.
+        asked: sequences to predict.
+        standardize: as in `RidgeBaseline`.
 
-    Cost: seconds; 0.1 s per 10,000 residues predicted.
+    Returns:
+        Of each of `asked` (length, C) probabilities, or (length,) numbers; and what was fitted, JSON-able.
+
+    Cost: of `window_features` seconds; 0.1 s per 10,000 residues predicted.
     """
-
-    def __init__(self, kind: LabelKind) -> None:
-        self.kind, self._linear = kind, make_linear(kind, standardize=False)
-
-    def fit(
-        self,
-        sequences: Sequence[str],
-        labels: Residues,
-        validation_sequences: Sequence[str],
-        validation_labels: Residues,
-    ) -> WindowBaseline:
-        """Fits and chooses the penalty.
-
-        Raises:
-            DataError: a sequence and its labels differ in length.
-        """
-        given: list[Any] = []
-        for proteins, of_proteins in ((sequences, labels), (validation_sequences, validation_labels)):
-            for i, (protein, row) in enumerate(zip(proteins, of_proteins)):
-                if len(protein) != len(row):
-                    raise DataError(f"row {i}: {len(row)} labels for {len(protein)} residues: one each is needed.")
-            truth = _join(of_proteins)
-            known = np.flatnonzero(np.isfinite(truth) & (truth != UNKNOWN))
-            chosen = known[draw(len(known), MAX_RESIDUES)]
-            given += [window_features(proteins, chosen), truth[chosen]]
-        self._linear.fit(*given)
-        return self
-
-    def predict(self, sequences: Sequence[str]) -> list[NDArray[Any]]:
-        """Of each protein (length, C) probabilities, or (length,) numbers; after `fit`."""
-        return [self._linear.predict(window_features([one])) for one in sequences]
-
-    def summary(self) -> dict[str, Any]:
-        """What was fitted, JSON-able; after `fit`."""
-        return {**self._linear.summary(), "window": WINDOW}
+    linear, given = make_linear(kind, standardize=standardize), []
+    for sequences, labels in known:
+        truth = _join(labels)
+        chosen = np.flatnonzero(np.isfinite(truth) & (truth != UNKNOWN))
+        chosen = chosen[draw_rows(len(chosen), 0, MAX_RESIDUES)]
+        given += [encode(sequences, chosen), truth[chosen]]
+    linear.fit(*given)
+    found: list[NDArray[Any]] = []
+    for start in range(0, len(asked), PROTEINS_AT_ONCE):
+        part = asked[start : start + PROTEINS_AT_ONCE]
+        found += np.split(linear.predict(encode(part, None)), np.cumsum([*map(len, part)])[:-1])
+    return found, linear.summary()
 
 
-def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None) -> NDArray[np.uint8]:
     """One-hot codes of the letters around residues, 0 beyond the ends: (residues, 15 * 26).
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,39 +11,38 @@ from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind
 from ._arrays import FloatArray, as_pair, to_numpy
 from .class_metrics import CLASS_METRICS, MULTILABEL_METRICS, TWO_CLASS_METRICS, Classification, Multilabel
-from .metrics import Rows, rows_of, score_names
+from .metrics import Regression, Rows, Summed, is_ratio, score_names
 from .number_metrics import PER_PROTEIN, RESIDUE_METRICS, ResidueRegression, SeveralNumbers, several_names
 
-# Task -> the metric that the verdict compares in, and the one that chooses the checkpoint.
-_DECIDING = {
-    "regression": ("rmse", "rmse"),
-    "classification": ("mcc", "log_loss"),
-    "multilabel": ("f1_max", "log_loss"),
-    "residue_classification": ("accuracy", "log_loss"),
-    "residue_regression": ("rmse", "rmse"),
-}
+
+class KindMetrics(NamedTuple):
+    """Metrics of a kind of label.
+
+    Attributes:
+        names: that its rows are scored by.
+        decides: the one that the verdict compares in.
+        chooses: the one by which checkpoints are chosen.
+        means: those that are means of what rows hold, which early stopping compares; none of one number per row.
+    """
+
+    names: tuple[str, ...]
+    decides: str
+    chooses: str
+    means: tuple[str, ...] = ()
 
 
-def deciding_metrics(kind: LabelKind) -> tuple[str, str]:
-    """The metric of the verdict, and the one by which checkpoints are chosen; of several numbers `nrmse`."""
-    if kind.task == "regression" and not kind.is_one_number:
-        return "nrmse", "nrmse"
-    return _DECIDING[kind.task]
-
-
-def metric_names(kind: LabelKind, threshold: float | None = None) -> tuple[str, ...]:
+def metrics_of(kind: LabelKind, threshold: float | None = None) -> KindMetrics:
     """Metrics that rows of a kind have; `threshold` is of one number per row."""
     if kind.is_one_number:
-        return score_names(threshold)
-    if kind.task == "classification":
-        return (*CLASS_METRICS, *(TWO_CLASS_METRICS if kind.num_outputs == 2 else ()))
-    fixed = {
-        "regression": several_names(kind.names),
-        "multilabel": MULTILABEL_METRICS,
-        "residue_classification": CLASS_METRICS,
-        "residue_regression": RESIDUE_METRICS,
-    }
-    return fixed[kind.task]
+        return KindMetrics(score_names(threshold), "rmse", "rmse")
+    of_classes = (*CLASS_METRICS, *(TWO_CLASS_METRICS if kind.num_outputs == 2 else ()))
+    return {
+        "regression": KindMetrics(several_names(kind.names), "nrmse", "nrmse", ("nrmse",)),
+        "classification": KindMetrics(of_classes, "mcc", "log_loss", ("log_loss", "accuracy")),
+        "multilabel": KindMetrics(MULTILABEL_METRICS, "f1_max", "log_loss", ("log_loss",)),
+        "residue_classification": KindMetrics(CLASS_METRICS, "accuracy", "log_loss", ("log_loss", "accuracy")),
+        "residue_regression": KindMetrics(RESIDUE_METRICS, "rmse", "rmse", ("rmse", "mae", PER_PROTEIN)),
+    }[kind.task]
 
 
 def rows_for(
@@ -64,7 +63,8 @@ def rows_for(
         DataError: shapes or lengths do not fit, or a class is none of the kind.
     """
     if kind.is_one_number:
-        return rows_of(metric, *as_pair(predictions, labels), threshold)
+        pair = as_pair(predictions, labels)
+        return Summed(*pair) if is_ratio(metric) else Regression(*pair, threshold)
     values, truth, row = known_values(kind, predictions, labels)
     if kind.task == "residue_regression":
         return ResidueRegression(values.astype(np.float64).reshape(-1), truth, row, len(labels))
@@ -93,40 +93,14 @@ def known_values(kind: LabelKind, predictions: Any, labels: Any) -> tuple[NDArra
     else:
         values, truth, row = to_numpy(predictions), to_numpy(labels).astype(np.float64), np.arange(len(labels))
     is_class, shape = kind.task.endswith("classification"), (len(row), kind.num_outputs)
-    given: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [("predictions", values.shape, shape)]
-    if not kind.per_residue:
-        given.append(("labels", truth.shape, shape[:1] if is_class else shape))
-    for name, found, needed in given:
+    of_labels = shape[:1] if is_class or kind.per_residue else shape
+    for name, found, needed in (("predictions", values.shape, shape), ("labels", truth.shape, of_labels)):
         if found != needed:
             raise DataError(f"{name}: shape {found} given; {needed} is needed, for {kind.num_outputs:,} names.")
     if is_class and len(wrong := np.flatnonzero(~np.isin(truth, np.arange(kind.num_outputs)))):
         i = wrong[0]
         raise DataError(f"labels, row {row[i]}: {truth[i]:g} is no class; 0 to {kind.num_outputs - 1} are known.")
     return values, np.where(truth == UNKNOWN, np.nan, truth), row
-
-
-def comparable_metrics(kind: LabelKind) -> tuple[str, ...]:
-    """The metrics that are means of what rows hold, which early stopping compares; none of one number per row."""
-    if kind.is_one_number:
-        return ()
-    if kind.is_numeric:
-        return ("rmse", "mae", PER_PROTEIN) if kind.per_residue else ("nrmse",)
-    return ("log_loss",) if kind.task == "multilabel" else ("log_loss", "accuracy")
-
-
-def to_predictions(kind: LabelKind, logits: Any) -> NDArray[Any]:
-    """What `rows_for` takes of what a model puts out: softmax over classes, sigmoid of labels, numbers as they are.
-
-    Args:
-        logits: (n,), (n, C), (n, k), (n, longest) or (n, longest, C); float16 becomes float32.
-    """
-    values = to_numpy(logits)
-    if kind.is_numeric:
-        return values
-    values = values.astype(np.promote_types(values.dtype, np.float32))
-    from scipy.special import expit, softmax  # scores of numbers wait for no scipy
-
-    return expit(values) if kind.task == "multilabel" else softmax(values, axis=-1)
 
 
 def _join_residues(predictions: Any, labels: Any) -> tuple[NDArray[Any], FloatArray, NDArray[np.int64]]:

@@ -1,59 +1,142 @@
-"""Logistic regression on features: what a classifier has to beat."""
+"""Logistic regression: of heads, and what a classifier has to beat."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..labels import LabelKind
-from ._arrays import FloatArray
-from .baselines import chunks, fit_scale
-from .class_metrics import LEAST
-from .kinds import rows_for, to_predictions
+from ..data.splits import draw_rows
+from ..labels import UNKNOWN, LabelKind
+from ..labels.outputs import to_predictions
+from ._arrays import FloatArray, divide
+from .baselines import chunks, principal_axes
+from .kinds import rows_for
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)  # from next to constant to next to none
-MAX_VALUES = 40_000_000  # of rows times features that are fitted
-MAX_WORK = 4_000_000_000  # rows times features times outputs: about 0.5 s of each step on one core
-MIN_COMPONENTS = 64
-MAX_STEPS = 40
-CHUNK_SCORES = 4_000_000
+MAX_VALUES = 40_000_000  # of rows times features that a baseline is fitted on
+MAX_WORK = 4_000_000_000  # rows times axes times outputs: about 0.5 s of each step on one core
+MIN_AXES = 64
+MIN_STEPS, MAX_STEPS = 10, 100  # of L-BFGS, for a penalty
+MAX_OPERATIONS = 1e12  # of these steps
+PRIOR = 0.5  # of a row with mean features: so often each class, or 0 and 1, counts as seen beside what was
+TOLERANCE = 1e-6  # of the loss: a step that gains less is the last
 
-Matrix = NDArray[np.float32]
+
+def find_shares(labels: FloatArray, num_classes: int | None = None, more: float = 0.0) -> FloatArray:
+    """How frequent each of `num_classes` is, or each column's mean, (outputs,), over what is known; NaN is not.
+
+    `more` is how many times each class, or both 0 and 1, count as seen beside what was.
+    """
+    known = np.isfinite(labels)
+    if num_classes:
+        counts = np.bincount(labels[known].astype(np.int64), minlength=num_classes) + more
+        return counts / max(1, counts.sum())
+    return divide(np.where(known, labels, 0.0).sum(axis=0) + more, known.sum(axis=0) + 2 * more)
 
 
-def draw(num_rows: int, most: int) -> NDArray[np.int64]:
-    """At most so many numbers below `num_rows`, rising; always the same."""
-    return np.sort(np.random.default_rng(0).permutation(num_rows)[:most])
+def fit_logistic(
+    features: Any, labels: FloatArray, num_outputs: int, penalties: Sequence[float], *, standardize: bool = False
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yields the logistic regression of each penalty: of classes, or of labels that each stand alone.
+
+    By L-BFGS along the principal axes of the features, each scaled by how much the loss curves there, from where the
+    penalty before ended. Beside the rows stands half a mean one of each class, or of 0 and 1, so that one that is rare
+    or missing keeps a probability. Where rows, axes and outputs are too many together, only the largest axes are
+    fitted.
+
+    Args:
+        features: (n, d) array or memory map, any float dtype.
+        labels: (n,) class numbers, or (n, k) of 0, 1 and NaN.
+        num_outputs: classes, or k.
+        penalties: from the strongest on: for the mean loss plus penalty / 2 times the sum of squares of the weights of
+            the scaled features.
+        standardize: as in `RidgeBaseline`.
+
+    Yields:
+        Weights (d, outputs), for raw features, and intercepts (outputs,).
+
+    Raises:
+        DataError: a feature is not finite.
+
+    Cost: that of a ridge, and 10^12 operations for all penalties, or of each 10 steps, each half a second at most: half
+    a minute on one core.
+    """
+    import torch  # here, since scores need none of it
+
+    from ..models.losses import class_losses
+
+    mean, axes, variances = principal_axes(features, standardize)
+    most = max(MIN_AXES, MAX_WORK // (len(labels) * num_outputs))
+    axes, variances = axes[:, -most:], variances[-most:]
+    narrow, is_set = np.pad(axes, ((0, 0), (0, 1))).astype(np.float32), labels.ndim == 2
+    prior = np.repeat([[0.0], [1.0]], num_outputs, axis=1) if is_set else np.arange(num_outputs)
+    parts = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
+    inputs = torch.from_numpy(np.concatenate([*parts, np.zeros((len(prior), narrow.shape[1]), np.float32)]))
+    inputs[:, -1] = 1  # of intercepts
+    targets = torch.from_numpy(np.nan_to_num(np.concatenate([labels, prior]), nan=UNKNOWN))
+    targets = targets.to(torch.float32 if is_set else torch.int64)
+    counts = targets.ne(UNKNOWN).float()
+    counts[len(labels) :] = PRIOR
+    shares = find_shares(labels, None if is_set else num_outputs, PRIOR)
+    curves = torch.from_numpy(np.append(variances, 1.0)[:, None] * shares * (1 - shares))
+    weights = torch.zeros_like(curves)
+    weights[-1] = torch.from_numpy(np.log(shares) - np.log1p(-shares) * is_set)
+    steps = int(np.clip(MAX_OPERATIONS / (4 * inputs.numel() * num_outputs * len(penalties)), MIN_STEPS, MAX_STEPS))
+
+    def loss(inner: Any, scales: Any, shrink: Any) -> Any:
+        losses = class_losses(inputs @ (inner * scales), targets)
+        return (losses * counts).sum() / counts.sum() + (inner.square() * shrink).sum()
+
+    for penalty in penalties:
+        penalized = torch.full((len(weights), 1), penalty)
+        penalized[-1] = 0
+        scales = (curves + penalized).rsqrt()
+        inner = (weights / scales).float().requires_grad_()
+        shrink = penalized * scales.square() / 2
+        _minimize(partial(loss, inner, scales.float(), shrink.float()), inner, steps)
+        weights = inner.detach().double() * scales
+        found = axes @ weights[:-1].numpy()
+        yield found, weights[-1].numpy() - mean @ found
+
+
+def _minimize(loss: Callable[[], Any], parameter: Any, steps: int) -> None:
+    from torch.optim import LBFGS
+
+    optimizer = LBFGS([parameter], max_iter=steps, tolerance_change=TOLERANCE, line_search_fn="strong_wolfe")
+
+    def evaluate() -> Any:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimizer.step(evaluate)
 
 
 class LogisticBaseline:
     """Multinomial logistic regression, or one of each label where a row has several, with an L2 penalty on the weights.
 
-    Penalties are tried from the strongest on, each from the weights of the one before (L-BFGS, 40 steps), until the log
-    loss of the validation rows no longer falls. Of more than 40 million numbers of training a sample of the rows is
-    fitted; where rows, features and outputs are too many together, the features' largest principal components are.
+    Penalties are tried from the strongest on, until the log loss of the validation rows no longer falls. Of more than
+    40 million numbers of training a sample of the rows is fitted.
 
-    Cost: 12,000 rows of 320 features and 1,195 classes in a minute on one core, of two classes in seconds.
+    Cost: see `fit_logistic`.
 
     Args:
         kind: classification or multilabel; residues of a protein are rows of a classification here.
-        penalties: for the mean loss plus penalty / 2 times the sum of squares of the weights of the scaled features.
-        standardize: as in `RidgeBaseline`.
+        penalties, standardize: as of `fit_logistic`.
 
-    Attributes after `fit`: `penalty`, `validation_log_loss`, `num_rows` fitted, `num_components` or None.
+    Attributes after `fit`: `penalty`, `validation_log_loss`, `num_rows` fitted.
     """
 
     def __init__(self, kind: LabelKind, penalties: Sequence[float] = PENALTIES, *, standardize: bool = True) -> None:
-        self.kind = replace(kind, task="classification") if kind.per_residue else kind
+        self.kind = kind.of_rows
         self.standardize = standardize
         self.penalties = sorted(penalties, reverse=True)
-        self.num_components: int | None = None
 
     def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> LogisticBaseline:
         """Fits, and chooses the penalty.
@@ -66,98 +149,34 @@ class LogisticBaseline:
         Raises:
             DataError: a feature is not finite, or shapes do not fit.
         """
-        rows = draw(len(features), MAX_VALUES // features.shape[1])
-        train, truth = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows]
-        self.num_rows, num_outputs = len(rows), self.kind.num_outputs
-        self._mean, self._scale = fit_scale(train, self.standardize)
-        if self.num_rows * train.shape[1] * num_outputs > MAX_WORK:
-            self.num_components = max(MIN_COMPONENTS, MAX_WORK // (self.num_rows * num_outputs))
-            scaled = ((chunk - self._mean) * self._scale for _, chunk in chunks(train))
-            _, vectors = np.linalg.eigh(sum(each.T @ each for each in scaled))
-            self._scale = self._scale[:, None] * vectors[:, -self.num_components :]
-        design, held_out = self._scaled(train), self._scaled(validation_features)
-        weights = np.zeros((design.shape[1] + 1, num_outputs))
-        weights[-1] = self._start(truth)
-        self.validation_log_loss = math.inf
-        for penalty in self.penalties:
-            weights = self._minimize(design, truth, weights, penalty)
-            predicted = to_predictions(self.kind, self._scores(held_out, weights.astype(np.float32)))
+        rows = draw_rows(len(features), 0, MAX_VALUES // features.shape[1])
+        given = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows], self.kind.num_outputs
+        self.num_rows, self.validation_log_loss = len(rows), math.inf
+        for penalty, fitted in zip(self.penalties, fit_logistic(*given, self.penalties, standardize=self.standardize)):
+            predicted = self._predict(validation_features, *fitted)
             loss = rows_for(self.kind, predicted, validation_labels).value("log_loss").value
             if not loss < self.validation_log_loss:
                 break
-            self.weights, self.penalty, self.validation_log_loss = weights.astype(np.float32), penalty, loss
+            self.fitted, self.penalty, self.validation_log_loss = fitted, penalty, loss
         return self
 
-    def predict(self, features: Any) -> Matrix:
+    def predict(self, features: Any) -> NDArray[np.float32]:
         """Probabilities, (n, outputs) float32; after `fit`.
 
         Raises:
             DataError: a value is not finite.
         """
-        return to_predictions(self.kind, self._scores(self._scaled(features), self.weights))
+        return self._predict(features, *self.fitted)
 
     def summary(self) -> dict[str, Any]:
         """What was fitted, JSON-able; after `fit`."""
-        names = ("num_rows", "num_components", "penalty", "validation_log_loss")
-        return {"kind": "logistic", "num_features": len(self._mean), **{name: getattr(self, name) for name in names}}
+        names = ("num_rows", "penalty", "validation_log_loss")
+        return {
+            "kind": "logistic",
+            "num_features": len(self.fitted[0]),
+            **{name: getattr(self, name) for name in names},
+        }
 
-    def _scaled(self, features: Any) -> Matrix:
-        is_projected = self._scale.ndim == 2
-        scaled = (
-            (chunk - self._mean) @ self._scale if is_projected else (chunk - self._mean) * self._scale
-            for _, chunk in chunks(np.asanyarray(features))
-        )
-        return np.concatenate(
-            [np.empty((0, self._scale.shape[-1]), np.float32), *(c.astype(np.float32) for c in scaled)]
-        )
-
-    def _scores(self, design: Matrix, weights: Matrix) -> Matrix:
-        return design @ weights[:-1] + weights[-1]
-
-    def _start(self, truth: FloatArray) -> FloatArray:
-        """Intercepts with which the shares in training are predicted."""
-        if truth.ndim == 1:
-            return np.log(
-                np.maximum(np.bincount(truth.astype(np.int64), minlength=self.kind.num_outputs), 0.5) / len(truth)
-            )
-        shares = np.clip(np.nan_to_num(np.nanmean(truth, axis=0), nan=0.5), 1e-4, 1 - 1e-4)
-        return np.log(shares / (1 - shares))
-
-    def _minimize(self, design: Matrix, truth: FloatArray, start: FloatArray, penalty: float) -> FloatArray:
-        from scipy.optimize import minimize  # here, since scipy takes 0.2 s that scores do not need
-
-        found = minimize(
-            partial(self._objective, design, truth, penalty),
-            start.reshape(-1),
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": MAX_STEPS, "ftol": 1e-6},
-        )
-        return found.x.reshape(start.shape)
-
-    def _objective(
-        self, design: Matrix, truth: FloatArray, penalty: float, flat: FloatArray
-    ) -> tuple[float, FloatArray]:
-        """The mean loss with its penalty, and its gradient."""
-        exact = flat.reshape(-1, self.kind.num_outputs)
-        weights, total = exact.astype(np.float32), 0.0
-        gradient = np.zeros_like(weights)
-        size = max(1, CHUNK_SCORES // self.kind.num_outputs)
-        for start in range(0, len(design), size):
-            part, of_part = design[start : start + size], truth[start : start + size]
-            errors = to_predictions(self.kind, self._scores(part, weights))
-            if truth.ndim == 1:
-                index = np.arange(len(part)), of_part.astype(np.int64)
-                total -= float(np.log(np.maximum(errors[index], LEAST)).sum(dtype=np.float64))
-                errors[index] -= 1
-            else:
-                known = np.isfinite(of_part)
-                of_truth = np.where(of_part == 1, errors, 1 - errors)[known]
-                total -= float(np.log(np.maximum(of_truth, LEAST)).sum(dtype=np.float64))
-                errors = np.where(known, errors - of_part, 0.0).astype(np.float32)
-            gradient[:-1] += part.T @ errors
-            gradient[-1] += errors.sum(axis=0)
-        number = np.isfinite(truth).sum()
-        slopes = gradient.astype(np.float64) / number
-        slopes[:-1] += penalty * exact[:-1]
-        return total / number + penalty / 2 * float(np.sum(exact[:-1] ** 2)), slopes.reshape(-1)
+    def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
+        logits = [(chunk @ weights + intercepts).astype(np.float32) for _, chunk in chunks(np.asanyarray(features))]
+        return to_predictions(self.kind, np.concatenate([np.empty((0, len(intercepts)), np.float32), *logits]))

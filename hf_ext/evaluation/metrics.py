@@ -3,7 +3,7 @@
 Ones give a metric's value; the counts that a bootstrap drew give it on all resamples at once, and no row is copied or
 sorted again. A metric says why where it has no value; none turns that into 0.
 
-A kind of label is a class of rows like `Regression`, or `Summed` below: `names` are its metrics, `metric(name)` is the
+A kind of label is a class of rows like `Regression`, or `Summed` below: `metric(name)` is one of its metrics as a
 function of counts, `why_undefined(name)` the reason. Everything behind it (scores, comparisons, verdicts, early
 stopping) asks for no more than that. `kinds.rows_for` knows the class of a kind of label.
 """
@@ -65,31 +65,13 @@ def score_names(threshold: float | None = None, has_groups: bool = False) -> tup
     return (*PLAIN_METRICS, *binders, *([GROUP_METRIC] if has_groups else []))
 
 
-def value_of(metric: str, predictions: Any, references: Any, threshold: float | None = None) -> MetricValue:
-    """Returns one metric of all rows, each counted once.
-
-    Args:
-        metric: of a regression: "spearman" (ties share the mean of their ranks, as in `scipy.stats.spearmanr`),
-            "pearson", "rmse", "mae", "r2", or one of `THRESHOLD_METRICS`; or one of `Summed`.
-        predictions, references: (n,) or (n, 1) numbers.
-        threshold: rows at or above it are binders, in the unit of the references; None: 9.
-
-    Raises:
-        DataError: shapes or lengths do not fit, or a value is not a number.
-    """
-    return rows_of(metric, *as_pair(predictions, references), threshold).value(metric)
-
-
 class Rows:
     """Rows of one kind of label, which know their metrics.
 
     Attributes:
         num_rows: that are drawn and counted.
-        names: the metrics that are scored.
         means: those that are a mean of what rows hold, or a function of one.
     """
-
-    names: tuple[str, ...] = ()
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
@@ -99,7 +81,7 @@ class Rows:
         return {}
 
     def why_constant(self) -> str | None:
-        """That all rows were predicted alike, for kinds whose metrics cannot tell; None where they were not."""
+        """That predictions are all alike, or not finite; None where they are neither, or nothing can tell."""
         return None
 
     def metric(self, name: str) -> Counted:
@@ -115,9 +97,8 @@ class Rows:
         if reason := self.why_undefined(name):
             return MetricValue(math.nan, reason)
         value = float(self.metric(name)(np.ones((1, self.num_rows)))[0])
-        return MetricValue(
-            value, None if math.isfinite(value) else "the values' spread is beyond what float64 can hold"
-        )
+        beyond = "the values' spread is beyond what float64 can hold"
+        return MetricValue(value, None if math.isfinite(value) else beyond)
 
 
 class Regression(Rows):
@@ -130,7 +111,6 @@ class Regression(Rows):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None) -> None:
         super().__init__(len(measured))
-        self.names = score_names(threshold)
         self.predicted, self.measured = predicted, measured
         self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
@@ -150,6 +130,13 @@ class Regression(Rows):
         if name in THRESHOLD_METRICS and not (sides[cut] >= self.threshold).any():
             return f"no {cut.removesuffix('s')} is >= {self.threshold:g}"
         return None
+
+    def why_constant(self) -> str | None:
+        if problem := count_not_finite(self.predicted, "predictions"):
+            return problem
+        if (num := len(self.predicted)) < 2 or self.predicted.min() < self.predicted.max():
+            return None
+        return f"all {num:,} predictions are {self.predicted[0]:g}; Spearman is undefined"
 
     @cached_property
     def label_ranks(self) -> Once:
@@ -177,37 +164,24 @@ class Regression(Rows):
 
     @cached_property
     def _moments(self) -> Once:
-        """Counts to: covariance and both variances of predictions and labels; squared, absolute error; rows."""
-        error = self.predicted - self.measured
+        """Counts to covariance and both variances of predictions and labels."""
         # Around their means: squares of numbers far from 0 would lose what varies.
         left, right = self.predicted - self.predicted.mean(), self.measured - self.measured.mean()
-        terms = np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
-        terms, numbers = self._by_row(terms), self._by_row(np.ones(len(error)))
+        terms = self._by_row(np.stack([left, right, left**2, right**2, left * right, np.ones(len(left))], axis=1))
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
-            left, right, left_sq, right_sq, product, error_sq, error_abs = (counts @ terms).T
-            num_rows = counts @ numbers
-            variances = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
-            return product - left * right / num_rows, *variances, error_sq, error_abs, num_rows
+            left, right, left_sq, right_sq, product, num = (counts @ terms).T
+            return product - left * right / num, _centred(left_sq, left, num), _centred(right_sq, right, num)
 
         return Once(sum_up)
 
     def pearson(self, counts: FloatArray) -> FloatArray:
-        covariance, left, right, *_ = self._moments(counts)
+        covariance, left, right = self._moments(counts)
         return np.clip(divide(covariance, np.sqrt(left * right)), -1.0, 1.0)
-
-    def rmse(self, counts: FloatArray) -> FloatArray:
-        *_, squares, _, num_rows = self._moments(counts)
-        return np.sqrt(squares / num_rows)
-
-    def mae(self, counts: FloatArray) -> FloatArray:
-        *_, absolute, num_rows = self._moments(counts)
-        return absolute / num_rows
 
     def r2(self, counts: FloatArray) -> FloatArray:
         """Share of the labels' variance that is explained; 0 is what their own mean scores, below it is worse."""
-        _, _, variance, squares, *_ = self._moments(counts)
-        return 1.0 - divide(squares, variance)
+        return 1.0 - divide(counts @ self.means["rmse"].sums, self._moments(counts)[2])
 
     @cached_property
     def _hits(self) -> Once:
@@ -260,10 +234,7 @@ class Summed(Rows):
 
     def metric(self, name: str) -> Counted:
         of_mean = np.exp if name == "perplexity" else self.apply
-        return lambda counts: of_mean(self._mean(counts))
-
-    def _mean(self, counts: FloatArray) -> FloatArray:
-        return divide(counts @ self.sums, counts @ self.numbers)
+        return lambda counts: of_mean(divide(counts @ self.sums, counts @ self.numbers))
 
     def why_undefined(self, name: str) -> str | None:
         for values, side in ((self.sums, "predictions"), (self.numbers, "references")):
@@ -275,13 +246,6 @@ class Summed(Rows):
 def is_ratio(metric: str) -> bool:
     """Whether a metric is a sum over rows by the sum of what the rows hold: of `RATIO_METRICS` or `MEAN_METRICS`."""
     return metric in RATIO_METRICS or metric.rpartition("_")[2] in MEAN_METRICS
-
-
-def rows_of(
-    metric: str, predicted: FloatArray, measured: FloatArray, threshold: float | None = None
-) -> Regression | Summed:
-    """The rows that know a metric; arguments as `Regression` and `Summed` take them."""
-    return Summed(predicted, measured) if is_ratio(metric) else Regression(predicted, measured, threshold)
 
 
 def per_group_spearman(
@@ -324,14 +288,14 @@ def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
     return MetricValue(float(np.mean(values)))
 
 
-def at_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> FloatArray:
-    """`predicted`, but at the label where the label is a limit and the prediction lies beyond it.
+def at_limits(rows: Regression, sides: FloatArray) -> Regression:
+    """The same rows, but predicted at the label where that is a limit and the prediction lies beyond it.
 
     Args:
-        predicted, measured: (n,), label units.
         sides: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact).
     """
-    return np.where(sides * (predicted - measured) > 0, measured, predicted)
+    is_beyond = sides * (rows.predicted - rows.measured) > 0
+    return Regression(np.where(is_beyond, rows.measured, rows.predicted), rows.measured)
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:

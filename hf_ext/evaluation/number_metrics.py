@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property, partial
 
@@ -33,7 +32,7 @@ class ResidueRegression(Regression):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, row: NDArray[np.int64], num_rows: int) -> None:
         super().__init__(predicted, measured)
-        self.num_rows, self.names, self._row = num_rows, RESIDUE_METRICS, row
+        self.num_rows, self._row = num_rows, row
 
     def _by_row(self, values: FloatArray) -> FloatArray:
         columns = values.reshape(len(values), -1).T
@@ -49,11 +48,11 @@ class ResidueRegression(Regression):
 
     @cached_property
     def means(self) -> dict[str, Summed]:
-        values = np.full(self.num_rows, math.nan)
+        values, has = np.zeros((2, self.num_rows))
         for protein, score in self._groups.items():
-            values[int(protein)] = math.nan if score["value"] is None else score["value"]
-        has = np.isfinite(values)
-        return {**super().means, PER_PROTEIN: Summed(np.where(has, values, 0.0), has.astype(np.float64))}
+            if score["value"] is not None:
+                values[int(protein)], has[int(protein)] = score["value"], 1.0
+        return {**super().means, PER_PROTEIN: Summed(values, has)}
 
 
 class SeveralNumbers(Rows):
@@ -79,7 +78,6 @@ class SeveralNumbers(Rows):
             if len(rows := np.flatnonzero(~np.isnan(measured[:, j]))):
                 self._rows[name], self._parts[name] = rows, Regression(predicted[rows, j], measured[rows, j])
         self._take = {name: Once(partial(np.take, indices=rows, axis=1)) for name, rows in self._rows.items()}
-        self.names = several_names(columns)
 
     def why_undefined(self, name: str) -> str | None:
         if not self._parts:

@@ -48,25 +48,21 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requi
     """
     found = []
     for text in map(str.strip, texts):
-        match = _FORM(text)
+        match, told = _FORM(text), f"--require {text!r}"
         if match is None or not math.isfinite(float(match[3])):
             raise ArgumentError(
-                f"--require {text!r}: write METRIC>=NUMBER or METRIC<=NUMBER, in quotes since a shell takes > for a "
+                f"{told}: write METRIC>=NUMBER or METRIC<=NUMBER, in quotes since a shell takes > for a "
                 'file: "spearman>=0.60".'
             )
         metric, sign, number = match.groups()
         if metric in THRESHOLD_METRICS and metric not in known:
-            raise ArgumentError(f"--require {text!r}: {metric} needs --binder_threshold.")
+            raise ArgumentError(f"{told}: {metric} needs --binder_threshold.")
         if metric not in known:
             near = name_nearest(metric, known)
-            raise ArgumentError(
-                f"--require {text!r}: unknown metric {metric!r}{near}; known here are {', '.join(known)}."
-            )
+            raise ArgumentError(f"{told}: unknown metric {metric!r}{near}; known here are {', '.join(known)}.")
         better, right = ("less", "<=") if less_is_better(metric) else ("more", ">=")
         if sign[0] != right[0]:
-            raise ArgumentError(
-                f"--require {text!r}: of {metric} {better} is better, so write {metric}{right}{number}."
-            )
+            raise ArgumentError(f"{told}: of {metric} {better} is better, so write {metric}{right}{number}.")
         found.append(Requirement(text, metric, sign, float(number)))
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -90,10 +90,6 @@ class ResamplingUnits:
             return f"All rows have the same {self.column}: no interval can be had from one."
         return f"An interval from only {self.describe()} is not to be trusted: {MIN_UNITS} of like size are the least."
 
-    def facts(self) -> dict[str, Any]:
-        """`interval_by`, `num_units` and `num_effective_units`, as results name them, JSON-able."""
-        return {"interval_by": self.column, "num_units": self.num_units, "num_effective_units": self.num_effective}
-
 
 def check_units(units: ResamplingUnits | None, num_rows: int) -> ResamplingUnits | None:
     """Returns `units`, None where each is one row: then rows are drawn, as if there were none.
@@ -109,21 +105,26 @@ def check_units(units: ResamplingUnits | None, num_rows: int) -> ResamplingUnits
 
 
 def unit_facts(units: ResamplingUnits | None, num_rows: int) -> dict[str, Any]:
-    """`ResamplingUnits.facts`, also where the units are rows."""
-    if units is not None:
-        return units.facts()
-    return {"interval_by": None, "num_units": num_rows, "num_effective_units": float(num_rows)}
+    """`interval_by`, `num_units` and `num_effective_units`, as results name them, JSON-able; None: units are rows."""
+    column, num, even = (units.column, units.num_units, units.num_effective) if units else (None, num_rows, num_rows)
+    return {"interval_by": column, "num_units": num, "num_effective_units": float(even)}
 
 
-def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None) -> Iterator[FloatArray]:
-    """Draws rows with replacement, again and again; yields how often each came, (resamples, n), some at a time.
+def resample(
+    measure: Counted, num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None
+) -> FloatArray:
+    """Draws rows with replacement, again and again, and measures each draw.
 
     Args:
+        measure: of how often each row came, (some resamples, n).
         num_rows: 1 or more; as many are drawn each time.
         num_resamples: lowered for more than 50,000 rows at 1,000.
         seed: the same gives the same draws.
         units: rows that are drawn together, of which there are fewer than rows; as many units as there are are drawn,
             each with all its rows, so that the number of rows varies. None: each row by itself.
+
+    Returns:
+        (resamples,) or (measures, resamples).
     """
     generator = np.random.default_rng(seed)
     size = num_rows if units is None else units.num_units
@@ -136,15 +137,9 @@ def draws(num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits |
         counts = np.bincount(drawn.reshape(-1), minlength=num * size).reshape(num, size).astype(np.float64)
         return counts if units is None else np.take(counts, units.unit_of_row, axis=1)
 
-    for start in range(0, num_resamples, chunk):
-        yield draw(min(chunk, num_resamples - start))  # and hold nothing: the next piece goes where this one was
-
-
-def resample(
-    measure: Counted, num_rows: int, num_resamples: int, seed: int, units: ResamplingUnits | None = None
-) -> FloatArray:
-    """Returns what `measure` makes of the counts of each draw, (resamples,) or (measures, resamples)."""
-    return np.concatenate([measure(counts) for counts in draws(num_rows, num_resamples, seed, units)], axis=-1)
+    # Nothing holds a piece while the next is drawn, which goes where it was.
+    sizes = (min(chunk, num_resamples - start) for start in range(0, num_resamples, chunk))
+    return np.concatenate([measure(draw(num)) for num in sizes], axis=-1)
 
 
 def percentile_interval(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
 from ..labels import ONE_NUMBER, LabelKind
+from ..labels.outputs import to_predictions
 from ._arrays import FloatArray, as_column, as_groups, count_not_finite, to_numpy
-from .kinds import comparable_metrics, metric_names, rows_for, to_predictions
+from .kinds import metrics_of, rows_for
 from .metrics import THRESHOLD_METRICS, Regression, Rows
 
 LABEL_COLUMNS = ("label", "labels")
@@ -40,29 +41,25 @@ class RowMetrics:
     @property
     def names(self) -> tuple[str, ...]:
         """What an evaluation logs that can choose the best model, with the loss that Trainer adds."""
-        return (
-            "loss",
-            *metric_names(self.kind, self.threshold),
-            *(["num_distinct"] if self.kind.is_one_number else []),
-        )
+        more = ["num_distinct"] if self.kind.is_one_number else []
+        return ("loss", *metrics_of(self.kind, self.threshold).names, *more)
 
     @property
     def mean_metrics(self) -> tuple[str, ...]:
         """Of another kind than one number: the metrics in which early stopping compares two evaluations."""
-        return comparable_metrics(self.kind)
+        return metrics_of(self.kind).means
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         rows = self.rows_of(prediction.predictions, prediction.label_ids)
-        found = {name: rows.value(name).value for name in rows.names}
+        found = {name: rows.value(name).value for name in metrics_of(self.kind, self.threshold).names}
         if isinstance(rows, Regression) and self.kind.is_one_number:
             found["num_distinct"] = len(np.unique(rows.predicted))
         return {name: float(value) for name, value in found.items()}
 
     def rows_of(self, outputs: Any, labels: Any) -> Rows:
         """Of what the model puts out, and of labels as it got them; of tuples the first."""
-        if self.kind.is_one_number:
-            return rows_for(ONE_NUMBER, _first_column(outputs), _first_column(labels), self.threshold)
-        return rows_for(self.kind, to_predictions(self.kind, _first(outputs)), _first(labels))
+        predicted = to_predictions(self.kind, _unpack(outputs, self.kind))
+        return rows_for(self.kind, predicted, _unpack(labels, self.kind), self.threshold)
 
     def summed(self, metric: str, outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
         """Of one of `mean_metrics`, how many values each row holds and what they sum up to, (n,) each."""
@@ -82,27 +79,27 @@ class RowMetrics:
             dataset: the evaluation set.
             rows: numbers; None: all.
         """
-        if metric in THRESHOLD_METRICS and self.threshold is not None and has_numbered_rows(dataset):
-            labels = _read_numbers(dataset)
-            if labels is not None and not np.any(labels[slice(None) if rows is None else rows] >= self.threshold):
-                return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
-        return None
+        if metric not in THRESHOLD_METRICS or self.threshold is None or not has_numbered_rows(dataset):
+            return None
+        labels = _read_labels(dataset)
+        if labels is None or not all(isinstance(label, Real) for label in labels):
+            return None
+        if np.any(np.asarray(labels)[slice(None) if rows is None else rows] >= self.threshold):
+            return None
+        return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
 
 
-def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:
-    """Predictions and labels, (n,) float64 each, of an `EvalPrediction` or `PredictionOutput`.
+def unpack_labelled(output: Any, kind: LabelKind = ONE_NUMBER) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Predictions and labels of an `EvalPrediction` or `PredictionOutput`; of one number per row (n,) float64 each.
 
     Where a model returns several outputs, or rows hold several labels (a bound too), the first of each.
     """
-    return _first_column(output.predictions), _first_column(output.label_ids)
+    return _unpack(output.predictions, kind), _unpack(output.label_ids, kind)
 
 
-def _first_column(values: Any) -> FloatArray:
-    return np.asarray(_first(values), np.float64).reshape(-1)
-
-
-def _first(values: Any) -> Any:
-    return values[0] if isinstance(values, tuple) else values
+def _unpack(values: Any, kind: LabelKind) -> NDArray[Any]:
+    first = values[0] if isinstance(values, tuple) else values
+    return np.asarray(first, np.float64).reshape(-1) if kind.is_one_number else first
 
 
 # --- a subset of the rows --------------------------------------------------------------------------------------------
@@ -149,7 +146,10 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
     table = [*dataset] if is_stream else dataset
     if len(table) == 0:
         raise DataError("The evaluation set has no rows: give it some, or --eval_strategy no.")
-    groups = None if group_column is None else _read_groups(table, group_column)
+    names = column_names(table)
+    if group_column is not None and group_column not in names:
+        raise DataError(f"group_column={group_column!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
+    groups = None if group_column is None else [value for (value,) in read_columns(table, [group_column])]
     labels = _read_labels(table)
     rows = choose_subset(np.zeros(len(table)) if labels is None else labels, groups, size=size, seed=seed)
     return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
@@ -198,7 +198,7 @@ def _rank_labels(labels: Any) -> NDArray[np.int64]:
     if values.size == 0:
         raise DataError("labels: no rows to choose from; give at least one.")
     if isinstance(values.reshape(-1)[0], str):
-        values = as_groups(values, len(values), "labels", "class")
+        values = as_groups(values, len(values))
     else:
         values = as_column(values, "labels")
         if problem := count_not_finite(values, "labels"):
@@ -220,14 +220,6 @@ def _num_wanted(size: int | float, num_rows: int) -> int:
 # --- columns of an evaluation set -----------------------------------------------------------------------------------
 
 
-def _read_groups(dataset: Any, name: str) -> list[Any]:
-    """Values of a map-style set, (n,); raises `DataError` where there is no such column."""
-    names = column_names(dataset)
-    if name not in names:
-        raise DataError(f"group_column={name!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
-    return [value for (value,) in read_columns(dataset, [name])]
-
-
 def _read_labels(dataset: Any) -> list[Any] | None:
     """Labels of a map-style set, plain values, (n,); None without a column of one per row, as labels of tokens are."""
     name = next((name for name in LABEL_COLUMNS if name in column_names(dataset)), None)
@@ -235,10 +227,3 @@ def _read_labels(dataset: Any) -> list[Any] | None:
     if not values or any(to_numpy(value).size != 1 for value in values):
         return None
     return [to_numpy(value).reshape(-1).tolist()[0] for value in values]
-
-
-def _read_numbers(dataset: Any) -> FloatArray | None:
-    """Labels of a map-style dataset, (n,); None without a column of plain numbers."""
-    values = _read_labels(dataset)
-    are_numbers = values is not None and all(isinstance(value, Real) for value in values)
-    return np.asarray(values, np.float64) if are_numbers else None

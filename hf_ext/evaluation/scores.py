@@ -14,7 +14,7 @@ from ..labels import ONE_NUMBER, LabelKind
 from ..reporting.units import less_is_better
 from . import metrics
 from ._arrays import FloatArray
-from .kinds import metric_names, rows_for
+from .kinds import metrics_of, rows_for
 from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, MetricValue, Regression, Rows
 from .resampling import (
     MIN_UNITS,
@@ -25,9 +25,6 @@ from .resampling import (
     resample,
     unit_facts,
 )
-
-PAIRED_METRICS = (*metrics.PLAIN_METRICS, *THRESHOLD_METRICS)
-
 
 Score = dict[str, Any]  # one metric, as results hold it: the record of every task, see `make_score`
 
@@ -128,7 +125,7 @@ def score_predictions(
         units: rows that are drawn together; None: each by itself. Intervals are wider where they are few.
 
     Returns:
-        A score of each of `metric_names`; of numbers these are "spearman", "pearson", "rmse", "mae", "r2"; with a
+        A score of each of `metrics_of`; of numbers these are "spearman", "pearson", "rmse", "mae", "r2"; with a
         threshold "recall", "precision", "f1", "average_precision"; with groups "per_group_spearman", over those of 10
         rows and more.
 
@@ -138,24 +135,22 @@ def score_predictions(
     Cost: about 1.6 s for 26,000 rows and 1,000 resamples on two cores; below 4 s up to 250,000 rows.
     """
     rows = rows_for(kind, predictions, references, threshold)
-    num_rows, units = rows.num_rows, check_units(units, rows.num_rows)
+    num_rows, units, names = rows.num_rows, check_units(units, rows.num_rows), metrics_of(kind, threshold).names
     # The binned error of a resample is larger than that of all rows, by as much as it is meant to show.
-    known = [name for name in rows.names if rows.why_undefined(name) is None and name != "calibration_error"]
-    samples = dict.fromkeys(rows.names, np.empty(0))
+    known = [name for name in names if rows.why_undefined(name) is None and name != "calibration_error"]
+    samples = dict.fromkeys(names, np.empty(0))
     if known and num_resamples and num_rows > 1:
         measures = [rows.metric(name) for name in known]
-        drawn = resample(
-            lambda counts: np.stack([measure(counts) for measure in measures]), num_rows, num_resamples, seed, units
-        )
-        samples |= dict(zip(known, drawn))
-    scores = {name: make_score(rows.value(name), samples[name], num_rows, confidence, units) for name in rows.names}
+
+        def measure(counts: FloatArray) -> FloatArray:
+            return np.stack([one(counts) for one in measures])
+
+        samples |= dict(zip(known, resample(measure, num_rows, num_resamples, seed, units)))
+    scores = {name: make_score(rows.value(name), samples[name], num_rows, confidence, units) for name in names}
     if units is not None:
-        for name in filter(less_is_better, rows.means.keys() & {name for name in known if len(samples[name])}):
-            mean, num = rows.means[name], len(samples[name])
-            ends = mean_loss_interval(
-                mean.sums, units, mean.numbers, confidence=confidence, num_resamples=num, seed=seed
-            )
-            if ends:
+        for name in (name for name in rows.means if len(samples[name]) and less_is_better(name)):
+            mean, given = rows.means[name], {"num_resamples": len(samples[name]), "seed": seed}
+            if ends := mean_loss_interval(mean.sums, units, mean.numbers, confidence=confidence, **given):
                 scores[name]["low"], scores[name]["high"] = mean.apply(np.array(ends)).tolist()
     if not isinstance(rows, Regression) or not kind.is_one_number:
         return scores
@@ -255,7 +250,7 @@ def compare_paired(
         metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, average_precision, token_loss, perplexity,
             accuracy, loss or nrmse; of a part, `NAME_loss` or `NAME_nrmse`.
         kind: of label; None: numbers, as above. Of another one labels and predictions are as `rows_for` takes them, and
-            `metric` is one of `metric_names`.
+            `metric` is one of `metrics_of`.
         threshold: rows at or above it count as binders, for the metrics of binders; in the unit of the labels. None: 9.
         options: `confidence`, `num_resamples`, `seed` and `units`, see `compare_rows`.
 
@@ -318,8 +313,8 @@ def compare_rows(
 
 def check_comparison(metric: str, kind: LabelKind = ONE_NUMBER) -> None:
     """Raises `ArgumentError` for a metric that `compare_paired` does not know."""
-    is_number = kind.is_one_number
-    known: tuple[str, ...] = (*PAIRED_METRICS, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
-    known = known if is_number else metric_names(kind)
-    if metric not in known and not (is_number and metrics.is_ratio(metric)):
+    known = metrics_of(kind, DEFAULT_THRESHOLD).names
+    if kind.is_one_number:
+        known = (*known, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
+    if metric not in known and not (kind.is_one_number and metrics.is_ratio(metric)):
         raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")

@@ -95,10 +95,12 @@ class StoppingRule:
         if rows is None:
             check_comparison(metric)
         self._rows = rows or partial(rows_for, ONE_NUMBER, threshold=threshold, metric=metric)
-        self._threshold = DEFAULT_THRESHOLD if threshold is None else threshold
         self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
+        cut = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold)) if metric in THRESHOLD_METRICS else ""
+        # Metric, labels, and what else decides a score.
+        self._scored = hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{metric} {cut}".encode()).hexdigest()
         self.best_predictions: FloatArray | None = None
         self.best_step: int | None = None
         self.num_without_improvement = 0
@@ -167,9 +169,3 @@ class StoppingRule:
         self._recent = [as_pair(one, self.labels)[0] for one in state["recent_predictions"]][-self.patience :]
         self.num_without_improvement = state["num_without_improvement"]
         return True
-
-    @property
-    def _scored(self) -> str:
-        """Metric, labels, and what else decides a score, as a hash."""
-        further = repr(float(self._threshold)) if self.metric in THRESHOLD_METRICS else ""
-        return hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{self.metric} {further}".encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -13,8 +13,8 @@ import numpy as np
 from ..errors import ArgumentError
 from ..labels import ONE_NUMBER, LabelKind
 from ..reporting.units import metric_name
-from ._arrays import FloatArray, as_pair, count_not_finite
-from .kinds import deciding_metrics, rows_for
+from ._arrays import FloatArray, as_pair
+from .kinds import metrics_of, rows_for
 from .metrics import ERRORS, Regression, at_limits, is_ratio
 from .resampling import ResamplingUnits, check_units, percentile_interval, resample
 from .scores import PairedComparison, check_comparison, compare_rows
@@ -24,6 +24,9 @@ CONSTANT = "training mean"
 FREQUENCIES = "class frequencies"
 LABEL_FREQUENCIES = "label frequencies"
 CONSTANTS = (CONSTANT, FREQUENCIES, LABEL_FREQUENCIES)  # what predicts the same for all rows
+
+OPTIONS = {"confidence": 0.95, "num_resamples": 1000, "seed": 0}
+ZERO_BY_CHANCE = ("spearman", "mcc")
 
 Outcome = Literal["better", "no better", "undecided", "undefined", "worse", "no difference"]
 
@@ -60,7 +63,9 @@ class _Case:
 
     rows: dict[str, Any]  # of each predictor, `Rows`
     sides: FloatArray
+    kind: LabelKind
     metric: str
+    units: ResamplingUnits | None
     options: dict[str, Any]
 
     @property
@@ -74,13 +79,19 @@ class _Case:
 
     @cached_property
     def _within_limits(self) -> dict[str, Regression]:
-        """The same rows, but that a prediction beyond a limit is at it."""
-        limited = {name: (at_limits(one.predicted, one.measured, self.sides), one) for name, one in self.rows.items()}
-        return {name: Regression(predicted, one.measured) for name, (predicted, one) in limited.items()}
+        """The same rows within limits."""
+        return {name: at_limits(rows, self.sides) for name, rows in self.rows.items()}
 
     def compare(self, baseline: str, metric: str) -> PairedComparison:
         rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
-        return compare_rows(rows[baseline], rows[MODEL], metric, **self.options)
+        return compare_rows(rows[baseline], rows[MODEL], metric, units=self.units, **self.options)
+
+    def name_units(self, verdict: Verdict) -> Verdict:
+        """With what intervals resample, and whether that is enough."""
+        if self.units is None:
+            return verdict
+        basis = self.units.why_not_enough() or f"Intervals resample {self.units.describe()}."
+        return replace(verdict, text=f"{verdict.text} {basis}")
 
     def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
         """The sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
@@ -100,32 +111,22 @@ class _Case:
         return Verdict(text, None, "undecided", result.n, baseline, result.as_dict())
 
 
-def _make_case(
-    labels: Any,
-    predictions: Mapping[str, Any],
-    bounds: Any,
-    metric: str,
-    kind: LabelKind,
-    units: ResamplingUnits | None,
-    options: Mapping[str, Any],
-) -> _Case:
+def _make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind, options: Any) -> _Case:
     check_comparison(metric, kind)
-    given = {"threshold": None, "confidence": 0.95, "num_resamples": 1000, "seed": 0, **options}
-    threshold = given.pop("threshold")
+    given = {"bounds": None, "units": None, "threshold": None, **OPTIONS, **options}
+    bounds, units, threshold = (given.pop(name) for name in ("bounds", "units", "threshold"))
     rows = {name: rows_for(kind, values, labels, threshold, metric) for name, values in predictions.items()}
     sides = np.zeros(len(labels)) if bounds is None else as_pair(bounds, labels)[0]
-    return _Case(rows, sides, metric, {**given, "units": check_units(units, len(labels))})
+    return _Case(rows, sides, kind, metric, check_units(units, len(labels)), given)
 
 
 def judge(
     labels: Any,
     predictions: Mapping[str, Any],
     *,
-    bounds: Sequence[int] | Any | None = None,
     is_scale_free: bool = False,
     metric: str | None = None,
     kind: LabelKind = ONE_NUMBER,
-    units: ResamplingUnits | None = None,
     **options: Any,
 ) -> Verdict:
     """Decide, on the same rows, whether a model beats the baselines beside it.
@@ -147,15 +148,15 @@ def judge(
         predictions: predictor -> (n,) numbers, row by row as `labels`, or as `rows_for` takes them; "model" is judged,
             one of `CONSTANTS` is the constant, all others are baselines. For token_loss each row's summed loss in nats,
             for nrmse its error, for accuracy whether it is right.
-        bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. In the RMSE a
-            prediction beyond such a limit is no error then.
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
-            rmse, or spearman of an order; of another kind that of `deciding_metrics`. A baseline without a value in it
+            rmse, or spearman of an order; of another kind that of `metrics_of`. A baseline without a value in it
             is not compared.
         kind: of label.
-        units: rows that were held out together, and are resampled together; None: each by itself.
-        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`.
+        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`; `units`, rows that were
+            held out together, and are resampled together, None: each by itself; `bounds`, (n,) of -1 (the truth is at
+            or below the label), 1 (at or above), 0 (exact), or None: in the RMSE a prediction beyond such a limit is no
+            error then.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an unknown metric.
@@ -165,15 +166,11 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
-    metric = metric or ("spearman" if is_scale_free else deciding_metrics(kind)[0])
-    case = _make_case(labels, predictions, bounds, metric, kind, units, options)
-    units = case.options["units"]
-    if not kind.is_one_number:
-        verdict = _judge_kind(case)
-    else:
-        verdict = _judge_baselines(case) if is_ratio(case.metric) else _judge_regression(case, is_scale_free)
-    verdict = verdict or _undefined(case.num_rows, "there is no baseline to compare with")
-    return verdict if units is None else replace(verdict, text=f"{verdict.text} {_describe_basis(units)}")
+    metric = metric or ("spearman" if is_scale_free else metrics_of(kind).decides)
+    case = _make_case(labels, predictions, metric, kind, options)
+    has_many = kind.is_one_number and is_ratio(metric)
+    verdict = _judge_baselines(case, "") if has_many else _judge(case, is_scale_free)
+    return case.name_units(verdict or _undefined(case.num_rows, "there is no baseline to compare with"))
 
 
 def judge_pair(
@@ -184,8 +181,6 @@ def judge_pair(
     names: tuple[str, str] = ("the first", "the later"),
     metric: str = "rmse",
     kind: LabelKind = ONE_NUMBER,
-    bounds: Sequence[int] | Any | None = None,
-    units: ResamplingUnits | None = None,
     **options: Any,
 ) -> Verdict:
     """Decides by a paired bootstrap whether the later of two models, of which neither is trivial, is better.
@@ -194,8 +189,7 @@ def judge_pair(
         labels, before, after: (n,) numbers, row by row; of another `kind` as `rows_for` takes them.
         names: what to call both.
         metric, kind: as in `compare_paired`.
-        bounds: (n,) of -1, 0, 1, or None; in the RMSE a prediction beyond such a limit is no error then.
-        units, options: as in `judge`.
+        options: as in `judge`.
 
     Raises:
         ArgumentError: an unknown metric.
@@ -204,8 +198,8 @@ def judge_pair(
     Cost: that of `compare_paired`.
     """
     first, second = names
-    case = _make_case(labels, {first: before, MODEL: after}, bounds, metric, kind, units, options)
-    compared, units = case.compare(first, metric), case.options["units"]
+    case = _make_case(labels, {first: before, MODEL: after}, metric, kind, options)
+    compared = case.compare(first, metric)
     if compared.undefined:
         return replace(_undefined(compared.n, compared.undefined), baseline=first, comparison=compared.as_dict())
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
@@ -216,9 +210,8 @@ def judge_pair(
         text = f"No difference between {second} and {first} is shown: {numbers}"
     else:
         text = f"{second} is {outcome} than {first}: {numbers}"
-    text = text if units is None else f"{text} {_describe_basis(units)}"
     is_better = {"better": True, "worse": False}.get(outcome)
-    return Verdict(text, is_better, outcome, compared.n, first, compared.as_dict())
+    return case.name_units(Verdict(text, is_better, outcome, compared.n, first, compared.as_dict()))
 
 
 def find_hardest(compared: Mapping[str, PairedComparison]) -> str:
@@ -226,64 +219,35 @@ def find_hardest(compared: Mapping[str, PairedComparison]) -> str:
     return min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
 
 
-def _describe_basis(units: ResamplingUnits) -> str:
-    """What intervals resample, and whether that is enough."""
-    return units.why_not_enough() or f"Intervals resample {units.describe()}."
-
-
-def _judge_regression(case: _Case, is_scale_free: bool) -> Verdict:
-    """The first rule that has something to say: a score at all, the training mean, chance, the other baselines."""
-    model, num_rows = case.rows[MODEL].predicted, case.num_rows
-    problem = count_not_finite(model, "predictions")
-    if not problem and num_rows > 1 and model.min() == model.max():
-        problem = f"all {num_rows:,} predictions are {model[0]:g}; Spearman is undefined"
-    if problem:
-        return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, CONSTANT)
-    spearman = case.rows[MODEL].value("spearman")
-    if spearman.undefined:
-        return _undefined(num_rows, f"Spearman is undefined ({spearman.undefined})")
-    order = f"Spearman {spearman.value:.3f}"
-    constant = None if is_scale_free or CONSTANT not in case.rows else case.compare(CONSTANT, "rmse")
-    if constant and not constant.is_better:
-        return case.decide(constant, CONSTANT, "a constant", f" {order}.")
-    chance = "than chance at ordering rows"
-    if verdict := _judge_chance(case, "spearman", spearman.value, chance) or _judge_baselines(case):
-        return verdict
-    if is_scale_free:
-        text = f"Better than chance at ordering rows: {order}, {num_rows:,} rows; no other baseline."
-        return Verdict(text, True, "better", num_rows)
-    if constant is None:
-        return _undefined(num_rows, f"there is no baseline to compare {order} with")
-    return case.decide(constant, CONSTANT, "a constant", f" {order}. No other baseline was fitted.")
-
-
-def _judge_kind(case: _Case) -> Verdict | None:
-    """Of other kinds than one number: a constant, a score at all, chance, the baselines that have a score."""
-    model, metric, num_rows = case.rows[MODEL], case.metric, case.num_rows
+def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
+    """The first rule that has something to say: a constant, a score at all, the training mean, chance, baselines."""
+    model, num_rows, is_number = case.rows[MODEL], case.num_rows, case.kind.is_one_number
     if problem := model.why_constant():
         return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, case.constant)
+    metric = "spearman" if is_number else case.metric
     value = model.value(metric)
     if value.undefined:
         return _undefined(num_rows, f"{metric_name(metric)} is undefined ({value.undefined})")
-    if metric == "mcc" and (verdict := _judge_chance(case, metric, value.value, "than chance")):
+    score, chance = f"{metric_name(metric)} {value.value:.3f}", f"than chance{' at ordering rows' * is_number}"
+    constant = case.compare(CONSTANT, "rmse") if is_number and not is_scale_free and CONSTANT in case.rows else None
+    if constant and not constant.is_better:
+        return case.decide(constant, CONSTANT, "a constant", f" {score}.")
+    if metric in ZERO_BY_CHANCE and (verdict := _judge_chance(case, metric, value.value, chance)):
         return verdict
-    names = [name for name, rows in case.rows.items() if name != MODEL and not rows.why_undefined(metric)]
     also = _describe_probabilities(case)
-    if not names:
-        text = f"Better than chance: MCC {value.value:.3f}, {num_rows:,} rows; no other baseline.{also}"
-        return Verdict(text, True, "better", num_rows, case.constant) if metric == "mcc" else None
-    compared = {name: case.compare(name, metric) for name in names}
-    hardest = find_hardest(compared)
-    is_first = compared[hardest].is_better and len(names) > 1
-    than = "every baseline" if is_first else f"the {hardest}" if hardest in CONSTANTS else hardest
-    return case.decide(
-        compared[hardest], hardest, than, also, f", the hardest of {len(names)} to beat" if is_first else ""
-    )
+    if verdict := _judge_baselines(case, also):
+        return verdict
+    if constant:
+        return case.decide(constant, CONSTANT, "a constant", f" {score}. No other baseline was fitted.")
+    if metric in ZERO_BY_CHANCE and (is_scale_free or not is_number):
+        text = f"Better {chance}: {score}, {num_rows:,} rows; no other baseline.{also}"
+        return Verdict(text, True, "better", num_rows, case.constant)
+    return None
 
 
 def _describe_probabilities(case: _Case) -> str:
     """That probabilities are worth no more than frequencies, whatever the classes that they rank first."""
-    if case.metric == "log_loss" or case.constant is None or "log_loss" not in case.rows[MODEL].names:
+    if case.metric == "log_loss" or case.constant is None or case.kind.is_numeric:
         return ""
     loss = case.compare(case.constant, "log_loss")
     better = "" if loss.is_better else f" Its probabilities are no better than the {case.constant}: {_scores(loss)}."
@@ -292,7 +256,7 @@ def _describe_probabilities(case: _Case) -> str:
 
 def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdict | None:
     """A metric that is 0 by chance and not above it; None where it is."""
-    units, options, num_rows = case.options["units"], case.options, case.num_rows
+    units, options, num_rows = case.units, case.options, case.num_rows
     samples = resample(case.rows[MODEL].metric(metric), num_rows, options["num_resamples"], options["seed"], units)
     low, high = percentile_interval(samples, options["confidence"], units)
     if low is not None and low > 0 and (units is None or units.are_enough):
@@ -304,25 +268,26 @@ def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdic
     return Verdict(f"Not shown to be better {text}", None, "undecided", num_rows)
 
 
-def _judge_baselines(case: _Case) -> Verdict | None:
-    """Against the baseline that the model beats least surely; None where every one of them is constant."""
+def _judge_baselines(case: _Case, also: str) -> Verdict | None:
+    """Against the baseline that the model beats least surely; None where none has a score."""
     names, ordered = [name for name in case.rows if name != MODEL], {}
-    if not is_ratio(case.metric):
+    is_ordered = case.kind.is_one_number and not is_ratio(case.metric)
+    if is_ordered:
         ordered = {name: case.compare(name, "spearman") for name in names if name != CONSTANT}
         ordered = {name: result for name, result in ordered.items() if result.low is not None}
         names = [*ordered]
-    if not names:
-        return None
     compared = ordered if case.metric == "spearman" else {name: case.compare(name, case.metric) for name in names}
-    if all(result.after is None for result in compared.values()):
+    if names and all(result.after is None for result in compared.values()):
         return case.decide(compared[names[0]], names[0], names[0])
-    compared = {name: result for name, result in compared.items() if not result.undefined} or ordered or compared
-    hardest = find_hardest(compared)
-    result = compared[hardest]
-    several = f", the hardest of {len(compared)} to beat" if ordered and len(compared) > 1 else ""
-    also = "" if result.metric == "spearman" or not ordered else _describe_order(ordered)
-    than = "every baseline" if ordered and result.is_better else hardest
-    return case.decide(result, hardest, than, also, several)
+    known = {name: result for name, result in compared.items() if not result.undefined} or ordered
+    if not known:
+        return None
+    hardest = find_hardest(known)
+    result, num = known[hardest], len(known)
+    also = _describe_order(ordered) if ordered and result.metric != "spearman" else also
+    is_every = result.is_better and (is_ordered or (num > 1 and not is_ratio(case.metric)))
+    than = "every baseline" if is_every else f"the {hardest}" if hardest in CONSTANTS else hardest
+    return case.decide(result, hardest, than, also, f", the hardest of {num} to beat" if is_every and num > 1 else "")
 
 
 def _describe_order(ordered: Mapping[str, PairedComparison]) -> str:

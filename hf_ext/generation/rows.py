@@ -14,7 +14,7 @@ from ..data.antibodies import AntibodyPair
 from ..data.proteins import STANDARD
 from ..evaluation._arrays import as_column, as_pair
 from ..evaluation.metrics import MetricValue
-from ..evaluation.resampling import ResamplingUnits, check_units, resample
+from ..evaluation.resampling import ResamplingUnits, check_units, resample, unit_facts
 from ..evaluation.scores import PairedComparison, Score, compare_paired, make_score
 
 CHAINS = ("heavy", "light")
@@ -141,7 +141,7 @@ def mean_score(values: Any, sampling: Sampling) -> Score:
 
 def of_units(score: Score, units: ResamplingUnits) -> Score:
     """A score by units of one row each, which are taken for rows elsewhere and trusted however few: here for units."""
-    return {**score, **units.facts(), "is_trusted": units.are_enough}
+    return {**score, **unit_facts(units, score["n"]), "is_trusted": units.are_enough}
 
 
 def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any = None) -> PairedComparison:
@@ -165,7 +165,7 @@ def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any =
     metric = "accuracy" if num_tokens is None else "token_loss"
     compared = compare_paired(weights[has_both], earlier[has_both], later[has_both], metric, **drawn)
     # It takes units of one row each for rows, which it trusts however few they are; here they are antigens.
-    return replace(compared, **drawn["units"].facts())
+    return replace(compared, **unit_facts(drawn["units"], compared.n))
 
 
 # --- validity: by form, and by the pattern of conserved residues ------------------------------------------------------

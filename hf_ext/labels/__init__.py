@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 TaskName = Literal["regression", "classification", "multilabel", "residue_classification", "residue_regression"]
@@ -43,6 +43,11 @@ class LabelKind:
     def is_numeric(self) -> bool:
         """Whether labels are numbers on a scale, which the model standardises."""
         return self.task.endswith("regression")
+
+    @property
+    def of_rows(self) -> LabelKind:
+        """The same label, one for each row."""
+        return replace(self, task=self.task.removeprefix("residue_"))  # type: ignore[arg-type]
 
     def state(self) -> dict[str, Any]:
         """JSON-able."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,37 +34,33 @@ def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArr
         columns: n cells each, by name.
         sequences: n; None where residues cannot have labels, since several columns hold sequences.
 
-    Cost: form and lengths of the first 1,000 labels; whole columns only where these may be whole numbers or two values.
+    Cost: form and lengths of the first 1,000 labels; the distinct ones of whole columns where these are numbers.
     """
     if len(columns) > 1:
         is_yes_no = all({*map(as_bit, _distinct(column))} <= {0.0, 1.0} for column in columns.values())
         return ("multilabel", AMOUNTS) if is_yes_no else ("regression", "")
     (column,) = columns.values()
     numbered = enumerate(chain.from_iterable(chunk.to_pylist() for chunk in column.chunks))
-    seen = dict(islice(((i, cell) for i, cell in numbered if not _is_empty(cell)), NUM_SEEN))
+    seen = dict(islice(((i, cell) for i, cell in numbered if not is_missing(cell)), NUM_SEEN))
     cells = [*seen.values()]
     if sequences is not None and (task := _find_residues(cells, [sequences[i].as_py() for i in seen])):
         other = "residue_regression for amounts, --task classification if each cell is one name"
         return task, f"--task {other}" if task == "residue_classification" else ""
     if _share(cells, _is_meant_as_number) >= MOST:
-        return _choose_of_numbers(column, cells)
+        return _choose_of_numbers(column)
     if _share(cells, lambda cell: isinstance(cell, list) or SEPARATOR in str(cell) or str(cell)[:1] == "[") > SOME:
         return "multilabel", "--task classification if each cell is one name"
     return "classification", "--task multilabel if a cell may name several"
 
 
-def _choose_of_numbers(column: pa.ChunkedArray, cells: Sequence[Any]) -> tuple[TaskName, str]:
+def _choose_of_numbers(column: pa.ChunkedArray) -> tuple[TaskName, str]:
     if pa.types.is_boolean(column.type):
         return "classification", ""
-    texts = {write_name(cell).lower() for cell in cells}
-    is_whole = not pa.types.is_floating(column.type) and all(map(_IS_DIGITS, texts))
-    if is_whole or {*map(as_bit, texts)} <= {0.0, 1.0}:
-        found = {write_name(cell) for cell in _distinct(column)}
-        if {*map(as_bit, found)} == {0.0, 1.0}:
-            return "classification", AMOUNTS
-        is_counted = is_whole and found == {*map(str, range(len(found)))}
-        if is_counted and len(found) >= MIN_CLASSES and len(column) >= MIN_ROWS * len(found):
-            return "classification", AMOUNTS
+    found = {write_name(cell) for cell in _distinct(column)}
+    num, is_whole = len(found), not pa.types.is_floating(column.type)
+    is_counted = is_whole and num >= MIN_CLASSES and len(column) >= MIN_ROWS * num and found == {*map(str, range(num))}
+    if is_counted or {*map(as_bit, found)} == {0.0, 1.0}:
+        return "classification", AMOUNTS
     return "regression", "--task classification if they name classes"
 
 
@@ -74,7 +71,8 @@ def _find_residues(cells: Sequence[Any], sequences: Sequence[Any]) -> TaskName |
     split = [split_letters(cell) for cell in cells]
     lengths = [len(str(sequence or "").strip()) for sequence in sequences]
     fits = [len(one) == length > 1 for one, length in zip(split, lengths)]
-    if sum(fits) < NEARLY_ALL * len(cells) or _share(cells, _is_short_number) >= MOST:
+    is_number = [len(str(cell)) <= LONG_NUMBER and not judge_label(cell).rule for cell in cells]
+    if np.mean(fits) < NEARLY_ALL or np.mean(is_number) >= MOST:
         return None
     found = set().union(*(one for one, fit in zip(split, fits) if fit))
     items = {write_name(item) for item in found if not is_unknown(item)}
@@ -84,16 +82,8 @@ def _find_residues(cells: Sequence[Any], sequences: Sequence[Any]) -> TaskName |
     return "residue_regression" if is_list and _share([*items], _is_meant_as_number) >= MOST else None
 
 
-def _is_empty(cell: Any) -> bool:
-    return not isinstance(cell, list) and is_missing(cell)
-
-
 def _is_meant_as_number(cell: Any) -> bool:
     return isinstance(cell, int | float) or (isinstance(cell, str) and bool(_MEANT_AS_NUMBER(cell.strip())))
-
-
-def _is_short_number(cell: Any) -> bool:
-    return len(str(cell)) <= LONG_NUMBER and not judge_label(cell).rule
 
 
 def _share(cells: Sequence[Any], is_so: Any) -> float:

@@ -136,7 +136,7 @@ class LabelSets(Classes):
             value = math.nan if is_missing(cell) else as_bit(cell)
             wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
             return wrong if value is None else Judged(value)
-        if not isinstance(cell, list) and is_missing(cell):
+        if is_missing(cell):
             remedy = f"Write {NO_LABEL} for a row that has none of the labels; leave it out if nobody looked."
             return Judged([], "no label in this cell", remedy)
         found = [self._number(name) for name in self.names_of(cell)]
@@ -172,13 +172,15 @@ class ResidueClasses(Classes):
 
     def names_of(self, cell: Any) -> list[str]:
         """Classes that stand in a cell."""
-        if isinstance(cell, str) and is_missing(cell):
-            return []
-        return [name for name in map(write_name, {*split_letters(cell)}) if not is_unknown(name)]
+        return (
+            []
+            if is_missing(cell)
+            else [name for name in map(write_name, {*split_letters(cell)}) if not is_unknown(name)]
+        )
 
     def judge(self, cell: Any) -> Judged:
         """A cell as a list of numbers of classes."""
-        if not isinstance(cell, list) and is_missing(cell):
+        if is_missing(cell):
             return Judged([], "the labels are missing", "Fill them in, or leave the row out.")
         items = split_letters(cell)
         numbers = {item: self.numbers.get(write_name(item), UNKNOWN) for item in {*items}}

@@ -76,7 +76,7 @@ class ResidueNumbers(Numbers):
 
     def judge(self, cell: Any) -> Judged:
         """A cell as a list of numbers."""
-        if not isinstance(cell, list | tuple) and is_missing(cell):
+        if is_missing(cell):
             return Judged([], "the labels are missing", "Fill them in, or leave the row out.")
         items = [None if is_unknown(item) else item for item in split_items(cell)]
         judged = [*map(super().judge, items)]

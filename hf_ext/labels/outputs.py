@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, logit, softmax
 
-from . import UNKNOWN, LabelKind
-
-TINY = 1e-12  # a probability that is as good as none
+from . import LabelKind
 
 
 def split_rows(kind: LabelKind, logits: np.ndarray, lengths: Sequence[int]) -> Any:
@@ -22,51 +19,41 @@ def split_rows(kind: LabelKind, logits: np.ndarray, lengths: Sequence[int]) -> A
     return [row[:length] for row, length in zip(logits, lengths, strict=True)] if kind.per_residue else logits
 
 
-def probabilities(kind: LabelKind, logits: Any) -> Any:
-    """Of each class, float32, in the shape of `logits`: they add up to 1, but of a set, whose labels stand alone.
+def to_predictions(kind: LabelKind, logits: Any) -> Any:
+    """What scores take: numbers as they are; of classes probabilities that add up to 1, of labels of a set of each.
 
     Args:
-        logits: from `split_rows`, of classes.
+        logits: (n, ...), or a list from `split_rows`.
+
+    Returns:
+        In the shape of `logits`; probabilities are float32.
     """
-    if kind.per_residue:
-        return [softmax(row, axis=-1).astype(np.float32) for row in logits]
-    return (expit(logits) if kind.task == "multilabel" else softmax(logits, axis=-1)).astype(np.float32)
-
-
-def as_logits(kind: LabelKind, predictions: Any) -> np.ndarray:
-    """What a model would have put out to predict this: numbers as they are, logarithms of probabilities.
-
-    Args:
-        predictions: (n, ...); of residues n arrays, (length, ...) each, behind which -100 is put.
-    """
-    if kind.per_residue:
-        longest, shape = max(map(len, predictions)), np.shape(predictions[0])[1:]
-        padded = np.full((len(predictions), longest, *shape), float(UNKNOWN))
-        for row, values in zip(padded, predictions):
-            row[: len(values)] = values if kind.is_numeric else np.log(np.maximum(values, TINY))
-        return padded
     if kind.is_numeric:
-        return predictions
-    inside = np.clip(predictions, TINY, 1 - TINY)
-    return logit(inside) if kind.task == "multilabel" else np.log(inside)
+        return logits
+    if isinstance(logits, list):
+        return [to_predictions(kind, row) for row in logits]
+    from scipy.special import expit, softmax  # here, since scipy takes 0.2 s that scores do not need
+
+    values = np.asarray(logits, np.float32)
+    return expit(values) if kind.task == "multilabel" else softmax(values, axis=-1)
 
 
-def decode(kind: LabelKind, logits: Any) -> Any:
+def decode(kind: LabelKind, predictions: Any) -> Any:
     """What is predicted of each row.
 
     Args:
-        logits: from `split_rows`.
+        predictions: from `to_predictions`; of residues a list.
 
     Returns:
         Numbers as they are; of classes (n,) names; of sets a list of n tuples of the names whose probability is above
         one half; of residue classes a list of n strings where names are letters, else of n arrays of names.
     """
     if kind.is_numeric:
-        return logits
+        return predictions
     if kind.task == "multilabel":
-        return [tuple(name for name, value in zip(kind.names, row) if value > 0) for row in logits]
+        return [tuple(name for name, value in zip(kind.names, row) if value > 0.5) for row in predictions]
     names = np.array(kind.names)
     if kind.task == "classification":
-        return names[np.argmax(logits, axis=-1)]
-    found = [names[np.argmax(row, axis=-1)] for row in logits]
+        return names[np.argmax(predictions, axis=-1)]
+    found = [names[np.argmax(row, axis=-1)] for row in predictions]
     return ["".join(row) for row in found] if all(len(name) == 1 for name in kind.names) else found

@@ -12,11 +12,11 @@ import numpy as np
 
 from ..errors import ArgumentError, DataError
 from ..evaluation.alarms import examine_predictions
-from ..evaluation.kinds import to_predictions
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, Summed
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
 from ..labels import ONE_NUMBER
+from ..labels.outputs import to_predictions
 from ..reporting.units import less_is_better
 
 ROW_BYTES = 26  # of a float64 as JSON has it

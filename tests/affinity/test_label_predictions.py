@@ -12,7 +12,7 @@ from hf_ext.affinity.calibration import LIMITS, calibrate, fit_temperature
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.errors import ArgumentError
 from hf_ext.labels import LabelKind
-from hf_ext.labels.outputs import decode, probabilities, split_rows
+from hf_ext.labels.outputs import decode, split_rows, to_predictions
 
 WITH_CLASSES = ["classes", "sets", "residue_classes"]
 
@@ -64,14 +64,14 @@ def test_predictions_are_names_and_numbers_in_the_order_of_the_rows(predictors):
 def test_what_is_decoded_by_hand():
     classes, sets, residues, numbers = (KINDS[name] for name in ("classes", "sets", "residue_classes", "numbers"))
     assert decode(classes, np.array([[0, 2, 1], [3, 2, 1]])).tolist() == ["cytoplasm", "nucleus"]
-    assert decode(sets, np.array([[0.1, -1, 2], [-1, -1, -1]])) == [("binds", "cuts"), ()]
+    assert decode(sets, np.array([[0.6, 0.4, 0.9], [0.2, 0.5, 0.1]])) == [("binds", "cuts"), ()]
     padded = np.array([[[9, 0, 0], [0, 9, 0]], [[0, 0, 9], [-100, -100, -100]]])
     assert decode(residues, split_rows(residues, padded, [2, 1])) == ["HE", "C"]
     words = LabelKind("residue_classification", ("place",), ("in", "out", "between"))
     assert [row.tolist() for row in decode(words, split_rows(words, padded, [2, 1]))] == [["in", "out"], ["between"]]
     assert decode(numbers, padded) is padded
-    assert probabilities(classes, np.log([[1.0, 2, 1]])).tolist() == [pytest.approx([0.25, 0.5, 0.25])]
-    assert probabilities(sets, np.log([[3.0, 1, 1 / 3]])).tolist() == [pytest.approx([0.75, 0.5, 0.25])]
+    assert to_predictions(classes, np.log([[1.0, 2, 1]])).tolist() == [pytest.approx([0.25, 0.5, 0.25])]
+    assert to_predictions(sets, np.log([[3.0, 1, 1 / 3]])).tolist() == [pytest.approx([0.75, 0.5, 0.25])]
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)

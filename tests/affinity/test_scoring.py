@@ -138,7 +138,7 @@ def test_intervals_by_antigen_say_of_how_many_in_table_notes_verdict_and_json(ma
 def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_trainer, splits, monkeypatch):
     trainer, labels = make_trainer(), np.asarray(splits["test"]["label"][:])
     told = labels + 0.01, labels  # a model that knows the labels
-    monkeypatch.setattr(scoring, "unpack_labelled", lambda predicted: told)
+    monkeypatch.setattr(scoring, "unpack_labelled", lambda predicted, kind: told)
     one = ResamplingUnits.of("clone", ["c"] * len(labels))
     plain, alone = (score_split(trainer, splits, "test", None, None, units=by) for by in (None, one))
     assert plain.verdict.outcome == "better"

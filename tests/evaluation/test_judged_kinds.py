@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from hf_ext.evaluation import collapse_report
-from hf_ext.evaluation.kinds import comparable_metrics, deciding_metrics, metric_names, to_predictions
+from hf_ext.evaluation.kinds import metrics_of
 from hf_ext.evaluation.metrics import Summed
 from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.evaluation.scores import compare_paired
 from hf_ext.evaluation.stopping_rule import StoppingRule
 from hf_ext.evaluation.verdict import FREQUENCIES, judge, judge_pair
 from hf_ext.labels import LabelKind
+from hf_ext.labels.outputs import to_predictions
 from hf_ext.reporting.units import less_is_better, metric_name
 
 THREE = LabelKind("classification", ("place",), ("membrane", "nucleus", "other"))
@@ -113,9 +114,10 @@ def test_two_models_of_residues_are_told_apart_by_protein() -> None:
 )
 def test_each_kind_has_its_deciding_metrics_among_those_that_it_scores(task, names, verdict, checkpoint) -> None:
     kind = LabelKind(task, ("y",), tuple(names))
-    assert deciding_metrics(kind) == (verdict, checkpoint)
-    assert {verdict, checkpoint, *comparable_metrics(kind)} <= {*metric_names(kind)}
-    assert all(less_is_better(name) == (name in RISING_IS_WORSE) for name in metric_names(kind))
+    metrics = metrics_of(kind)
+    assert (metrics.decides, metrics.chooses) == (verdict, checkpoint)
+    assert {verdict, checkpoint, *metrics.means} <= {*metrics.names}
+    assert all(less_is_better(name) == (name in RISING_IS_WORSE) for name in metrics.names)
 
 
 def test_names_of_metrics_read_as_people_write_them() -> None:

@@ -14,14 +14,14 @@ import pytest
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import METRIC_NAMES, load_metric, score_predictions
-from hf_ext.evaluation.metrics import (
-    Regression,
-    mean_of_groups,
-    per_group_spearman,
-    score_names,
-    value_of,
-)
+from hf_ext.evaluation.kinds import rows_for
+from hf_ext.evaluation.metrics import Regression, mean_of_groups, per_group_spearman, score_names
 from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.labels import ONE_NUMBER
+
+
+def value_of(metric, predicted, measured, threshold=None):
+    return rows_for(ONE_NUMBER, predicted, measured, threshold, metric).value(metric)
 
 
 def test_correlations_agree_with_scipy_on_tied_random_data() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.metrics import value_of
+from hf_ext.evaluation.kinds import rows_for
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.evaluation.scores import compare_paired, score_mean, score_predictions
+from hf_ext.labels import ONE_NUMBER
 
 PLAIN = ["spearman", "pearson", "rmse", "mae", "r2"]
 BINDERS = ["recall", "precision", "f1", "average_precision"]
@@ -28,8 +29,9 @@ def test_scores_hold_the_values_of_the_metric_functions_inside_their_intervals()
     predicted, measured = tied_pair(400)
     scores = score_predictions(predicted, measured, num_resamples=300)
     assert list(scores) == NAMES
-    assert scores["spearman"]["value"] == value_of("spearman", predicted, measured).value
-    assert scores["rmse"]["value"] == value_of("rmse", predicted, measured).value
+    rows = rows_for(ONE_NUMBER, predicted, measured)
+    assert scores["spearman"]["value"] == rows.value("spearman").value
+    assert scores["rmse"]["value"] == rows.value("rmse").value
     for score in scores.values():
         assert score["low"] < score["value"] < score["high"]
         assert (score["n"], score["num_resamples"], score["undefined"]) == (400, 300, None)
