@@ -15,6 +15,7 @@ from ..labels import UNKNOWN, LabelKind
 from ..labels.cells import SIGNS, Judged, is_missing, judge_label, shorten, split_letters
 from ..labels.classes import as_bit
 from ..labels.kinds import reader_of
+from ..labels.numbers import LIST_REMEDY
 from .arguments import DataArguments
 from .reading import SOURCE_ROW
 from .row_errors import RowError, judge_cells
@@ -99,6 +100,10 @@ def _read_residues(
             column = mask_name if rule.startswith("a mask") else name
             errors.append(RowError(row, column, shorten(cell), rule, "Give each residue one, or leave the row out."))
         labels.append(values)
+    if kind.is_numeric:
+        flat, of_row = np.concatenate([*labels, []]), np.repeat(rows, [*map(len, labels)])
+        nines = {error.row: error for error in find_placeholders(flat, np.zeros(len(flat)), name, of_row)}
+        errors += [RowError(row, name, error.value, error.rule, LIST_REMEDY) for row, error in nines.items()]
     return pa.array(labels, reader.arrow_type), errors
 
 

@@ -199,6 +199,16 @@ def test_residues_that_are_masked_or_unknown_have_no_label(tmp_path):
     assert batch.tolist() == [[-100, -100, 3, 4], [0.5, 1, 2, -100], [1, 2, -100, 4]]
 
 
+def test_nines_among_numbers_of_residues_are_refused_once_a_row_unless_masked(tmp_path):
+    columns = {"sequence": ["MKTV", "MKT", "ACDE"], "label": ["1 2 3 -999", "1 0.5 2", "-999 2 -999 4"]}
+    columns["mask"] = ["1110", "111", "1111"]
+    with pytest.raises(DataError) as refused:
+        read(write(tmp_path, columns), mask_column="mask", task="residue_regression")
+    assert "row 4, column 'label', value '-999'" in str(refused.value)
+    assert "nan where it is not known" in str(refused.value)
+    assert str(refused.value).startswith("1 value ")
+
+
 def test_classes_of_all_files_are_known_in_each(tmp_path):
     for split, cells in {"train": ["a", "b"], "validation": ["b", "c"], "test": ["a", "d"]}.items():
         write(tmp_path, {"label": cells * 6}, f"{split}.csv")
