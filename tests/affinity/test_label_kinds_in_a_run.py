@@ -227,10 +227,14 @@ def test_a_csv_with_the_probabilities_of_some_classes_alone_is_refused(train, tm
 
 
 def test_residues_behind_what_a_model_reads_are_not_scored_as_if_they_were_predicted(train, tmp_path):
-    _, folder = train("residues", "--max_length 12 --too_long truncate")
+    results, folder = train("residues", "--max_length 12 --too_long truncate")
     make_table("residues", tmp_path / "new.csv")
     with pytest.raises(DataError, match=r"reads 10 residues of a sequence, and .* of 240 rows have more"):
         evaluate(f"--models {folder} --dataset_name {tmp_path}/new.csv --label_column label --mask_column seen".split())
+    both = evaluate(f"--models {folder} {folder}/predictions.csv --test_of {folder} --use_cpu true".split())
+    for model in both["models"]:
+        for name, value in scores_of(results).items():
+            assert both["scores"][model][name]["value"] == pytest.approx(value, rel=1e-3, abs=1e-3)
 
 
 def test_the_record_is_json_and_names_the_kind(train):
