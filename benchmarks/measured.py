@@ -77,6 +77,16 @@ def default_classes() -> str:
     return _default_table({"mcc": ("MCC", max), "accuracy": ("accuracy", max)})
 
 
+def secondary_structure() -> str:
+    """A class for each residue, with encoders frozen and trained."""
+    rows = []
+    for run in read("secondary_structure")["runs"]:
+        found = run["scores"]["model"]
+        scores = [interval(found[metric]) for metric in ("accuracy", "mcc", "log_loss")]
+        rows.append([run["side"], f"{run['proteins']['train']:,}", *scores, f"{run['cpu_s'] / 60:.0f} min"])
+    return table(rows, ["encoder", "training proteins", "accuracy", "MCC", "log loss", "CPU time"])
+
+
 def _default_table(metrics: dict[str, tuple[str, Callable[..., Any]]]) -> str:
     sets: dict[str, list[dict[str, Any]]] = {}
     for run in read("default_runs")["runs"]:
