@@ -22,7 +22,7 @@ from ..evaluation.baselines import solve_ridges
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.scores import compare_paired
 from ..hardware import detect_hardware
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel
 from ..models.encoders import final_norm_of, layers_of, load_encoder
 from ..models.head import pool
@@ -41,6 +41,7 @@ ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do,
 # Rahimi, B. Recht, Random Features for Large-Scale Kernel Machines, 2007), and not linear, as heads are not. On TAPE's
 # stability the interval of a linear one was as wide, and its improvement half as large.
 NUM_HIDDEN, SPREAD = 1024, 2.0
+MAX_CLASSES = 64  # that are compared
 CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
 
 
@@ -73,7 +74,7 @@ def find_known_layers(args: AffinityArguments, training: Any, explicit: Collecti
 
 def why_last(args: AffinityArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
     """Why `--layer auto` reads the last layer in a run, without comparing."""
-    return why_not_fitted(args, training, is_stream) if kind.is_one_number else "a label is not one number"
+    return "each residue has a label" if kind.per_residue else why_not_fitted(args, training, is_stream)
 
 
 def choose_layers(
@@ -83,7 +84,8 @@ def choose_layers(
 
     Up to `NUM_LAYERS` layers are compared by networks with one random hidden layer on the embeddings of all inputs: by
     the RMSE of the validation rows, and where these are few of four parts of training too, each predicted by a fit
-    without it. Another layer than the last is taken if it is better by the whole interval of a paired bootstrap.
+    without it. Classes are compared by numbers that are 1 where a row has the class, else 0. Another layer than the
+    last is taken if it is better by the whole interval of a paired bootstrap.
 
     Args:
         model: of frozen encoders, not trained yet.
@@ -102,7 +104,7 @@ def choose_layers(
     began, asked = time.perf_counter(), (splits["train"], splits["validation"])
     drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
     rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
-    labels = np.concatenate([label_array(split) for split in rows])
+    labels, is_known = _as_numbers(np.concatenate([label_array(split) for split in rows]), model.config.kind)
     together = units and [[of[i] for i in chosen] for of, chosen in zip(units, drawn)]
     is_enough = len(rows[1]) >= ENOUGH_ROWS
     parts = make_parts(len(rows[0]), len(rows[1]), None, together, args.seed)[: 1 if is_enough else None]
@@ -112,16 +114,18 @@ def choose_layers(
     compared = []
     for index, spec in enumerate(model.config.encoder_specs):
         own = [name for name in features if model.tower_of(name).encoder == index and len(features[name]) > 1]
-        predicted: dict[int, FloatArray] = {}
+        missed: dict[int, FloatArray] = {}  # of each row, by how much its layer's prediction does
         for layer in features[own[0]] if own else ():
             blocks = [of[layer if name in own else max(of)] for name, of in features.items()]
-            predicted[layer] = _predict_unseen(np.concatenate(blocks, axis=1), labels, parts, args.seed)[seen]
-        if len(predicted) < 2:
+            predicted = _predict_unseen(np.concatenate(blocks, axis=1), labels, is_known, parts, args.seed)
+            squares = np.where(is_known, predicted - labels, 0) ** 2
+            missed[layer] = np.sqrt(squares.sum(1) / is_known.sum(1).clip(1))[seen]
+        if len(missed) < 2:
             continue
-        last = max(predicted)
-        errors = {layer: float(np.sqrt(np.mean((each - labels[seen]) ** 2))) for layer, each in predicted.items()}
+        last = max(missed)
+        errors = {layer: float(np.sqrt(np.mean(each**2))) for layer, each in missed.items()}
         best = min(errors, key=lambda layer: errors[layer])
-        pair = labels[seen], predicted[last], predicted[best]
+        pair = np.zeros(len(seen)), missed[last], missed[best]
         result = compare_paired(*pair, "rmse", seed=args.seed, units=drawn_whole)
         chosen = best if result.is_better else last
         for name in own:
@@ -182,21 +186,43 @@ def _embed_layers(
     return tables
 
 
+def _as_numbers(labels: NDArray[Any], kind: LabelKind) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Labels as columns of numbers of one size, (n, k), and which of them are known; others hold the column's mean.
+
+    Of many classes the most frequent ones.
+    """
+    if kind.is_one_number:
+        return labels[:, None], np.ones((len(labels), 1), bool)
+    if kind.task == "classification":
+        names, counts = np.unique(labels, return_counts=True)
+        labels = labels[:, None] == names[np.argsort(-counts, kind="stable")[:MAX_CLASSES]]
+        return labels.astype(np.float64), np.ones(labels.shape, bool)
+    is_known = labels != UNKNOWN
+    numbers = np.ma.array(labels.astype(np.float64), mask=~is_known)
+    spread = numbers.std(0).filled(0) if kind.is_numeric else 1.0
+    return ((numbers - numbers.mean(0)) / np.maximum(spread, CONSTANT_SPREAD)).filled(0), is_known
+
+
 def _predict_unseen(
-    features: NDArray[np.float32], labels: FloatArray, parts: Sequence[NDArray[np.int64]], seed: int
+    features: NDArray[np.float32],
+    labels: FloatArray,
+    is_known: NDArray[np.bool_],
+    parts: Sequence[NDArray[np.int64]],
+    seed: int,
 ) -> FloatArray:
-    """Each row, (n,), by a random hidden layer and a ridge regression without the row's part, of the best penalty."""
+    """Each row, (n, k), by a random hidden layer and a ridge regression without the row's part, of the best penalty."""
     generator, width = np.random.default_rng(seed), features.shape[1]
     scaled = (features - features.mean(0)) / np.maximum(features.std(0), CONSTANT_SPREAD)
     weights = generator.normal(0, SPREAD / np.sqrt(width), (width, NUM_HIDDEN)).astype(np.float32)
     hidden = np.maximum(scaled @ weights + generator.normal(size=NUM_HIDDEN).astype(np.float32), 0)
-    predicted = np.zeros((len(labels), len(PENALTIES)))
+    predicted = np.zeros((len(PENALTIES), *labels.shape))
     for part in parts:
         rest = np.setdiff1d(np.arange(len(labels)), part)
         slopes, levels = solve_ridges(hidden[rest], labels[rest], PENALTIES, standardize=False)
-        predicted[part] = hidden[part] @ slopes + levels
-    errors = np.square(predicted - labels[:, None])[np.concatenate(parts)].mean(0)
-    return predicted[:, errors.argmin()]
+        predicted[:, part] = np.tensordot(hidden[part], slopes, 1).swapaxes(0, 1) + levels[:, None]
+    seen = np.concatenate(parts)
+    errors = [np.square(one - labels)[seen][is_known[seen]].mean() for one in predicted]
+    return predicted[np.argmin(errors)]
 
 
 def describe_layers(facts: Mapping[str, Any]) -> list[str]:

@@ -145,19 +145,20 @@ def solve_ridges(
 
     Args:
         features, standardize: as in `RidgeBaseline`.
-        labels: (n,).
+        labels: (n,), or (n, k), each of which is fitted for itself.
         lambdas: (l,) penalties, relative to the mean eigenvalue of the scaled features.
 
     Returns:
-        Weights (d, l), for raw features, and intercepts (l,).
+        Weights (d, l) or (d, l, k), for raw features, and intercepts (l,) or (l, k).
     """
     mean, axes, variances = principal_axes(features, standardize)
-    level, moment = float(labels.mean()), np.zeros(len(mean))
+    level, moment = labels.mean(0), np.zeros((len(mean), *labels.shape[1:]))
     for rows, chunk in chunks(features):
         moment += (chunk - mean).T @ (labels[rows] - level)
     projected = axes.T @ (moment / len(labels))
-    weights = axes @ (projected[:, None] / (variances[:, None] + lambdas))
-    return weights, level - mean @ weights
+    shrunk = [projected.T / (variances + penalty) for penalty in lambdas]
+    weights = np.stack([axes @ one.T for one in shrunk], 1)
+    return weights, level - np.tensordot(mean, weights, 1)
 
 
 def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -23,6 +23,7 @@ from hf_ext.affinity.task import TASK
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.proteins import ESM_VOCABULARY, STANDARD
 from hf_ext.errors import ArgumentError
+from hf_ext.labels import ONE_NUMBER, UNKNOWN, LabelKind
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.encoders import identify_encoder
 
@@ -34,9 +35,11 @@ NORMS = {
 NUM_ROWS, DEPTH = 240, 3
 
 
-def make_parts(folder: str, layer: str, **settings: object) -> tuple[AffinityModel, object]:
+def make_parts(
+    folder: str, layer: str, kind: LabelKind = ONE_NUMBER, **settings: object
+) -> tuple[AffinityModel, object]:
     given = AffinityArguments(encoders=[folder], layer=layer, head_sizes=[4], **settings)
-    model = build_model(given, ["sequence"])
+    model = build_model(given, ["sequence"], kind=kind)
     return model.eval(), build_collator(model, DataArguments(sequence_columns=["sequence"]))
 
 
@@ -125,12 +128,28 @@ def rows(encoder):
     return columns
 
 
-def choose(encoder, rows, label, units=None):
-    model, collator = make_parts(encoder, "auto")
-    table = Dataset.from_dict({"sequence": rows["sequence"], "label": rows[label]})
+def choose(encoder, rows, label, units=None, kind=ONE_NUMBER):
+    model, collator = make_parts(encoder, "auto", kind)
+    table = Dataset.from_dict({"sequence": rows["sequence"], "label": rows[label] if isinstance(label, str) else label})
     splits = {"train": table.select(range(180)), "validation": table.select(range(180, NUM_ROWS))}
     choose_layers(model, collator, splits, units, SimpleNamespace(seed=0, device=torch.device("cpu")))
     return model
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
+def test_the_layer_that_classes_or_several_labels_depend_on_is_found(encoder, rows, task):
+    one, other, noise = (np.asarray(rows[name]) for name in ("layer1", "layer3", "noise"))
+    kind = LabelKind(task, ("label",), ("a", "b", "c") if task == "classification" else ("a", "b"))
+
+    def labels(worth):
+        if task == "classification":
+            return np.digitize(worth, [-0.5, 0.5])
+        pair = np.stack([worth, 100 * noise], 1) if task == "regression" else np.stack([worth > 0, noise > 2], 1) * 1
+        pair[::7, 0] = UNKNOWN
+        return pair.tolist()
+
+    assert choose(encoder, rows, labels(one), kind=kind).config.encoder_specs[0].layer == 1
+    assert choose(encoder, rows, labels(other), kind=kind).config.encoder_specs[0].layer is None
 
 
 @pytest.mark.parametrize(("label", "layer"), [("layer1", 1), ("layer3", None), ("noise", None)])
