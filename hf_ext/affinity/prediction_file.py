@@ -111,8 +111,8 @@ def _read_header(path: Path) -> list[str]:
 def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind = ONE_NUMBER) -> Any:
     """The predictions in a CSV of any program for `rows`, in their order.
 
-    A line belongs to the row whose `source_row` it has; in a CSV without that column lines are the rows, in their
-    order. Either way, sequences that it has too must be those of the row.
+    A line belongs to the row whose `source_row` it has, or else whose `--id_column`; in a CSV without these, lines are
+    the rows, in their order. Either way, sequences that it has too must be those of the row.
 
     Args:
         path: of the CSV; `hf-ext predict` or a run may have written it.
@@ -143,20 +143,21 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
     if lacking and PREDICTION not in lines:
         needed = outputs[0] if kind.is_numeric and len(kind.columns) > 1 else PREDICTION
         raise DataError(f"{path}: no column {needed!r}; there are {', '.join(lines.columns[:30])}.")
-    if SOURCE_ROW in lines:
-        asked, lines = [str(number) for number in rows[SOURCE_ROW][:]], lines.set_index(SOURCE_ROW)
+    if key := next((name for name in (SOURCE_ROW, args.id_column) if name in lines), None):
+        asked, lines = [str(number) for number in rows[key][:]], lines.set_index(key)
         if lines.index.has_duplicates or len({*asked}) < len(asked):
-            raise DataError(f"{path}: {SOURCE_ROW} does not tell rows apart. Leave it out, with one line for each row.")
+            raise DataError(f"{path}: {key} does not tell rows apart. Leave it out, with one line for each row.")
         if unknown := [number for number in asked if number not in lines.index]:
             raise DataError(
-                f"{path}: {len(unknown):,} of {len(asked):,} scored rows have no prediction ({SOURCE_ROW} "
+                f"{path}: {len(unknown):,} of {len(asked):,} scored rows have no prediction ({key} "
                 f"{', '.join(unknown[:MAX_LISTED])}). Predict all of them, or score the rows that these are of."
             )
         lines = lines.loc[asked]
     if len(lines) != len(rows):
         raise DataError(
             f"{path}: {len(lines):,} predictions for {len(rows):,} scored rows, and no column {SOURCE_ROW} that says "
-            "which row each is of. Write one line per row, in their order, or add that column (`hf-ext predict` does)."
+            "which row each is of. Write one line per row, in their order, add that column (`hf-ext predict` does), or "
+            "name a column of both files: --id_column."
         )
     for name in (name for name in args.sequence_columns if name in lines):
         found = [judge_sequence(read_cell(cell), args).value for cell in lines[name]]
@@ -164,7 +165,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
         if num := sum(not is_that(one, other) for one, other in zip(found, rows[name][:])):
             raise DataError(
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
-                "other rows, or the rows have changed since: predict again."
+                f"other rows, in another order without {SOURCE_ROW} and --id_column, or the rows have changed since."
             )
     if lacking:
         return _read_cells(path, [*map(read_cell, lines[PREDICTION])], kind)

@@ -34,7 +34,9 @@ class ReadingArguments:
         None, "Commit, tag or branch of a Hub dataset; a commit makes the run repeatable."
     )
     streaming: bool = option(False, "Read rows while training instead of before; for data larger than memory.")
-    id_column: str | None = option(None, "Column kept to name rows in predictions.")
+    id_column: str | None = option(
+        None, "Column kept to name rows in predictions, and by which evaluate finds those of a CSV."
+    )
     bad_rows: Literal["error", "drop"] = option(
         "error", "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."
     )

@@ -44,9 +44,13 @@ def find_kind(
                 f"--label_column {' '.join(columns)}: the model was trained on {len(given.columns)} "
                 f"({' '.join(given.columns)}); name as many, in that order."
             )
+        if {*columns} == {*given.columns}:  # in any order
+            columns = given.columns
+            args.label_column = [*columns]
         kind = replace(given, columns=columns)
     elif args.streaming:  # whose rows nobody has seen
         kind = LabelKind("regression" if args.task == "auto" else args.task, columns, columns)
+        read_as = {"read_as": f"A stream: {', '.join(map(repr, columns))} is read as {describe_kind(kind)}, unseen."}
     else:
         cells, sequences = _read(args, parts)
         task, alternative = args.task, ""

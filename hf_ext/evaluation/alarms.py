@@ -206,7 +206,8 @@ def _examine_probabilities(
         alarms["never predicted"] = f"Never predicted, though {MIN_ROWS} labels or more are it: {named}."
     if (ratio := report["spread_ratio"]) < MIN_SPREAD_RATIO:
         alarms["little spread"] = f"The probabilities spread {ratio:.3f} times as far as the labels: {NEAR_CONSTANT}."
-    if loss.value >= constant.value:
+    is_named_alone = np.isin(values, (0, 1)).all()  # names without probabilities, each of which counts as certain
+    if loss.value >= constant.value and not is_named_alone:
         than = f"{constant.value:.4f} of predicting the shares in these labels everywhere"
         alarms["no better"] = f"Log loss {loss.value:.4f} is no better than the {than}."
     return report, alarms

@@ -107,7 +107,7 @@ class Classification(Rows):
         return _mean(divide(2 * right, true + called), true > 0)
 
     def mcc(self, counts: FloatArray) -> FloatArray:
-        """Matthews correlation, of any number of classes: 1 where all is right, 0 by chance.
+        """Matthews correlation, of any number of classes: 1 where all is right, 0 by chance and of one class alone.
 
         Source: J. Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient,
         Computational Biology and Chemistry 28 (2004), 367.
@@ -118,7 +118,7 @@ class Classification(Rows):
             np.einsum("bk,bk->b", *pair) for pair in ((true, called), (called, called), (true, true))
         )
         covariance = true.sum(axis=1) * right.sum(axis=1) - in_both
-        return divide(covariance, np.sqrt((squares - in_called) * (squares - in_true)))
+        return np.nan_to_num(divide(covariance, np.sqrt((squares - in_called) * (squares - in_true))))
 
     @cached_property
     def _gaps(self) -> FloatArray:

@@ -276,7 +276,8 @@ def _judge_baselines(case: _Case, also: str) -> Verdict | None:
         ordered = {name: case.compare(name, "spearman") for name in names if name != CONSTANT}
         ordered = {name: result for name, result in ordered.items() if result.low is not None}
         names = [*ordered]
-    compared = ordered if case.metric == "spearman" else {name: case.compare(name, case.metric) for name in names}
+    is_order = is_ordered and case.metric == "spearman"
+    compared = ordered if is_order else {name: case.compare(name, case.metric) for name in names}
     if names and all(result.after is None for result in compared.values()):
         return case.decide(compared[names[0]], names[0], names[0])
     known = {name: result for name, result in compared.items() if not result.undefined} or ordered

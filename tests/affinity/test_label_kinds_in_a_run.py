@@ -204,6 +204,29 @@ def test_what_is_for_one_number_per_row_is_refused(words, train, tmp_path):
         train("classes", words)
 
 
+def test_several_numbers_are_judged_by_a_metric_that_a_constant_lacks(train):
+    results, _ = train("numbers", "--metric_for_best_model spearman --num_train_epochs 1")
+    assert "Spearman" in results["verdict"]["text"]
+
+
+def test_columns_are_those_of_the_model_in_any_order_and_lines_of_a_csv_are_found_by_an_id(train, tmp_path):
+    _, folder = train("numbers")
+    make_table("numbers", tmp_path / "rows.csv")
+    rows = pd.read_csv(tmp_path / "rows.csv").assign(id=[f"p{i}" for i in range(240)])
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    predict(f"--model {folder} --dataset_name {tmp_path}/rows.csv --output {tmp_path}/out.csv --use_cpu true".split())
+    out = pd.read_csv(tmp_path / "out.csv")[["id", "prediction_warm", "prediction_cold"]]
+    out.sample(frac=1, random_state=0).to_csv(tmp_path / "other.csv", index=False)
+    given = f"--models {folder} {tmp_path}/other.csv --dataset_name {tmp_path}/rows.csv --use_cpu true --id_column id"
+    scores = [
+        evaluate([*given.split(), "--label_column", *names])["scores"] for names in (["warm", "cold"], ["cold", "warm"])
+    ]
+    for names in scores:
+        mine, other = (one["nrmse"]["value"] for one in names.values())
+        assert mine == pytest.approx(other, rel=1e-3)
+    assert scores[0] == scores[1]
+
+
 def test_an_interval_around_a_class_is_refused(train, tmp_path):
     _, folder = train("classes")
     (tmp_path / "new.csv").write_text("sequence\nMKTAYIAK\n")

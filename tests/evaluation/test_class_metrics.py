@@ -41,6 +41,12 @@ def test_two_classes_by_hand() -> None:
     assert {*metrics_of(kind("classification", "ab")).names} == {*expected, "calibration_error"}
 
 
+def test_resamples_in_which_all_predictions_are_one_class_count_as_chance() -> None:
+    predicted, truth = [1] + [0] * 39, [1] * 10 + [0] * 30
+    found = score_predictions(one_hot(predicted, 2), truth, kind=kind("classification", "ab"))["mcc"]
+    assert found["low"] == 0 < found["value"]  # a third of the resamples lacks the one row that is called otherwise
+
+
 def test_three_classes_by_hand_and_a_class_that_is_only_predicted_counts_in_the_f1_of_others() -> None:
     rows = rows_for(kind("classification", "abc"), one_hot([0, 0, 1, 2, 2, 0], 3), [0, 0, 1, 1, 2, 2])
     # 4 of 6 right; called 3, 1, 2; true 2, 2, 2
