@@ -66,7 +66,10 @@ class LoraArguments:
     lora_kwargs: dict[str, Any] | str | None = option(
         None, """Other arguments of peft.LoraConfig, as JSON: '{"use_dora": true}'."""
     )
-    load_in_8bit: bool = option(False, "Linear layers of frozen encoders in 8 bits a weight (bitsandbytes).")
+    load_in_8bit: bool = option(
+        False,
+        "Linear layers of frozen encoders in 8 bits a weight: a quarter of the memory; on CPUs with AVX-512 faster.",
+    )
     load_in_4bit: bool = option(False, "As --load_in_8bit, in 4 bits (nf4).")
 
 
