@@ -341,6 +341,16 @@ def plan_cost() -> str:
     return table(rows, ["model", "side", "constructor, s", "step, ms", "times stock's step"])
 
 
+def cpu_int8() -> str:
+    """Encoding by frozen encoders on a CPU, by the precision of their products."""
+    rows = []
+    for size, sides in read("cpu_int8")["sizes"].items():
+        for side, found in sides.items():
+            speed = quartiles(found["rows_per_cpu_s"], 1)
+            rows.append([size, side, speed, f"{found['noise_share']:.1%}", f"{found['lowest_cosine']:.5f}"])
+    return table(rows, ["ESM-2", "products", "sequences per second of a core", "noise", "lowest cosine"])
+
+
 def scale() -> str:
     """What runs take by the number of rows; memory is the highest of the process."""
     rows = []
@@ -559,7 +569,7 @@ MEASURED: dict[str, Callable[[], str]] = {
         for made in (embed_once, default_runs, default_classes, scores, compare, same_numbers, faults)
     },
     **{made.__name__: made for made in (evaluation, activation_checkpointing, element_wise)},
-    **{made.__name__: made for made in (command_times, plan_cost, scale, embedding_store, host_optimizer, eight_bit)},
+    **{made.__name__: made for made in (command_times, plan_cost, cpu_int8, scale, eight_bit)},
     **{made.__name__: made for made in (optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16"),
