@@ -46,11 +46,13 @@ class Int8Linear(nn.Module):
         kind = inputs.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
         outputs = inputs.new_empty(len(rows), len(self.scale), dtype=dtype)
+        scaled = torch.empty_like(outputs[:CHUNK], dtype=torch.float32)
         for part, into in zip(rows.split(CHUNK), outputs.split(CHUNK)):
             part = part.float()
             scale = part.abs().amax(1, keepdim=True).clamp(min=LEAST) / 127
             product = torch._int_mm((part / scale).round_().to(torch.int8), self.codes)
-            into.copy_(torch.addcmul(self.bias, product * scale, self.scale))
+            torch.mul(product, scale, out=scaled[: len(part)])
+            torch.addcmul(self.bias, scaled[: len(part)], self.scale, out=into)
         return outputs.reshape(*inputs.shape[:-1], -1)
 
 
