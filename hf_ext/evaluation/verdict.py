@@ -138,7 +138,7 @@ def judge(
     beyond the noise, that is said too. In token_loss, nrmse and accuracy the comparison with the baselines is all.
     Of another kind, in this order: predictions must not all be one class; a Matthews correlation must be above 0; in
     `metric` the model must be better than every baseline that has a value in it. Probabilities whose log loss is not
-    below that of the frequencies in training are named.
+    shown to be below that of the frequencies in training are named.
     Rows are resampled one by one, so this speaks about further rows of the same kind; with `units`
     about further units, and fewer than 10 effective ones show nothing.
 
@@ -250,7 +250,8 @@ def _describe_probabilities(case: _Case) -> str:
     if case.metric == "log_loss" or case.constant is None or case.kind.is_numeric:
         return ""
     loss = case.compare(case.constant, "log_loss")
-    better = "" if loss.is_better else f" Its probabilities are no better than the {case.constant}: {_scores(loss)}."
+    how = "no" if (loss.improvement or 0) <= 0 else "not shown to be"
+    better = "" if loss.is_better else f" Its probabilities are {how} better than the {case.constant}: {_scores(loss)}."
     return "" if loss.undefined else better
 
 
