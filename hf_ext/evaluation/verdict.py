@@ -82,9 +82,10 @@ class _Case:
         """The same rows within limits."""
         return {name: at_limits(rows, self.sides) for name, rows in self.rows.items()}
 
-    def compare(self, baseline: str, metric: str) -> PairedComparison:
+    def compare(self, baseline: str, metric: str, model: str = "the model") -> PairedComparison:
         rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
-        return compare_rows(rows[baseline], rows[MODEL], metric, units=self.units, **self.options)
+        names = baseline, model
+        return compare_rows(rows[baseline], rows[MODEL], metric, names=names, units=self.units, **self.options)
 
     def name_units(self, verdict: Verdict) -> Verdict:
         """With what intervals resample, and whether that is enough."""
@@ -199,9 +200,10 @@ def judge_pair(
     """
     first, second = names
     case = _make_case(labels, {first: before, MODEL: after}, metric, kind, options)
-    compared = case.compare(first, metric)
+    compared = case.compare(first, metric, second)
     if compared.undefined:
-        return replace(_undefined(compared.n, compared.undefined), baseline=first, comparison=compared.as_dict())
+        reason = f"{metric_name(metric)} is undefined ({compared.undefined})"
+        return replace(_undefined(compared.n, reason), baseline=first, comparison=compared.as_dict())
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
     numbers = f"{_scores(compared)} (improvement {_difference(compared)}, {compared.n:,} rows)."
     if all(map(np.array_equal, before, after)):
