@@ -539,7 +539,7 @@ KINDS = [
     Mistake(
         "a mask of another length",
         of_kind(STATES, words="--mask_column mask", mask=["1" * 20] * 3 + ["11"] + [""] * 56),
-        ("{file}, row 5, column 'mask'", "a mask of 2 for 20 labels"),
+        ("{file}, row 5, column 'mask', value '11'", "a mask of 2 for 20 labels"),
         of_kind(STATES, words="--mask_column mask", mask=["1" * 19 + "0"] * 4 + [""] * 56),
     ),
     Mistake(
