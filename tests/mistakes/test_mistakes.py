@@ -442,6 +442,12 @@ KINDS = [
         kind="note",
     ),
     Mistake(
+        "several labels without their separator",
+        of_kind(["nucleus|membrane", "nucleus", "membrane"] * 20, words="--task multilabel"),
+        ("column 'pKd': --task multilabel reads labels separated by ';'", "(nucleus|membrane)"),
+        of_kind(["nucleus, inner;membrane", "nucleus, inner", "membrane"] * 20, words="--task multilabel"),
+    ),
+    Mistake(
         "one class alone",
         of_kind(["low"] * NUM_ROWS),
         ("column 'pKd': all labels of training rows are 'low'", "nothing to learn"),
