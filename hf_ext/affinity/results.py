@@ -32,7 +32,7 @@ HINTS = {  # what was found -> what to do next
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
     "loss curves in report.html. If encoders trained: --tower_training frozen is quick, and shows whether that is it.",
     "baseline": "Next: {baseline} does as well or better: use that, add rows, or look for what these embeddings lack "
-    "with another of --encoders or --pooling.",
+    "with another of --encoders{or_pooling}.",
 }
 
 
@@ -59,6 +59,7 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
         found = ["tuned", *found]
     training = next((how for how in settings["tower_training"] if how != "frozen"), "lora")
     facts = {"folder": folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline, "training": training}
+    facts["or_pooling"] = "" if test.kind.per_residue else " or --pooling"
     facts["tuned"] = test.tuned and test.tuned.text
     return [HINTS[name].format_map(facts) for name in found]
 

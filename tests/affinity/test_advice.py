@@ -1,5 +1,6 @@
 """What a run suggests next follows from its verdict: fine-tuning is for models that were shown to be worth it."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hf_ext.affinity.results import make_advice
 from hf_ext.affinity.scoring import SplitScores
 from hf_ext.evaluation.verdict import judge, judge_pair
+from hf_ext.labels import LabelKind
 
 SETTINGS = {"tower_training": ["frozen"], "split": "random", "split_column": None}
 RNG = np.random.default_rng(0)
@@ -27,7 +29,7 @@ ALIKE = NEAR + RNG.normal(0, 0.2, 200)  # a little worse
             {"model": NEAR, "training mean": MEAN, "one-hot ridge": CLOSE},
             200,
             "no better",
-            "ridge does as well",
+            "another of --encoders or --pooling.",
         ),
         ({"model": NEAR, "training mean": MEAN, "one-hot ridge": ALIKE}, 60, "undecided", "rows than these 60 decide"),
         ({"model": NEAR, "training mean": MEAN}, 1, "undefined", "more test rows than these 1 decide"),
@@ -40,6 +42,8 @@ def test_advice_follows_the_verdict_and_fine_tuning_is_for_a_good_one(prediction
     text = " ".join(make_advice({}, SETTINGS, Path("out"), test))
     assert verdict.outcome == outcome
     assert said in text
+    of_residues = dataclasses.replace(test, kind=LabelKind("residue_regression", ("y",), ("y",)))
+    assert "--pooling" not in " ".join(make_advice({}, SETTINGS, Path("out"), of_residues))
     assert ("--use_peft" in text) == ("--split cluster" in text) == (outcome == "better")
     trained = " ".join(make_advice({}, {**SETTINGS, "tower_training": ["lora"]}, Path("out"), test))
     assert "--use_peft" not in trained

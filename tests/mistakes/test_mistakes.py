@@ -565,6 +565,12 @@ KINDS = [
         of_kind(STATES, words="--task residue_classification", light=LIGHT),
     ),
     Mistake(
+        "pooling of residues",
+        of_kind(STATES, words="--pooling max"),
+        ("--pooling max: leave it out where each residue has a label",),
+        of_kind(TWO_CLASSES, words="--pooling max"),
+    ),
+    Mistake(
         "a word among numbers of residues",
         of_kind(CHARGES, CHARGES[3].replace(" ", " high ", 1)),
         of_label("'high' at position 2 of 21 is not a number", "nan where it is not known"),
