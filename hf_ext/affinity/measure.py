@@ -49,7 +49,7 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
         DataError: the validation rows do not allow it.
     """
     name, given = _plain_name(args), args.metric_for_best_model
-    if name in THRESHOLD_METRICS and name not in metrics.names:
+    if metrics.kind.is_one_number and name in THRESHOLD_METRICS and name not in metrics.names:
         raise ArgumentError(
             f"--metric_for_best_model {given} needs a --binder_threshold that divides the labels: a number within "
             "their range."

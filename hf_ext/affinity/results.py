@@ -27,12 +27,12 @@ HINTS = {  # what was found -> what to do next
     "tuned": "Fine-tuning was not shown to pay: {tuned} Next: `hf-ext compare --sides frozen {training} --`, with the "
     "other flags of this run, compares both on one split.",
     "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
-    "undecided": "Next: more test rows than these {num_rows:,} decide (--split_sizes 0.6 0.1 0.3, say).",
+    "undecided": "Next: more test rows than these {num_rows:,} decide{sizes}.",
     "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
     "loss curves in report.html. If encoders trained: --tower_training frozen is quick, and shows whether that is it.",
     "baseline": "Next: {baseline} does as well or better: use that, add rows, or look for what these embeddings lack "
-    "with another of --encoders or --pooling.",
+    "with another of --encoders{or_pooling}.",
 }
 
 
@@ -41,16 +41,15 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
 
     Args:
         report: what loading the data reported.
-        settings: model and data arguments by name.
+        settings: model arguments by name.
         folder: of the run, whose head fine-tuning would start from.
         test: scores of the test split.
     """
-    verdict = test.verdict
+    verdict, rule = test.verdict, report["split"]["rule"]
     if verdict.outcome == "better":
-        is_random = not settings["split_column"] and settings["split"] in (None, "random")
         is_frozen = set(settings["tower_training"]) == {"frozen"}
         found = ["better, frozen"] if is_frozen else []
-        found += ["better, random split"] if is_random and not report.get("streaming") else []
+        found += ["better, random split"] if rule == "random" and not report.get("streaming") else []
     elif verdict.outcome in ("undecided", "undefined"):
         found = ["undecided"]
     else:
@@ -59,6 +58,8 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
         found = ["tuned", *found]
     training = next((how for how in settings["tower_training"] if how != "frozen"), "lora")
     facts = {"folder": folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline, "training": training}
+    facts["sizes"] = "" if rule.startswith(("files", "column:")) else " (--split_sizes 0.6 0.1 0.3, say)"
+    facts["or_pooling"] = "" if test.kind.per_residue else " or --pooling"
     facts["tuned"] = test.tuned and test.tuned.text
     return [HINTS[name].format_map(facts) for name in found]
 

@@ -109,7 +109,9 @@ def load_rows(
 
 
 def check_options(args: AffinityArguments, kind: LabelKind) -> None:
-    """Raises ArgumentError where an option is for one number per row and the labels are something else."""
+    """Raises ArgumentError where an option is for one number per row, or for whole rows, and labels are others."""
+    if kind.per_residue and args.pooling != ["mean"]:
+        raise ArgumentError(f"--pooling {' '.join(args.pooling)}: leave it out where each residue has a label.")
     is_loss_of_kind = args.loss == "mse" or (args.loss in EXACT_LOSSES and kind.is_numeric)
     given = [] if is_loss_of_kind else [f"--loss {args.loss}"]
     given += [] if args.binder_threshold is None else [f"--binder_threshold {args.binder_threshold:g}"]

@@ -159,8 +159,8 @@ class DataArguments(LabelledArguments):
                 f"missing_chains={chains}: name some of several sequence columns ({allowed}), each once; a row without "
                 "any sequence cannot be used."
             )
-        if self.split and self.split_column:
-            raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
+        if self.split_column and (self.split or [*self.split_sizes] != [0.8, 0.1, 0.1]):
+            raise ArgumentError(f"split_column={self.split_column!r} names the splits: drop --split and --split_sizes.")
         if kind == "cluster" and self.streaming:
             raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
         for name in ("cluster_column", "cluster_identity", "cluster_file"):

@@ -85,8 +85,8 @@ def _read_residues(
         given, judged_masks, refused = judge_cells(table[mask_name], _judge_mask, mask_name, rows)
         masks, errors = [judged_masks[number].value for number in given.number], errors + refused
     named, labels = {error.row for error in errors}, []
-    cells = zip(rows.tolist(), found.number, masks, sequences.to_pylist(), table[name].to_pylist())
-    for row, number, mask, sequence, cell in cells:
+    cells = zip(rows.tolist(), found.number, masks, sequences.to_pylist())
+    for place, (row, number, mask, sequence) in enumerate(cells):
         values, length, rule = np.array(judged[number].value), len(sequence), ""
         if row not in named and length:
             if len(values) != length:
@@ -98,7 +98,8 @@ def _read_residues(
                 rule = "" if (np.isfinite(values) & (values != UNKNOWN)).any() else "no residue's label is known"
         if rule:
             column = mask_name if rule.startswith("a mask") else name
-            errors.append(RowError(row, column, shorten(cell), rule, "Give each residue one, or leave the row out."))
+            shown = shorten(table[column][place].as_py())
+            errors.append(RowError(row, column, shown, rule, "Give each residue one, or leave the row out."))
         labels.append(values)
     if kind.is_numeric:
         flat, of_row = np.concatenate([*labels, []]), np.repeat(rows, [*map(len, labels)])

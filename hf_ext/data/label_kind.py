@@ -15,7 +15,7 @@ from ..errors import ArgumentError, DataError
 from ..labels import LabelKind
 from ..labels.cells import show_names
 from ..labels.choosing import choose_task
-from ..labels.classes import Classes, order_names
+from ..labels.classes import SEPARATOR, Classes, order_names
 from ..labels.kinds import describe_kind, reader_of
 from .arguments import DataArguments
 from .columns import as_text, check_columns, distinct
@@ -95,6 +95,13 @@ def _collect_names(
     if kind.per_residue and pc.mean(pc.equal(as_text(cells), as_text(sequences))).as_py() > MOST:
         raise DataError(f"column {kind.columns[0]!r} holds the sequences themselves. Name that of labels.")
     names = order_names(counts)
+    joined = [name for name in names if any(sign in name for sign in ",|")]
+    named = map(reader.names_of, found.cells.to_pylist())
+    if kind.task == "multilabel" and joined and max(map(len, named)) < 2:
+        raise DataError(
+            f"column {kind.columns[0]!r}: --task multilabel reads labels separated by {SEPARATOR!r}, and no cell names "
+            f"several ({show_names(joined)}). Write it between them; or give --task classification."
+        )
     if not kind.per_residue:
         notes += _doubt_names(replace(kind, names=names), counts, len(cells))
     return names

@@ -278,6 +278,7 @@ def compare_rows(
     num_resamples: int = 1000,
     seed: int = 0,
     units: ResamplingUnits | None = None,
+    names: tuple[str, str] = ("before", "after"),
 ) -> PairedComparison:
     """What `compare_paired` does, of the rows of both models, which have the same labels.
 
@@ -288,6 +289,7 @@ def compare_rows(
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
         seed: of the draws, 0 or more.
         units: rows that are drawn together; None: each by itself. The interval is wider where they are few.
+        names: of both, in what says why there is no value.
     """
     sign = -1 if less_is_better(metric) else 1
     num_rows = first.num_rows
@@ -300,7 +302,7 @@ def compare_rows(
     def gain(counts: FloatArray) -> FloatArray:
         return sign * (after_of(counts) - before_of(counts))
 
-    reasons = [f"{side}: {value.undefined}" for side, value in zip(("before", "after"), values) if value.undefined]
+    reasons = [f"{side}: {value.undefined}" for side, value in zip(names, values) if value.undefined]
     improvement = sign * (values[1].value - values[0].value)
     if abs(improvement) <= metrics.RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0

@@ -82,9 +82,10 @@ class _Case:
         """The same rows within limits."""
         return {name: at_limits(rows, self.sides) for name, rows in self.rows.items()}
 
-    def compare(self, baseline: str, metric: str) -> PairedComparison:
+    def compare(self, baseline: str, metric: str, model: str = "the model") -> PairedComparison:
         rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
-        return compare_rows(rows[baseline], rows[MODEL], metric, units=self.units, **self.options)
+        names = baseline, model
+        return compare_rows(rows[baseline], rows[MODEL], metric, names=names, units=self.units, **self.options)
 
     def name_units(self, verdict: Verdict) -> Verdict:
         """With what intervals resample, and whether that is enough."""
@@ -138,7 +139,7 @@ def judge(
     beyond the noise, that is said too. In token_loss, nrmse and accuracy the comparison with the baselines is all.
     Of another kind, in this order: predictions must not all be one class; a Matthews correlation must be above 0; in
     `metric` the model must be better than every baseline that has a value in it. Probabilities whose log loss is not
-    below that of the frequencies in training are named.
+    shown to be below that of the frequencies in training are named.
     Rows are resampled one by one, so this speaks about further rows of the same kind; with `units`
     about further units, and fewer than 10 effective ones show nothing.
 
@@ -199,9 +200,10 @@ def judge_pair(
     """
     first, second = names
     case = _make_case(labels, {first: before, MODEL: after}, metric, kind, options)
-    compared = case.compare(first, metric)
+    compared = case.compare(first, metric, second)
     if compared.undefined:
-        return replace(_undefined(compared.n, compared.undefined), baseline=first, comparison=compared.as_dict())
+        reason = f"{metric_name(metric)} is undefined ({compared.undefined})"
+        return replace(_undefined(compared.n, reason), baseline=first, comparison=compared.as_dict())
     outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
     numbers = f"{_scores(compared)} (improvement {_difference(compared)}, {compared.n:,} rows)."
     if all(map(np.array_equal, before, after)):
@@ -250,7 +252,8 @@ def _describe_probabilities(case: _Case) -> str:
     if case.metric == "log_loss" or case.constant is None or case.kind.is_numeric:
         return ""
     loss = case.compare(case.constant, "log_loss")
-    better = "" if loss.is_better else f" Its probabilities are no better than the {case.constant}: {_scores(loss)}."
+    how = "no" if (loss.improvement or 0) <= 0 else "not shown to be"
+    better = "" if loss.is_better else f" Its probabilities are {how} better than the {case.constant}: {_scores(loss)}."
     return "" if loss.undefined else better
 
 

@@ -50,7 +50,7 @@ def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArr
         return _choose_of_numbers(column)
     if _share(cells, lambda cell: isinstance(cell, list) or SEPARATOR in str(cell) or str(cell)[:1] == "[") > SOME:
         return "multilabel", "--task classification if each cell is one name"
-    return "classification", "--task multilabel if a cell may name several"
+    return "classification", f"--task multilabel if a cell may name several, separated by {SEPARATOR}"
 
 
 def _choose_of_numbers(column: pa.ChunkedArray) -> tuple[TaskName, str]:

@@ -16,7 +16,7 @@ _METRICS = {
     "pearson": ("Pearson", "Pearson's r"),
     "rmse": ("RMSE", "RMSE"),
     "mae": ("MAE", "MAE"),
-    "nrmse": ("nRMSE", "nRMSE, mean over tasks"),
+    "nrmse": ("nRMSE", "nRMSE, overall"),
     "r2": ("R2", "R2"),
     "f1": ("F1", "F1"),
     "mcc": ("MCC", "Matthews correlation"),

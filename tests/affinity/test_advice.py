@@ -1,5 +1,6 @@
 """What a run suggests next follows from its verdict: fine-tuning is for models that were shown to be worth it."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from hf_ext.affinity.results import make_advice
 from hf_ext.affinity.scoring import SplitScores
 from hf_ext.evaluation.verdict import judge, judge_pair
+from hf_ext.labels import LabelKind
 
-SETTINGS = {"tower_training": ["frozen"], "split": "random", "split_column": None}
+REPORT, SETTINGS = {"split": {"rule": "random"}}, {"tower_training": ["frozen"]}
 RNG = np.random.default_rng(0)
 LABELS = RNG.normal(7, 1, 200)
 NOISE, MEAN = RNG.normal(7, 3, 200), np.full(200, 7.0)
@@ -27,9 +29,9 @@ ALIKE = NEAR + RNG.normal(0, 0.2, 200)  # a little worse
             {"model": NEAR, "training mean": MEAN, "one-hot ridge": CLOSE},
             200,
             "no better",
-            "ridge does as well",
+            "another of --encoders or --pooling.",
         ),
-        ({"model": NEAR, "training mean": MEAN, "one-hot ridge": ALIKE}, 60, "undecided", "rows than these 60 decide"),
+        ({"model": NEAR, "training mean": MEAN, "one-hot ridge": ALIKE}, 60, "undecided", "these 60 decide (--split_"),
         ({"model": NEAR, "training mean": MEAN}, 1, "undefined", "more test rows than these 1 decide"),
     ],
 )
@@ -37,11 +39,15 @@ def test_advice_follows_the_verdict_and_fine_tuning_is_for_a_good_one(prediction
     columns = {name: values[:num_rows] for name, values in predictions.items()}
     verdict = judge(LABELS[:num_rows], columns)
     test = SplitScores(columns["model"], LABELS[:num_rows], verdict)
-    text = " ".join(make_advice({}, SETTINGS, Path("out"), test))
+    text = " ".join(make_advice(REPORT, SETTINGS, Path("out"), test))
     assert verdict.outcome == outcome
     assert said in text
+    of_residues = dataclasses.replace(test, kind=LabelKind("residue_regression", ("y",), ("y",)))
+    assert "--pooling" not in " ".join(make_advice(REPORT, SETTINGS, Path("out"), of_residues))
     assert ("--use_peft" in text) == ("--split cluster" in text) == (outcome == "better")
-    trained = " ".join(make_advice({}, {**SETTINGS, "tower_training": ["lora"]}, Path("out"), test))
+    by_column = " ".join(make_advice({"split": {"rule": "column:part"}}, SETTINGS, Path("out"), test))
+    assert "--split" not in by_column
+    trained = " ".join(make_advice(REPORT, {**SETTINGS, "tower_training": ["lora"]}, Path("out"), test))
     assert "--use_peft" not in trained
 
 
@@ -50,7 +56,7 @@ def test_fine_tuning_that_does_not_beat_a_ridge_on_the_encoders_before_it_is_sai
     verdict = judge(LABELS, {"model": predictions, "training mean": MEAN})
     tuned = judge_pair(LABELS, NEAR, predictions, names=("ridge on embeddings", "this model"))
     test = SplitScores(predictions, LABELS, verdict, tuned=tuned)
-    said = make_advice({}, {**SETTINGS, "tower_training": ["frozen", "full"]}, Path("out"), test)
+    said = make_advice(REPORT, {**SETTINGS, "tower_training": ["frozen", "full"]}, Path("out"), test)
     assert said[0].startswith("Fine-tuning was not shown to pay: ") != pays
     assert ("`hf-ext compare --sides frozen full --`" in said[0]) != pays
     assert (

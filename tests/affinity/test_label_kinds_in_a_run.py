@@ -95,7 +95,7 @@ def scores_of(results: dict[str, Any]) -> dict[str, float]:
 
 DECIDED_BY = {"classes": "mcc", "numbers": "nrmse", "sets": "f1_max", "residues": "accuracy", "profile": "rmse"}
 READ_AS = {
-    "classes": "is read as one of 3 classes (high, low, middle)",
+    "classes": "(high, low, middle) (--task multilabel if a cell may name several, separated by ;)",
     "numbers": "is read as 2 numbers",
     "sets": "Training labels: big in",
     "residues": "is read as one of 3 classes (C, E, H) for each residue",

@@ -11,7 +11,10 @@ from hf_ext.affinity.task import TASK
 from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.labels import LabelKind
 from hf_ext.training_args import FastTrainingArguments
+
+CLASSES = LabelKind("classification", ("y",), ("a", "b", "c"))
 
 
 @pytest.fixture
@@ -63,6 +66,7 @@ def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs():
             "mse",
             "'recal': allowed are loss, spearman, .*, recall, .*, num",
         ),
+        ("f1", RowMetrics(kind=CLASSES), "mse", "'f1': allowed are loss, accuracy, .*, mcc, macro_f1"),
     ):
         with pytest.raises(ArgumentError, match=message):
             check(metric, metrics, loss)

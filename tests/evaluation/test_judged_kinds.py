@@ -64,11 +64,14 @@ def test_shuffled_labels_end_in_no_better_than_chance() -> None:
     assert "no better" in outcomes
 
 
-def test_probabilities_that_are_worth_less_than_shares_are_named_beside_a_good_order() -> None:
-    sure = probabilities(2) ** 30
+@pytest.mark.parametrize(("power", "worth"), [(30, "no better"), (5, "not shown to be better")])
+def test_probabilities_not_shown_to_be_worth_more_than_shares_are_named_beside_a_good_order(
+    power: int, worth: str
+) -> None:
+    sure = probabilities(2) ** power
     verdict = judge(LABELS, {"model": sure / sure.sum(1, keepdims=True), FREQUENCIES: SHARES}, kind=THREE)
     assert verdict.outcome == "better"
-    assert "Its probabilities are no better than the class frequencies: log loss " in verdict.text
+    assert f"Its probabilities are {worth} than the class frequencies: log loss " in verdict.text
 
 
 def test_label_frequencies_and_means_of_several_numbers_are_constants_to_beat() -> None:

@@ -69,7 +69,7 @@ def test_a_baseline_without_a_value_in_the_metric_is_not_compared_and_a_model_wi
     assert (both.baseline, both.comparison["metric"] if both.comparison else None) == ("b", "precision")
     nothing = judge(measured, predictors(measured, model=never, **{RIDGE: some}), metric="precision", threshold=9.0)
     assert (nothing.outcome, nothing.is_better) == ("undefined", None)
-    assert nothing.text.startswith("No verdict: precision is undefined (after: no prediction is >= 9)")
+    assert nothing.text.startswith("No verdict: precision is undefined (the model: no prediction is >= 9)")
 
 
 def test_an_rmse_no_better_than_the_training_mean_is_no_better_than_a_constant_whatever_the_order() -> None:
@@ -145,7 +145,7 @@ def test_metrics_of_rows_with_several_predictions_are_judged_in_their_own_words(
     worse = judge(numbers, {"model": 2 * numbers, name: numbers}, metric="token_loss")
     assert worse.text.startswith("No better than unigram frequencies")
     nothing = judge(0 * numbers, {"model": 0 * numbers, name: 0 * numbers}, metric="token_loss")
-    assert nothing.text.startswith("No verdict: loss per residue is undefined (before:")
+    assert nothing.text.startswith("No verdict: loss per residue is undefined (unigram frequencies:")
     errors = np.linspace(0.1, 0.2, 40)
     verdict = judge(np.ones(40), {"model": errors, "the mean": 2 * errors}, metric="nrmse")
     assert verdict.text.startswith("Better than the mean: nRMSE 0.150 against 0.300 of the mean (difference 0.150 [")
@@ -173,6 +173,8 @@ def test_a_model_with_half_the_error_is_better_and_the_other_way_round_worse():
 
 
 def test_models_that_are_alike_or_as_good_show_no_difference():
+    none = judge_pair(LABELS, np.full(len(LABELS), 6.0), BETTER, names=("old", "new"), metric="spearman")
+    assert none.text.startswith("No verdict: Spearman is undefined (old: all ")
     same = judge_pair(LABELS, WORSE, WORSE.copy(), names=("old", "new"))
     assert same.text == "No difference: new predicts what old predicts, on all 300 rows."
     found = judge_pair(LABELS, LABELS + 0.5 * NOISE, LABELS + 0.5 * OTHER, names=("old", "new"))

@@ -442,6 +442,12 @@ KINDS = [
         kind="note",
     ),
     Mistake(
+        "several labels without their separator",
+        of_kind(["nucleus|membrane", "nucleus", "membrane"] * 20, words="--task multilabel"),
+        ("column 'pKd': --task multilabel reads labels separated by ';'", "(nucleus|membrane)"),
+        of_kind(["nucleus, inner;membrane", "nucleus, inner", "membrane"] * 20, words="--task multilabel"),
+    ),
+    Mistake(
         "one class alone",
         of_kind(["low"] * NUM_ROWS),
         ("column 'pKd': all labels of training rows are 'low'", "nothing to learn"),
@@ -539,7 +545,7 @@ KINDS = [
     Mistake(
         "a mask of another length",
         of_kind(STATES, words="--mask_column mask", mask=["1" * 20] * 3 + ["11"] + [""] * 56),
-        ("{file}, row 5, column 'mask'", "a mask of 2 for 20 labels"),
+        ("{file}, row 5, column 'mask', value '11'", "a mask of 2 for 20 labels"),
         of_kind(STATES, words="--mask_column mask", mask=["1" * 19 + "0"] * 4 + [""] * 56),
     ),
     Mistake(
@@ -557,6 +563,12 @@ KINDS = [
         of_kind(STATES, words=f"{TWO_CHAINS} --task residue_classification", light=LIGHT),
         ("residues of one sequence have labels; name one of sequence light",),
         of_kind(STATES, words="--task residue_classification", light=LIGHT),
+    ),
+    Mistake(
+        "pooling of residues",
+        of_kind(STATES, words="--pooling max"),
+        ("--pooling max: leave it out where each residue has a label",),
+        of_kind(TWO_CLASSES, words="--pooling max"),
     ),
     Mistake(
         "a word among numbers of residues",

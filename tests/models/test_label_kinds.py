@@ -164,6 +164,9 @@ def test_a_loss_that_the_labels_do_not_have_is_refused(demo_encoders):
     for name, loss in (("classes", "huber"), ("numbers", "tobit"), ("residue_numbers", "ranking")):
         with pytest.raises(ArgumentError, match=f"loss='{loss}': allowed for .* are mse"):
             make_labelled(name, demo_encoders[1], loss=loss)
+    for name in ("numbers", "residue_numbers"):
+        model, _ = make_labelled(name, demo_encoders[1], loss="huber")
+        assert model.config.loss == "huber"
 
 
 def test_residues_of_two_columns_cannot_have_labels(demo_encoders):

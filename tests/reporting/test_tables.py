@@ -98,7 +98,7 @@ def test_a_metric_has_a_name_and_a_title() -> None:
         ("spearman", "Spearman", "Spearman's rho"),
         ("per_group_spearman", "Spearman within groups", "Mean Spearman's rho per group"),
         ("recall", "recall", "Recall"),
-        ("nrmse", "nRMSE", "nRMSE, mean over tasks"),
+        ("nrmse", "nRMSE", "nRMSE, overall"),
         ("darcy2d_nrmse", "nRMSE of darcy2d", "nRMSE of darcy2d"),
         ("my_own_metric", "my own metric", "My own metric"),
     ):

@@ -140,7 +140,7 @@ def test_an_operator_stands_beside_trivial_predictions_and_a_dash_where_one_is_s
         ["training time", "1 min", "at 256 rows / s"],
         ["", "model", "training mean", "persistence"],
         ["nRMSE of darcy2d", "0.062 [0.060, 0.065]", "0.250 [0.200, 0.300]", "-"],
-        ["nRMSE, mean over tasks", "0.056 [0.050, 0.062]", "0.625 [0.600, 0.650]", "-"],
+        ["nRMSE, overall", "0.056 [0.050, 0.062]", "0.625 [0.600, 0.650]", "-"],
     ):
         assert row in rows
     assert "A dash: the predictor has no such score." in card
