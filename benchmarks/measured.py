@@ -348,6 +348,8 @@ def cpu_int8() -> str:
         for side, found in sides.items():
             speed = quartiles(found["rows_per_cpu_s"], 1)
             rows.append([size, side, speed, f"{found['noise_share']:.1%}", f"{found['lowest_cosine']:.5f}"])
+        for side, speed in read("cpu_esm_cpp")["sizes"].get(size, {}).items():
+            rows.append([size, f"esm-cpp 0.2.1, {side}", quartiles(speed, 1), "not measured", "not measured"])
     return table(rows, ["ESM-2", "products", "sequences per second of a core", "noise", "lowest cosine"])
 
 
