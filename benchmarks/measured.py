@@ -568,11 +568,11 @@ def pde_terms() -> str:
 MEASURED: dict[str, Callable[[], str]] = {
     **{
         made.__name__: made
-        for made in (embed_once, default_runs, default_classes, scores, compare, same_numbers, faults)
+        for made in (embed_once, default_runs, default_classes, secondary_structure, scores, compare, same_numbers)
     },
-    **{made.__name__: made for made in (evaluation, activation_checkpointing, element_wise)},
-    **{made.__name__: made for made in (command_times, plan_cost, cpu_int8, scale, eight_bit)},
-    **{made.__name__: made for made in (optimizer_states, memory_ledger, generator_speed)},
+    **{made.__name__: made for made in (faults, evaluation, activation_checkpointing, element_wise)},
+    **{made.__name__: made for made in (command_times, plan_cost, cpu_int8, scale, embedding_store)},
+    **{made.__name__: made for made in (host_optimizer, eight_bit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16"),
     "generator_affinities": partial(generator_runs, with_affinities=True),

@@ -109,7 +109,7 @@ def seconds_span(span: tuple[float, float]) -> str:
 def estimated(value: float) -> str:
     """0.5 s; 12 min; 1.5 h: of seconds that nobody counts to the last."""
     if value < 60:
-        return f"{value:.0f} s" if value >= 1 else f"{value:.1f} s"
+        return f"{value:.0f} s" if value >= 1 or value < 0.05 else f"{value:.1f} s"
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 

@@ -7,11 +7,13 @@ from torch import nn
 from transformers import EsmModel
 
 from hf_ext.models.encoders import load_encoder, read_encoder
+from hf_ext.models.int8 import Int8Linear
 from hf_ext.models.lora import LoraSettings
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 bnb = pytest.importorskip("bitsandbytes.nn")
+CODED = (bnb.Linear8bitLt, bnb.Linear4bit, Int8Linear)  # the last on CPUs with AVX-512
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.02), (4, 0.4)])  # of small layers of wide weights
@@ -19,9 +21,10 @@ def test_linear_layers_are_off_by_what_so_many_bits_leave_and_the_rest_stays_as_
     make_wide_esm(EsmModel).save_pretrained(tmp_path, save_original_format=False)
     spec = read_encoder(str(tmp_path), None, "frozen", LoraSettings())
     exact, stored = load_encoder(spec), load_encoder(spec, bits=bits)
-    coded = {name: m for name, m in stored.named_modules() if isinstance(m, bnb.Linear8bitLt | bnb.Linear4bit)}
+    coded = {name: m for name, m in stored.named_modules() if isinstance(m, CODED)}
     plain = [name for name, m in exact.named_modules() if isinstance(m, nn.Linear) and name not in coded]
     assert plain == ["contact_head.regression"]
+    assert len(coded) == 12
     kept = {name: p for name, p in stored.named_parameters() if name.removesuffix(".weight") not in coded}
     assert all(torch.equal(p, exact.get_parameter(name)) for name, p in kept.items())
     for name, layer in coded.items():

@@ -54,7 +54,7 @@ def test_on_a_terminal_the_bar_shows_loss_rate_and_best_and_messages_stand_above
     terminal = open_terminal(monkeypatch)
     make_trainer(tmp_path, ROWS, max_steps=5, disable_tqdm=False, early_stopping_patience=3).train()
     last = shown(terminal)[-1]
-    assert re.search(r"5/5 \[.*, loss -4, lr 1, .* batches/s, best spearman 0\.\d+, \d+ s left\]", last)
+    assert re.search(r"5/5 \[.*, loss -4, lr 1, .* batches/s, best spearman 0\.\d+, [\d.]+ s left\]", last)
     text = terminal.getvalue()
     evaluations = re.findall(r"[\r\n](?:\x1b\[A)*Step (\d) of 5, validation: spearman 0\.\d+, loss ", text)
     assert evaluations == ["1", "2", "3", "4", "5"]
@@ -69,7 +69,7 @@ def test_in_a_file_there_are_lines_and_no_bar(tmp_path, capsys, lines) -> None:
     assert [line.split(":")[0] for line in out.splitlines() if line.startswith("Step")] == [
         f"Step {step} of 5, validation" for step in range(1, 6)
     ]
-    assert re.fullmatch(r"Step 4 of 5: loss -3, lr 1, .* batches/s, best spearman 0\.\d+, \d+ s left", lines()[0])
+    assert re.fullmatch(r"Step 4 of 5: loss -3, lr 1, .* batches/s, best spearman 0\.\d+, [\d.]+ s left", lines()[0])
 
 
 def test_without_tqdm_the_logs_are_printed_as_in_trainer(tmp_path, capsys) -> None:
@@ -125,7 +125,7 @@ def test_how_training_goes_in_words() -> None:
     numbers = {"loss": 0.31234, "learning_rate": 2.5e-4, "residues_per_s": 15_432.1, "hours_left": 1.25}
     state, args = SimpleNamespace(best_metric=0.4821), SimpleNamespace(metric_for_best_model="eval_spearman")
     text = describe_training(numbers, args, state)
-    assert text == "loss 0.3123, lr 0.00025, 15,432 residues/s, best spearman 0.4821, 1.2 h left"
+    assert text == "loss 0.3123, lr 0.00025, 15,432 residues/s, best spearman 0.4821, 75 min left"
     assert describe_training({"tokens_per_s": 812.4, "hours_left": 0.5}, args, state).startswith("812 tokens/s")
     assert describe_training({"hours_left": 0.5}, args, SimpleNamespace(best_metric=float("-inf"))) == "30 min left"
     assert describe_training({"hours_left": 0.005}, args, SimpleNamespace(best_metric=None)) == "18 s left"
