@@ -30,6 +30,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
         weight, bias = layer.weight.detach().float(), layer.bias
         scale = weight.abs().amax(1).clamp(min=LEAST) / 127
         self.register_buffer("scale", scale)
