@@ -42,9 +42,12 @@ def _speed_rows(session: dict[str, Any], name: str) -> list[list[str]]:
     rows = []
     for side, found in part["result"]["sides"].items():
         ratio = part["result"]["times_as_fast"].get(side)
-        numbers = ["{value:,.0f} [{low:,.0f}, {high:,.0f}]".format(**found["rate"]), f"{found['peak_memory_gib']:.1f}"]
+        numbers = [
+            "{value:,.0f} [{smallest:,.0f}, {largest:,.0f}]".format(**found["rate"]),
+            f"{found['peak_memory_gib']:.1f}",
+        ]
         times = "{value:.2f}x [{low:.2f}, {high:.2f}]".format(**ratio) if ratio else "-"
-        rows.append([card, SPEED[name], side, *numbers, times, f"{found['final_loss']['mean']:.4f}"])
+        rows.append([card, SPEED[name], side, *numbers, times, f"{found['final_loss']['value']:.4f}"])
     return rows
 
 

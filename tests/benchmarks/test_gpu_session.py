@@ -43,7 +43,7 @@ def test_a_toy_session_finishes_every_part_and_measures_what_it_says(toy):
     for name in ("full_esm2", "lora_esm2", "full_esmc", "lora_esmc"):
         assert {*found[name]["sides"]} == {"trainer", "max_speed"}
         # The same rows and masks from the same weights, in another order.
-        losses = [side["final_loss"]["mean"] for side in found[name]["sides"].values()]
+        losses = [side["final_loss"]["value"] for side in found[name]["sides"].values()]
         assert losses[0] == pytest.approx(losses[1], abs=0.1)
     assert all(abs(row["predicted_by_allocations"] - 1) < 0.05 for row in found["memory"]["rows"])
     assert [(row["file"], row["passed"]) for row in found["processes"]["rows"]] == [("ddp", True)]
