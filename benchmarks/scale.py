@@ -68,7 +68,8 @@ def run(num_rows: int, work: Path) -> dict[str, Any]:
     stated = re.search(r"embeddings\s+([\d.]+)\s+([MG]B)", told)
     assert stated
     _, train = measure(f"train {own}", folder)
-    _, predict = measure("predict --model out --dataset_name rows.csv --output predicted.csv", folder)
+    words = "predict --model out --dataset_name rows.csv --output predicted.csv --embedding_cache_dir another"
+    _, predict = measure(words, folder)
     sizes = [path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file()]
     return {
         "rows": num_rows,
