@@ -25,7 +25,7 @@ BUDGET = {
     "labels": (392, 7),
     "masked_lm": (507, 7),
     "memory": (618, 7),
-    "models": (2714, 25),
+    "models": (2715, 25),
     "pde": (992, 12),
     "processes": (186, 3),
     "reporting": (1867, 15),
