@@ -46,7 +46,9 @@ def _speed_rows(session: dict[str, Any], name: str) -> list[list[str]]:
             "{value:,.0f} [{smallest:,.0f}, {largest:,.0f}]".format(**found["rate"]),
             f"{found['peak_memory_gib']:.1f}",
         ]
-        times = "{value:.2f}x [{low:.2f}, {high:.2f}]".format(**ratio) if ratio else "-"
+        times = f"{ratio['value']:.2f}x" if ratio else "-"
+        if ratio and ratio["high"] is not None:  # of one round there is no interval
+            times += " [{low:.2f}, {high:.2f}]".format(**ratio)
         rows.append([card, SPEED[name], side, *numbers, times, f"{found['final_loss']['value']:.4f}"])
     return rows
 
