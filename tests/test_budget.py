@@ -16,7 +16,7 @@ BUDGET = {
     "arguments": (562, 7),
     "checkpoints": (1595, 11),
     "comparing": (708, 7),
-    "data": (2755, 23),
+    "data": (2756, 23),
     "doctor": (727, 7),
     "embeddings": (395, 4),
     "evaluation": (1979, 18),

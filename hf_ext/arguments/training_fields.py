@@ -68,7 +68,7 @@ class LoraArguments:
     )
     load_in_8bit: bool = option(
         False,
-        "Linear layers of frozen encoders in 8 bits a weight: a quarter of the memory; on CPUs with AVX-512 faster.",
+        "Linear layers of frozen encoders in 8 bits a weight: a quarter of the memory, and faster on CPUs with VNNI.",
     )
     load_in_4bit: bool = option(False, "As --load_in_8bit, in 4 bits (nf4).")
 

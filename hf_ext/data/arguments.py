@@ -13,6 +13,7 @@ from ..labels import TaskName
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
+SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
@@ -103,7 +104,7 @@ class DataArguments(LabelledArguments):
         "How to split where neither a column nor files say it: random (the default), group:COLUMN (whole "
         "groups on one side) or cluster (similar sequences on one side, see --cluster_identity).",
     )
-    split_sizes: list[float] = option([0.8, 0.1, 0.1], "Shares of train, validation and test; they sum to 1.")
+    split_sizes: list[float] = option([*SPLIT_SIZES], "Shares of train, validation and test; they sum to 1.")
     split_seed: Annotated[int, SEED] = option(
         42, "Seed of the split; apart from --seed, so that repeated runs share one test set."
     )
@@ -159,7 +160,7 @@ class DataArguments(LabelledArguments):
                 f"missing_chains={chains}: name some of several sequence columns ({allowed}), each once; a row without "
                 "any sequence cannot be used."
             )
-        if self.split_column and (self.split or [*self.split_sizes] != [0.8, 0.1, 0.1]):
+        if self.split_column and (self.split or [*self.split_sizes] != [*SPLIT_SIZES]):
             raise ArgumentError(f"split_column={self.split_column!r} names the splits: drop --split and --split_sizes.")
         if kind == "cluster" and self.streaming:
             raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")

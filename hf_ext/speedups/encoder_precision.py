@@ -7,10 +7,10 @@ spread between sequences (both centred), per input. Variants of one protein diff
 harmless for a varied set can drown them: above 5 % of the spread, or where a probe overflows, the encoders stay in
 float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
 With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits, 1 or 0.56 bytes a weight (by
-bitsandbytes, which dequantises 4 bits at each use). On a CPU with AVX-512, 8 bits are the fastest: products are of
-8-bit integers (`models/int8.py`; measured in benchmarks/README.md). The same noise decides; above the bound the run is
-refused, with the number; `--bf16 false` leaves half precision out. The saved model keeps bits and precision, and
-predicts with them.
+bitsandbytes, which dequantises 4 bits at each use). On a CPU with AVX-512, products of 8 bits are of integers
+(`models/int8.py`), which was faster than bfloat16 where it was measured (benchmarks/README.md). The same noise decides;
+above the bound the run is refused, with the number; `--bf16 false` leaves half precision out. The saved model keeps
+bits and precision, and predicts with them.
 Cost: the probe, 32 sequences twice; in bits, the encoders' codes are made.
 """
 
