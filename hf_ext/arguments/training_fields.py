@@ -141,7 +141,16 @@ class EvaluatingArguments:
 # --- commands that read a model and train nothing --------------------------------------------------------------------
 
 # Those that predictions gain from; `attention`, so that what is put into the cache is what training would compute.
-SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "attention", "embedding_cache", "data_loading"]
+SPEEDUPS = [
+    "cpu_matmul",
+    "tf32",
+    "cpu_memory",
+    "fused_gelu",
+    "fused_qkv",
+    "attention",
+    "embedding_cache",
+    "data_loading",
+]
 
 
 @dataclass

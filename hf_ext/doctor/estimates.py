@@ -23,6 +23,7 @@ from ..plan import Plan
 from ..speedups.attention import set_attention
 from ..speedups.base import optimizer_name, recomputes
 from ..speedups.fused_layers import fuse_gelu, label_only
+from ..speedups.fused_qkv import fuse_qkv
 from ..speedups.precision import best_precision
 from ..tasks.sketch import Part, Span, Stage, Step
 
@@ -260,6 +261,8 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
     """What the plan will do to the model, in the order of its registry."""
     if plan.applied("fused_gelu"):
         fuse_gelu(model)
+    if plan.applied("fused_qkv"):
+        fuse_qkv(model)
     if kernel is not None:
         # Of a padded batch ours would read the mask, which holds nothing here. One that goes block by block, on CPUs,
         # holds what one holds that pads.

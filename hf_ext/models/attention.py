@@ -38,6 +38,7 @@ MAX_HEAD_BYTES = 3 << 20  # of one head's scores: 886 tokens in float32, 1,254 i
 # Weights that one layer keeps for its backward pass, the shortest sequences' first; it computes the others again. They
 # are what backward would compute: 33 layers keep 2 GiB at most, where a model of as many has 10 GiB of AdamW states.
 KEPT_BYTES = 64 << 20
+FAR = 2.0**100  # sums of exponentials, between one over it and it, leave room for their products in 8 bits of exponent
 Bias = Tensor | None
 
 
@@ -114,11 +115,18 @@ def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[
 
     One operation, so that FLOPs can be counted.
     """
-    output, kept = torch.empty_like(query), _empty_weights(query, key, keep)
+    output, kept = torch.empty_like(query), _empty_weights(query, key, len(query) if keep else 0)
+    blocks = _blocks(query, key)
+    scratch = _empty_weights(query, key, len(query[blocks[0]]))
     with torch.autocast(query.device.type, enabled=False):
-        for block in _blocks(query, key):
-            weights = _weights(query[block], key[block], kept[block] if keep else None)
-            torch.bmm(weights, value[block], out=output[block])
+        for block in blocks:
+            into = output[block]
+            weights = scratch[: len(into)]
+            inverse = _exponentials(query[block], key[block], weights)
+            if keep:
+                torch.bmm(torch.mul(weights, inverse, out=kept[block]), value[block], out=into)
+            else:  # fewer numbers to divide
+                torch.bmm(weights, value[block], out=into).mul_(inverse)
     return output, kept
 
 
@@ -126,25 +134,39 @@ def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     query, key, value, kept = ctx.saved_tensors
     grad = grad.contiguous()
     grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
+    blocks = _blocks(query, key)
+    size = len(query[blocks[0]])
+    scratch, grads = (_empty_weights(query, key, number) for number in (0 if len(kept) else size, size))
     with torch.autocast(query.device.type, enabled=False):
-        for block in _blocks(query, key):
-            weights = kept[block] if len(kept) else _weights(query[block], key[block])
-            torch.bmm(weights.transpose(1, 2), grad[block], out=grad_value[block])
-            grad_weights = torch.bmm(grad[block], value[block].transpose(1, 2))
+        for block in blocks:
+            q, k, g = query[block], key[block], grad[block]
+            weights = kept[block] if len(kept) else scratch[: len(q)]
+            if not len(kept):
+                weights.mul_(_exponentials(q, k, weights))
+            torch.bmm(weights.transpose(1, 2), g, out=grad_value[block])
+            grad_weights = torch.bmm(g, value[block].transpose(1, 2), out=grads[: len(q)])
+            # Its own sum over the row, of numbers rounded alike: with sum(grad * output) for it errors do not cancel.
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            torch.bmm(grad_scores, key[block], out=grad_query[block])
-            torch.bmm(grad_scores.transpose(1, 2), query[block], out=grad_key[block])
+            torch.bmm(grad_scores, k, out=grad_query[block])
+            torch.bmm(grad_scores.transpose(1, 2), q, out=grad_key[block])
     return grad_query, grad_key, grad_value, None
 
 
-def _empty_weights(query: Tensor, key: Tensor, keep: bool) -> Tensor:
-    return query.new_empty(len(query) if keep else 0, query.shape[1], key.shape[1])
+def _empty_weights(query: Tensor, key: Tensor, number: int) -> Tensor:
+    return query.new_empty(number, query.shape[1], key.shape[1])
 
 
-_blocked_op.register_fake(lambda query, key, value, keep: (torch.empty_like(query), _empty_weights(query, key, keep)))
-_blocked_op.register_autograd(
-    _op_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3], output[1])
+_blocked_op.register_fake(
+    lambda query, key, value, keep: (torch.empty_like(query), _empty_weights(query, key, len(query) if keep else 0))
 )
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], output[1])
+    ctx.set_materialize_grads(False)  # else `kept` has a gradient of as many zeros
+
+
+_blocked_op.register_autograd(_op_backward, setup_context=_keep_for_backward)
 
 
 def _blocks(query: Tensor, key: Tensor) -> list[slice]:
@@ -153,12 +175,19 @@ def _blocks(query: Tensor, key: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(query), size)]
 
 
-def _weights(query: Tensor, key: Tensor, out: Tensor | None = None) -> Tensor:
-    scores = torch.bmm(query, key.transpose(1, 2))
-    # torch's softmax in half precision takes up to twice as long as that of a float32 copy (1.8 ns a score at 50
-    # tokens against 1.0, 0.6 either way at 630; one AVX512-BF16 core, torch 2.13) and computes in float32 itself.
-    weights = torch.softmax(scores, -1, dtype=torch.float32)
-    return weights.to(scores.dtype) if out is None else out.copy_(weights)
+def _exponentials(query: Tensor, key: Tensor, out: Tensor) -> Tensor:
+    """Writes exp(q k^T) to `out`; one over the sums of its rows, (n, tokens, 1), float32: their product is the softmax.
+
+    Without the largest score taken away: torch's softmax took two to five times as long (at 630 and at 50 tokens; one
+    AVX512-BF16 core, torch 2.13). Where scores are too large or too small for that, it computes them.
+    """
+    torch.bmm(query, key.transpose(1, 2), out=out)
+    sums = out.exp_().sum(-1, keepdim=True, dtype=torch.float32)
+    smallest, largest = sums.aminmax()
+    if not (smallest > 1 / FAR and largest < FAR):  # nor with NaN
+        out.copy_(torch.bmm(query, key.transpose(1, 2)).softmax(-1, dtype=torch.float32))
+        sums.fill_(1)
+    return sums.reciprocal_()
 
 
 def flop_counter() -> FlopCounterMode:

@@ -43,18 +43,23 @@ class Int8Linear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        kind = inputs.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
-        outputs = inputs.new_empty(len(rows), len(self.scale), dtype=dtype)
-        scaled = torch.empty_like(outputs[:CHUNK], dtype=torch.float32)
-        for part, into in zip(rows.split(CHUNK), outputs.split(CHUNK)):
-            part = part.float()
-            scale = part.abs().amax(1, keepdim=True).clamp(min=LEAST) / 127
-            product = torch._int_mm((part / scale).round_().to(torch.int8), self.codes)
-            torch.mul(product, scale, out=scaled[: len(part)])
-            torch.addcmul(self.bias, scaled[: len(part)], self.scale, out=into)
-        return outputs.reshape(*inputs.shape[:-1], -1)
+        return multiply(inputs, self.codes, self.scale, self.bias)
+
+
+def multiply(inputs: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """What `Int8Linear` computes, of its buffers: codes (k, n), scale and bias (n,)."""
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    kind = inputs.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
+    outputs = inputs.new_empty(len(rows), len(scale), dtype=dtype)
+    scaled = torch.empty_like(outputs[:CHUNK], dtype=torch.float32)
+    for part, into in zip(rows.split(CHUNK), outputs.split(CHUNK)):
+        part = part.float()
+        step = part.abs().amax(1, keepdim=True).clamp(min=LEAST) / 127
+        product = torch._int_mm((part / step).round_().to(torch.int8), codes)
+        torch.mul(product, step, out=scaled[: len(part)])
+        torch.addcmul(bias, scaled[: len(part)], scale, out=into)
+    return outputs.reshape(*inputs.shape[:-1], -1)
 
 
 def in_int8(module: nn.Module, skipped: Collection[str] = ()) -> nn.Module:

@@ -10,6 +10,7 @@ from . import (
     batch_size,
     compile,
     encoder_precision,
+    fused_qkv,
     packing,
     sharding,
 )
@@ -18,7 +19,7 @@ from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
 from .lora import HalfBase, Lora
 from .optimizers import CpuOffload, Muon
-from .precision import CpuMatmul, CpuThreads, Precision, Tf32
+from .precision import CpuMatmul, CpuMemory, CpuThreads, Precision, Tf32
 from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping
 
 REGISTRY: tuple[Speedup, ...] = (
@@ -26,9 +27,11 @@ REGISTRY: tuple[Speedup, ...] = (
     Tf32,
     Precision,  # before parity is proven, which is in the training dtype
     CpuThreads,
+    CpuMemory,
     Lora,  # before anything that replaces a forward function: the layers stand where they will stay
     HalfBase,  # before parity is proven, on the weights as they will be
     FusedGelu,
+    fused_qkv,
     encoder_precision,  # before the cache, whose key holds the precision
     attention,
     packing,  # after attention, whose kernel it feeds

@@ -84,6 +84,20 @@ def test_scores_that_float16_cannot_hold_are_computed(kernel):
     assert (found[: len(segments.indices)] - expected).abs().max() < 2e-3
 
 
+def test_scores_whose_exponentials_are_no_numbers_are_computed():
+    """Of one sequence all far below zero, of another far above, beside one like any."""
+    segments, query, key, value, _ = make_inputs(lengths=(6, 6, 6))
+    factors = torch.tensor([-200.0, 200.0, 1.0]).repeat_interleave(6)[:, None, None]
+    with torch.no_grad():
+        key.copy_(query * factors)  # a query's own score is the largest, or the smallest
+    found, expected = [], []
+    for compute, into in ((blocked_attention, found), (one_at_a_time, expected)):
+        output = compute(query, key, value, segments, SCALING, 0.0, None)
+        into += [output, *torch.autograd.grad(output.square().sum(), (query, key, value))]
+    for ours, exact in zip(found, expected):
+        assert (ours - exact).norm() < 1e-5 * exact.norm()
+
+
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("round_up", [False, True])

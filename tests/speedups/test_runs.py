@@ -2,6 +2,10 @@
 
 import copy
 import json
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,7 @@ SAME = {  # what switches it on, and the entry of the plan that has to be applie
     "packing": PACKED,
     "masked_lm_head": {"speedups": ["masked_lm_head"]},
     "fused_gelu": {"speedups": ["fused_gelu"]},
+    "fused_qkv": {"speedups": ["fused_qkv"]},
 }
 
 
@@ -71,6 +76,54 @@ def test_fewer_operations_run_and_those_of_before_come_back(tmp_path):
     assert count_operations(model) == (stock[0] - 2, stock[1] + 2)  # a layer each; the head's own stays
     trainer.end()
     assert count_operations(model) == stock
+
+
+# --- queries, keys and values -----------------------------------------------------------------------------------------
+
+
+def count_products(model) -> int:
+    with torch.profiler.profile() as profile, torch.no_grad():
+        model.cpu().eval()(**pad_rows(make_rows(4)))
+    return {event.key: event.count for event in profile.key_averages()}["aten::addmm"]
+
+
+def test_one_product_in_place_of_three_but_where_somebody_looks_at_one(tmp_path):
+    model = make_wide_esm()
+    stock, num_layers = count_products(model), model.config.num_hidden_layers
+    trainer = make_trainer(tmp_path, model, speedups=["fused_qkv"])
+    assert count_products(model) == stock - 2 * num_layers
+    seen = []
+    hook = model.esm.encoder.layer[0].attention.self.key.register_forward_hook(lambda *given: seen.append(given[2]))
+    assert count_products(model) == stock - 2 * (num_layers - 1)
+    assert len(seen) == 1
+    hook.remove()
+    trainer.end()
+    assert count_products(model) == stock
+
+
+FAULTS = """
+import resource, sys
+import torch
+from tiny_masked_lm import make_trainer
+if sys.argv[1:]:
+    assert make_trainer(sys.argv[1], speedups=["cpu_memory"]).plan.applied("cpu_memory")
+for turn in range(12):
+    if turn == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    several = [torch.ones(5_000_000) for _ in range(10)]
+    del several
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
+def test_freed_memory_is_not_asked_for_again(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    faults = []
+    for given in ([], [str(tmp_path)]):
+        command = [sys.executable, "-c", FAULTS, *given]
+        faults.append(int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout))
+    assert faults[1] < faults[0] / 10
 
 
 # --- the masked-LM head at labelled tokens ----------------------------------------------------------------------------
