@@ -43,7 +43,13 @@ if __name__ == "__main__":
     args = DataArguments(dataset_name="rows.csv", sequence_columns=names, label_column="pKd")
     assert len(load_data(args, output_dir=None, seed=0).splits["train"]) > 100_000
 """
-COMMAND = 'from hf_ext import cli\nif __name__ == "__main__":\n    cli.main("{words}".split())\n'
+COMMAND = """
+import sys
+from hf_ext import cli
+if __name__ == "__main__":
+    sys.argv[1:] = "{words}".split()
+    cli.main()
+"""
 PROGRAMS = {
     "import torch": "import torch",
     "import transformers.Trainer": "from transformers import Trainer, TrainingArguments",

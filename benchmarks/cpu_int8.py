@@ -1,19 +1,22 @@
 """Frozen ESM-2 on a CPU in float32, under bfloat16 autocast, and with linear layers in 8 bits: speed and error.
 
-    python benchmarks/cpu_int8.py [--sizes 8M 35M 650M]
+    python benchmarks/cpu_int8.py [--sizes 8M 35M 650M] [--threads 1 2] [--esm_cpp PYTHON]
 
-Packed rows, 96 chains of 87 to 249 residues with random weights, one thread. 8 bits are those of `--load_in_8bit`
+Packed rows, 96 chains of 87 to 249 residues with random weights. 8 bits are those of `--load_in_8bit`
 (`hf_ext/models/int8.py`), all else is under bfloat16 autocast. Of 650M four of the 33 layers are computed. Noise is
-that of the probe of `encoder_precision`, cosines are of embeddings with those in float32. Writes
-`results/cpu_int8.json`.
+that of the probe of `encoder_precision`, cosines are of embeddings with those in float32. esm-cpp takes its turns where
+a Python that has it is named (it needs numpy 1), with the same weights and rows. Writes `results/cpu_int8.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
+import subprocess
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -21,12 +24,14 @@ from typing import Any
 
 import torch
 from common import interleave, make_esm2, quartiles
+from safetensors.torch import save_file
 from torch import nn
 
 from hf_ext.models.int8 import in_int8
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu
+from hf_ext.speedups.fused_qkv import fuse_qkv
 
 RESULT = Path(__file__).resolve().parent / "results" / "cpu_int8.json"
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,6 +40,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "650M": ("650M", {"num_hidden_layers": 4}),
 }
 NUM_ROWS, TOKENS = 96, 4096
+SIDES = ("float32", "bfloat16", "int8")
+ESM_CPP = """
+import json, time
+import esm_cpp, numpy
+model = esm_cpp.Model.load_from_safetensors("weights.safetensors")
+model.quantize_weights()
+rows = [numpy.asarray(row, dtype=numpy.int32) for row in json.load(open("rows.json"))]
+for turn in range(2):
+    clock, cpu = time.perf_counter(), time.process_time()
+    model.forward_scheduled(rows)
+    found = time.perf_counter() - clock, time.process_time() - cpu
+print(json.dumps(found))
+"""
 
 
 def make_encoder(size: str, side: str) -> nn.Module:
@@ -43,6 +61,7 @@ def make_encoder(size: str, side: str) -> nn.Module:
     model = make_esm2(shape, **changes).eval()
     set_attention(model, "blocked")
     fuse_gelu(model)
+    fuse_qkv(model)
     pack_encoders(model)
     return in_int8(model.esm) if side == "int8" else model.esm
 
@@ -72,28 +91,53 @@ def make_batches() -> list[dict[str, torch.Tensor]]:
     return batches
 
 
-def compare(size: str, rounds: int) -> dict[str, Any]:
-    """Rows per second of the processor of each side, and how far its embeddings are from those in float32."""
+def write_for_esm_cpp(size: str, batches: list[dict[str, torch.Tensor]], folder: Path) -> None:
+    """The same weights, with each layer's table of angles, and the same rows."""
+    shape, changes = SHAPES[size]
+    model = make_esm2(shape, **changes)
+    weights = {name: weight.contiguous().clone() for name, weight in model.state_dict().items()}
+    for number in range(model.config.num_hidden_layers):
+        name = f"esm.encoder.layer.{number}.attention.self.rotary_embeddings.inv_freq"
+        weights[name] = model.esm.rotary_embeddings.inv_freq.clone()
+    save_file(weights, folder / "weights.safetensors", metadata={"format": "pt"})
+    pairs = ((ids, mask) for batch in batches for ids, mask in zip(batch["input_ids"], batch["attention_mask"]))
+    (folder / "rows.json").write_text(json.dumps([ids[mask.bool()].tolist() for ids, mask in pairs]))
+
+
+def run_esm_cpp(python: str, threads: int, folder: Path) -> tuple[float, float, None]:
+    """Seconds by the clock and of the processor, in a fresh process."""
+    environment = {**os.environ, "ESM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    command = [python, "-c", ESM_CPP]
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    clock, cpu = json.loads(run.stdout.splitlines()[-1])
+    return clock, cpu, None
+
+
+def compare(size: str, rounds: int, threads: int, python: str | None, folder: Path) -> list[dict[str, Any]]:
+    """Rows per second of each side, and how far its embeddings are from those in float32."""
+    torch.set_num_threads(threads)
     batches = make_batches()
-    sides = {side: partial(encode, make_encoder(size, side), batches, side != "float32") for side in SIDES}
+    sides: dict[str, Any] = {
+        side: partial(encode, make_encoder(size, side), batches, side != "float32") for side in SIDES
+    }
+    if python and size != "650M":
+        write_for_esm_cpp(size, batches, folder)
+        sides["esm-cpp, int8"] = partial(run_esm_cpp, python, threads, folder)
     found = interleave(sides, rounds)
     exact = found["float32"][0][2]
     spread = (exact - exact.mean(0)).norm(dim=1).mean()
-    result = {}
+    rows = []
     for side, each in found.items():
-        error = each[0][2] - exact
-        noise = (error - error.mean(0)).norm(dim=1).mean() / spread
-        cosine = torch.nn.functional.cosine_similarity(each[0][2], exact).min()
-        result[side] = {
-            "rows_per_cpu_s": quartiles([NUM_ROWS / run[1] for run in each], 1),
-            "rows_per_s": quartiles([NUM_ROWS / run[0] for run in each], 1),
-            "noise_share": round(noise.item(), 4),
-            "lowest_cosine": round(cosine.item(), 6),
-        }
-    return result
-
-
-SIDES = ("float32", "bfloat16", "int8")
+        row = {"size": size, "threads": threads, "side": side}
+        row["rows_per_cpu_s"] = quartiles([NUM_ROWS / run[1] for run in each], 1)
+        row["rows_per_s"] = quartiles([NUM_ROWS / run[0] for run in each], 1)
+        if each[0][2] is not None:
+            error = each[0][2] - exact
+            row["noise_share"] = round(((error - error.mean(0)).norm(dim=1).mean() / spread).item(), 4)
+            row["lowest_cosine"] = round(torch.nn.functional.cosine_similarity(each[0][2], exact).min().item(), 6)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
 
 
 def main() -> None:
@@ -101,16 +145,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=[*SHAPES], choices=[*SHAPES])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--esm_cpp", help="a Python with esm-cpp")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    result: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "threads": given.threads, "rounds": given.rounds}
-    result["sizes"] = {}
-    for size in given.sizes:
-        result["sizes"][size] = compare(size, given.rounds)
-        print(size, json.dumps(result["sizes"][size]), flush=True)
-        given.output.write_text(json.dumps(result, indent=1) + "\n")
+    mallopt = ctypes.CDLL(None).mallopt  # `cpu_memory`, as `speedups/precision.py` has it
+    mallopt(-3, 32 << 20)
+    mallopt(-1, 512 << 20)
+    result: dict[str, Any] = {"rounds": given.rounds, "torch": torch.__version__, "rows": []}
+    for threads in given.threads:
+        for size in given.sizes:
+            with tempfile.TemporaryDirectory() as folder:
+                result["rows"] += compare(size, given.rounds, threads, given.esm_cpp, Path(folder))
+            given.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

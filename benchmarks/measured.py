@@ -344,13 +344,26 @@ def plan_cost() -> str:
 def cpu_int8() -> str:
     """Encoding by frozen encoders on a CPU, by the precision of their products."""
     rows = []
-    for size, sides in read("cpu_int8")["sizes"].items():
-        for side, found in sides.items():
-            speed = quartiles(found["rows_per_cpu_s"], 1)
-            rows.append([size, side, speed, f"{found['noise_share']:.1%}", f"{found['lowest_cosine']:.5f}"])
-        for side, speed in read("cpu_esm_cpp")["sizes"].get(size, {}).items():
-            rows.append([size, f"esm-cpp 0.2.1, {side}", quartiles(speed, 1), "not measured", "not measured"])
-    return table(rows, ["ESM-2", "products", "sequences per second of a core", "noise", "lowest cosine"])
+    for found in read("cpu_int8")["rows"]:
+        known = "noise_share" in found
+        quality = [f"{found['noise_share']:.1%}", f"{found['lowest_cosine']:.5f}"] if known else ["not measured"] * 2
+        speeds = (quartiles(found[unit], 1) for unit in ("rows_per_s", "rows_per_cpu_s"))
+        rows.append([found["size"], found["threads"], found["side"], *speeds, *quality])
+    unit = "sequences a second"
+    return table(rows, ["ESM-2", "threads", "products", unit, f"{unit} of a core", "noise", "lowest cosine"])
+
+
+def cpu_step() -> str:
+    """A step and an encoding pass on one core, and how many times their own products and the roofline they take."""
+    rows = []
+    for found in read("cpu_step")["rows"]:
+        cells = [found["batch"], found["side"]]
+        for what in ("step", "encoding"):
+            cells.append(f"{quartiles(found[f'{what}_cpu_s'])} s, {quartiles(found[f'{what}_over_all'])}x")
+            cells.append(quartiles(found[f"{what}_over_products"]))
+        rows.append([*cells, quartiles(found["step_over_roofline"]), f"{found['step_faults'][1]:,.0f}"])
+    names = ["residues", "side", "step", "times its products", "encoding", "times its products"]
+    return table(rows, [*names, "step, times its roofline", "page faults a step"])
 
 
 def scale() -> str:
@@ -571,7 +584,7 @@ MEASURED: dict[str, Callable[[], str]] = {
         for made in (embed_once, default_runs, default_classes, secondary_structure, scores, compare, same_numbers)
     },
     **{made.__name__: made for made in (faults, evaluation, activation_checkpointing, element_wise)},
-    **{made.__name__: made for made in (command_times, plan_cost, cpu_int8, scale, embedding_store)},
+    **{made.__name__: made for made in (command_times, plan_cost, cpu_step, cpu_int8, scale, embedding_store)},
     **{made.__name__: made for made in (host_optimizer, eight_bit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16"),

@@ -82,8 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `hf-ext`; None takes the process's own.
     """
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    if argv is None and words[0:1] in (["train"], ["mlm"]) and {"-h", "--help"} & {*words}:
+        # transformers.trainer_utils (5.24) imports PEFT, more than half of what these two pages take; others need it.
+        sys.modules.setdefault("peft", None)  # type: ignore[arg-type]  # this process prints and ends
     with exit_on_errors():
-        return _run([*(sys.argv[1:] if argv is None else argv)])
+        return _run(words)
 
 
 def _run(words: Sequence[str]) -> int:

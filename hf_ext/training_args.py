@@ -37,7 +37,6 @@ from .arguments.training_fields import (
 from .errors import ArgumentError
 from .processes import check_together, need_cpu_backend, need_gloo
 from .reporting.units import less_is_better
-from .speedups import REGISTRY
 
 NO_FOLDER = ("", "auto", "true", "yes", "false", "no", "off", "none")  # what people write for `resume`
 
@@ -194,6 +193,8 @@ def _read_types(args: Any) -> None:
 
 def _check_values(args: Any) -> None:
     """Words, numbers and texts that Trainer would take apart only after the data was read and the model built."""
+    from .speedups import REGISTRY  # all models of transformers that they change: `--help` does without
+
     check_ranges(args, RANGES)
     speedups = ["all", *(speedup.NAME for speedup in REGISTRY)]
     for name in ("speedups", "without"):

@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1415, 11),
+    ".": (1418, 11),
     "affinity": (3056, 30),
     "arguments": (571, 7),
     "checkpoints": (1595, 11),
@@ -29,7 +29,7 @@ BUDGET = {
     "pde": (992, 12),
     "processes": (186, 3),
     "reporting": (1867, 15),
-    "speedups": (1704, 17),
+    "speedups": (1711, 17),
     "tasks": (384, 3),
     "training": (1891, 15),
 }

@@ -3,9 +3,10 @@
 Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0); on a GPU their weights are stored in
 it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32.
 Evidence: up to 32 distinct training sequences are encoded both ways; the rounding noise is reported as a share of the
-spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
-harmless for a varied set can drown them: above 5 % of the spread, or where a probe overflows, the encoders stay in
-float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
+spread between sequences (both centred), per input, and the lowest cosine of a sequence's two embeddings. Variants of
+one protein differ little, so the same rounding that is harmless for a varied set can drown them: above 5 % of the
+spread, or where a probe overflows, the encoders stay in float32. A single sequence that overflows later is encoded in
+float32; the plan counts them (`embedding_cache`).
 With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits, 1 or 0.56 bytes a weight (by
 bitsandbytes, which dequantises 4 bits at each use). On a CPU with AVX-512, products of 8 bits are of integers
 (`models/int8.py`), which was faster than bfloat16 where it was measured (benchmarks/README.md). The same noise decides;
@@ -21,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.functional import cosine_similarity
 
 from ..data.columns import read_columns
 from ..processes.sharding import fsdp_version
@@ -106,18 +108,26 @@ def apply(decision: Decision, run: Run) -> Decision:
     samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
     reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
     set_encoder_dtype(run.model, dtype, mode, bits)
-    noise = {name: relative_noise(_encode(run.model, name, samples[name]), reference[name]) for name in samples}
-    shown = {name: round(value, 4) if math.isfinite(value) else "not finite" for name, value in noise.items()}
-    evidence = {"noise_share": shown, "bound": bound}
+    rounded = {name: _encode(run.model, name, samples[name]) for name in samples}
+    noise = {name: relative_noise(rounded[name], reference[name]) for name in samples}
+    cosines = {name: cosine_similarity(rounded[name], reference[name]).min().item() for name in samples}
+    evidence: dict[str, Any] = {"noise_share": _shown(noise, 4), "lowest_cosine": _shown(cosines, 6), "bound": bound}
     beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
     if not beyond:
-        return decision.with_evidence(**evidence)
+        error = (
+            f"noise {max(noise.values()):.1%} of the spread between sequences, cosines from {min(cosines.values()):.5f}"
+        )
+        return replace(decision, reason=f"{decision.reason}: {error}").with_evidence(**evidence)
     set_encoder_dtype(run.model, "fp32", mode)
     if bits:
         remedy = f"leave out --load_in_{bits}bit" + ("" if dtype == "fp32" else f", or add --{dtype} false")
         reason = f"{_explain(beyond, f'{bits} bit', bound)}: {remedy}"
         return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
     return skipped(_explain(beyond, dtype, bound), evidence)
+
+
+def _shown(values: dict[str, float], digits: int) -> dict[str, float | str]:
+    return {name: round(value, digits) if math.isfinite(value) else "not finite" for name, value in values.items()}
 
 
 def _explain(beyond: dict[str, float], dtype: str, bound: float) -> str:

@@ -102,16 +102,21 @@ def test_one_product_in_place_of_three_but_where_somebody_looks_at_one(tmp_path)
 
 
 FAULTS = """
-import resource, sys
-import torch
+import ctypes, resource, sys
 from tiny_masked_lm import make_trainer
 if sys.argv[1:]:
     assert make_trainer(sys.argv[1], speedups=["cpu_memory"]).plan.applied("cpu_memory")
+libc, size = ctypes.CDLL(None), 20_000_000
+libc.malloc.restype, libc.memset.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+libc.free.argtypes = (ctypes.c_void_p,)
 for turn in range(12):
     if turn == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    several = [torch.ones(5_000_000) for _ in range(10)]
-    del several
+    blocks = [libc.malloc(size) for _ in range(10)]
+    for block in blocks:
+        libc.memset(block, 1, size)
+    for block in reversed(blocks):
+        libc.free(block)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
