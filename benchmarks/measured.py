@@ -353,6 +353,14 @@ def cpu_int8() -> str:
     return table(rows, ["ESM-2", "threads", "products", unit, f"{unit} of a core", "noise", "lowest cosine"])
 
 
+def int8_noise() -> str:
+    """What `--load_in_8bit` on a CPU was refused for."""
+    found = read("int8_noise")
+    names = ("data", "sequences", "encoder")
+    rows = [[*(row[name] for name in names), f"{row['noise_share']:.0%}"] for row in found["rows"]]
+    return table(rows, [*names, f"noise, bound {found['bound']:.0%}"])
+
+
 def cpu_step() -> str:
     """A step and an encoding pass on one core, and how many times their own products and the roofline they take."""
     rows = []
@@ -584,7 +592,10 @@ MEASURED: dict[str, Callable[[], str]] = {
         for made in (embed_once, default_runs, default_classes, secondary_structure, scores, compare, same_numbers)
     },
     **{made.__name__: made for made in (faults, evaluation, activation_checkpointing, element_wise)},
-    **{made.__name__: made for made in (command_times, plan_cost, cpu_step, cpu_int8, scale, embedding_store)},
+    **{
+        made.__name__: made
+        for made in (command_times, plan_cost, cpu_step, cpu_int8, int8_noise, scale, embedding_store)
+    },
     **{made.__name__: made for made in (host_optimizer, eight_bit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},
     "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16"),
