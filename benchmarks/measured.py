@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 from gpu_tables import parts_table, speed_table
 
 from hf_ext.reporting.tables import format_markdown_table as table
@@ -375,13 +376,17 @@ def cpu_step() -> str:
 
 
 def scale() -> str:
-    """What runs take by the number of rows; memory is the highest of the process."""
+    """What runs take by the number of rows, and a line through that; memory is the highest of the process."""
+    runs = read("scale")["runs"]
+    parts = [(name, what) for name in ("doctor", "train", "predict") for what in ("cpu_s", "peak_gb")]
+    values = [[run["rows"], *(run[name][what] for name, what in parts), run["store_gb"]] for run in runs]
+    line = np.polynomial.Polynomial.fit
+    most = [10 * runs[-1]["rows"]]
+    most += [float(line([row[0] for row in values], column, 1)(most[0])) for column in [*zip(*values)][1:]]
     rows = []
-    for run in read("scale")["runs"]:
-        took = [
-            f"{run[name]['cpu_s']:,.0f} s, {run[name]['peak_gb']:.1f} GB" for name in ("doctor", "train", "predict")
-        ]
-        rows.append([f"{run['rows']:,}", *took, f"{run['store_gb']:.3f} GB", f"{run['stated_gb']:.3f} GB"])
+    for row, stated in zip([*values, most], [*(f"{run['stated_gb']:.2f} GB" for run in runs), "-"]):
+        cells = [f"{row[i]:,.0f} s, {row[i + 1]:.1f} GB" for i in (1, 3, 5)]
+        rows.append([f"{row[0]:,}" + (", by a line" if row is most else ""), *cells, f"{row[7]:.2f} GB", stated])
     names = ["rows", "doctor: CPU time, memory", "train, one epoch", "predict", "embeddings on disk", "stated before"]
     return table(rows, names)
 

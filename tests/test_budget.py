@@ -29,7 +29,7 @@ BUDGET = {
     "pde": (992, 12),
     "processes": (186, 3),
     "reporting": (1867, 15),
-    "speedups": (1711, 17),
+    "speedups": (1709, 17),
     "tasks": (384, 3),
     "training": (1891, 15),
 }

@@ -117,11 +117,11 @@ def apply(decision: Decision, run: Run) -> Decision:
         error = (
             f"noise {max(noise.values()):.1%} of the spread between sequences, cosines from {min(cosines.values()):.5f}"
         )
-        return replace(decision, reason=f"{decision.reason}: {error}").with_evidence(**evidence)
+        reason = f"{decision.reason}: {error}" if any(noise.values()) else decision.reason  # one sequence has no spread
+        return replace(decision, reason=reason).with_evidence(**evidence)
     set_encoder_dtype(run.model, "fp32", mode)
     if bits:
-        remedy = f"leave out --load_in_{bits}bit" + ("" if dtype == "fp32" else f", or add --{dtype} false")
-        reason = f"{_explain(beyond, f'{bits} bit', bound)}: {remedy}"
+        reason = f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit"
         return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
     return skipped(_explain(beyond, dtype, bound), evidence)
 

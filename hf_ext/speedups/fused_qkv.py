@@ -101,9 +101,9 @@ def _forward(
 
 
 def _are_plain(parts: Sequence[nn.Module]) -> bool:
-    """Whether calling these is their product and no more, and of one kind."""
+    """Whether calling these is their product with a bias and no more, and of one kind."""
     kind = type(parts[0])
-    if kind not in (nn.Linear, Int8Linear) or any(type(part) is not kind for part in parts):
+    if kind not in (nn.Linear, Int8Linear) or any(type(part) is not kind or part.bias is None for part in parts):
         return False
     return not any("forward" in vars(part) or any(getattr(part, name) for name in _HOOKS) for part in parts)
 
@@ -114,9 +114,7 @@ def _project(states: Tensor, parts: Sequence[Any], heads: int) -> Tensor:
         codes = _join([part.codes.t() for part in parts], heads).t()
         scale, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("scale", "bias"))
         return multiply(states, codes, scale, bias)
-    kind = states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parts[0].weight.dtype
-    weight, bias = (_join([getattr(part, name).to(dtype) for part in parts], heads) for name in ("weight", "bias"))
+    weight, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("weight", "bias"))
     return linear(states, weight, bias)
 
 

@@ -20,6 +20,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
 from hf_ext.models.optimizers import MuonAdamW, block_matrices
 from hf_ext.speedups.fused_layers import label_only
+from hf_ext.speedups.fused_qkv import fuse_qkv
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -99,6 +100,17 @@ def test_one_product_in_place_of_three_but_where_somebody_looks_at_one(tmp_path)
     hook.remove()
     trainer.end()
     assert count_products(model) == stock
+
+
+def test_layers_without_a_bias_and_weights_that_autocast_leaves_alone_compute_as_before():
+    model = make_wide_esm()
+    model.esm.encoder.layer[0].attention.self.query.bias = None
+    batch = pad_rows(make_rows(4))
+    for changed, is_autocast in ((model, False), (copy.deepcopy(model).double(), True)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, is_autocast):
+            stock = changed.eval()(**batch).logits
+            assert fuse_qkv(changed) == changed.config.num_hidden_layers
+            assert (changed(**batch).logits - stock).abs().max() < 1e-5
 
 
 FAULTS = """
