@@ -13,7 +13,7 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (1418, 11),
     "affinity": (3056, 30),
-    "arguments": (571, 7),
+    "arguments": (563, 7),
     "checkpoints": (1595, 11),
     "comparing": (708, 7),
     "data": (2756, 23),

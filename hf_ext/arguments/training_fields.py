@@ -141,16 +141,8 @@ class EvaluatingArguments:
 # --- commands that read a model and train nothing --------------------------------------------------------------------
 
 # Those that predictions gain from; `attention`, so that what is put into the cache is what training would compute.
-SPEEDUPS = [
-    "cpu_matmul",
-    "tf32",
-    "cpu_memory",
-    "fused_gelu",
-    "fused_qkv",
-    "attention",
-    "embedding_cache",
-    "data_loading",
-]
+SPEEDUPS = ["cpu_matmul", "tf32", "cpu_memory", "fused_gelu", "fused_qkv", "attention"]
+SPEEDUPS += ["embedding_cache", "data_loading"]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What products of matrices are computed in, by how many threads, in memory of whose.
+"""What products of matrices are computed in, by how many threads, and whether freed memory stays.
 
 Mixed precision, TF32 on GPUs, oneDNN's float32, threads and freed memory on CPUs.
 
@@ -231,7 +231,7 @@ class CpuMemory:
 
     Class I. Effect: glibc gives the end of its heap back as soon as 128 KiB of it are free, and asks for it again a
     moment later; here 512 MiB may stay, and blocks below 32 MiB come from the heap.
-    A step of ESM-2 8M had 75,000 page faults, and has 1,000 to 5,000 (`benchmarks/results/cpu_step.json`).
+    A step of ESM-2 8M has some thousand page faults where it had 46,000 to 80,000 (`benchmarks/results/cpu_step.json`).
     Hardware: CPUs, with glibc (Linux but for Alpine). Thresholds that you set (MALLOC_TRIM_THRESHOLD_,
     MALLOC_MMAP_THRESHOLD_) are met. Lasts as long as the process: what was set before cannot be read.
     Cost: up to 512 MiB that would have been given back between steps.
