@@ -3,7 +3,8 @@
     python benchmarks/plan_cost.py [--rounds 5]
 
 Seconds of the constructor, and the median time of a step after the first ten; sides take turns in one process, so that
-imports and first calls count for nobody; but for `cpu_memory`, which makes every side of a process faster. Writes `results/plan_cost.json`.
+imports and first calls count for nobody; without `cpu_memory`, which makes every side of a process faster. Writes
+`results/plan_cost.json`.
 """
 
 from __future__ import annotations
