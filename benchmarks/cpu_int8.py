@@ -11,7 +11,6 @@ a Python that has it is named (it needs numpy 1), with the same weights and rows
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import random
@@ -32,6 +31,7 @@ from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu
 from hf_ext.speedups.fused_qkv import fuse_qkv
+from hf_ext.speedups.precision import keep_freed_memory
 
 RESULT = Path(__file__).resolve().parent / "results" / "cpu_int8.json"
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -149,9 +149,7 @@ def main() -> None:
     parser.add_argument("--esm_cpp", help="a Python with esm-cpp")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
-    mallopt = ctypes.CDLL(None).mallopt  # `cpu_memory`, as `speedups/precision.py` has it
-    mallopt(-3, 32 << 20)
-    mallopt(-1, 512 << 20)
+    keep_freed_memory()
     result: dict[str, Any] = {"rounds": given.rounds, "torch": torch.__version__, "rows": []}
     for threads in given.threads:
         for size in given.sizes:

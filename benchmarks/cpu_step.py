@@ -3,15 +3,13 @@
     python benchmarks/cpu_step.py [--rounds 5] [--threads 1]
 
 Sides: under bfloat16 autocast all speed-ups that such a step has, and all but one (`hf-ext compare` has stock Trainer
-beside them). Each side of each round is a fresh process, and they take turns. Products of matrices
-are timed by torch's profiler in one more step; what they would take at the speed of a product of 2,048 x 2,048 is the
-step's roofline. Random weights and sequences. Writes `results/cpu_step.json`.
+beside them). Each side of each round is a fresh process, and they take turns. Products of matrices are timed by torch's
+profiler in one more step; what they would take at the speed of a product of 2,048 x 2,048 is the step's roofline. Random weights and sequences. Writes `results/cpu_step.json`.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import random
 import resource
@@ -31,6 +29,7 @@ from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu, label_only
 from hf_ext.speedups.fused_qkv import fuse_qkv
+from hf_ext.speedups.precision import keep_freed_memory
 
 RESULT = Path(__file__).resolve().parent / "results" / "cpu_step.json"
 BATCHES = {"16 x 107-630": (16, 107, 630), "64 x 40-200": (64, 40, 200)}
@@ -54,9 +53,7 @@ def make_batch(number: int, shortest: int, longest: int) -> dict[str, torch.Tens
 def make_model(side: str) -> Any:
     """ESM-2 8M with what a run of that side does to it on a CPU."""
     if side != "without cpu_memory":
-        mallopt = ctypes.CDLL(None).mallopt  # as `speedups/precision.py`
-        mallopt(-3, 32 << 20)
-        mallopt(-1, 512 << 20)
+        keep_freed_memory()
     model = make_esm2("8M")
     set_attention(model, "blocked")
     fuse_gelu(model)

@@ -256,7 +256,10 @@ class CpuMemory:
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
         """Sets both thresholds of this process."""
-        mallopt = ctypes.CDLL(None).mallopt
-        if not (mallopt(_MMAP_THRESHOLD, _OWN_BLOCKS) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)):
-            return skipped("glibc did not take the thresholds")
-        return decision
+        return decision if keep_freed_memory() else skipped("glibc did not take the thresholds")
+
+
+def keep_freed_memory() -> bool:
+    """What `CpuMemory` does to this process; whether glibc took the thresholds."""
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_MMAP_THRESHOLD, _OWN_BLOCKS) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
