@@ -4,7 +4,8 @@
 
 Sides: under bfloat16 autocast all speed-ups that such a step has, and all but one (`hf-ext compare` has stock Trainer
 beside them). Each side of each round is a fresh process, and they take turns. Products of matrices are timed by torch's
-profiler in one more step; what they would take at the speed of a product of 2,048 x 2,048 is the step's roofline. Random weights and sequences. Writes `results/cpu_step.json`.
+profiler in one more step; what they would take at the speed of a product of 2,048 x 2,048 is the step's roofline.
+Random weights and sequences. Writes `results/cpu_step.json`.
 """
 
 from __future__ import annotations

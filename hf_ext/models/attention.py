@@ -178,8 +178,8 @@ def _blocks(query: Tensor, key: Tensor) -> list[slice]:
 def _exponentials(query: Tensor, key: Tensor, out: Tensor) -> Tensor:
     """Writes exp(q k^T) to `out`; one over the sums of its rows, (n, tokens, 1), float32: their product is the softmax.
 
-    Without the largest score taken away, which saves passes over them. Where scores are too large or too small for that,
-    torch's softmax computes them.
+    Without the largest score taken away, which saves passes over them. Where scores are too large or too small for
+    that, torch's softmax computes them.
     """
     torch.bmm(query, key.transpose(1, 2), out=out)
     sums = out.exp_().sum(-1, keepdim=True, dtype=torch.float32)
