@@ -342,10 +342,10 @@ def plan_cost() -> str:
     return table(rows, ["model", "side", "constructor, s", "step, ms", "times stock's step"])
 
 
-def cpu_int8() -> str:
+def cpu_encoding() -> str:
     """Encoding by frozen encoders on a CPU, by the precision of their products."""
     rows = []
-    for found in read("cpu_int8")["rows"]:
+    for found in read("cpu_encoding")["rows"]:
         known = "noise_share" in found
         quality = [f"{found['noise_share']:.1%}", f"{found['lowest_cosine']:.5f}"] if known else ["not measured"] * 2
         speeds = (quartiles(found[unit], 1) for unit in ("rows_per_s", "rows_per_cpu_s"))
@@ -355,11 +355,13 @@ def cpu_int8() -> str:
 
 
 def int8_noise() -> str:
-    """What `--load_in_8bit` on a CPU was refused for."""
-    found = read("int8_noise")
-    names = ("data", "sequences", "encoder")
-    rows = [[*(row[name] for name in names), f"{row['noise_share']:.0%}"] for row in found["rows"]]
-    return table(rows, [*names, f"noise, bound {found['bound']:.0%}"])
+    """What rounding leaves of trained encoders' embeddings."""
+    sides, rows = ("bfloat16", "int8", "int8, smoothed"), []
+    for row in read("int8_noise")["rows"]:
+        other = row.get("esm_cpp")
+        counts = "{} / {} of {}".format(*other["nan"], row["sequences"]) if other else "not measured"
+        rows.append([row["data"], row["encoder"], *(f"{row['noise_share'][side]:.1%}" for side in sides), counts])
+    return table(rows, ["data", "encoder", *sides, "NaN of esm-cpp, float32 / int8"])
 
 
 def cpu_step() -> str:
@@ -599,7 +601,7 @@ MEASURED: dict[str, Callable[[], str]] = {
     **{made.__name__: made for made in (faults, evaluation, activation_checkpointing, element_wise)},
     **{
         made.__name__: made
-        for made in (command_times, plan_cost, cpu_step, cpu_int8, int8_noise, scale, embedding_store)
+        for made in (command_times, plan_cost, cpu_step, cpu_encoding, int8_noise, scale, embedding_store)
     },
     **{made.__name__: made for made in (host_optimizer, eight_bit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},

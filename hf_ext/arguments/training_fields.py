@@ -66,10 +66,7 @@ class LoraArguments:
     lora_kwargs: dict[str, Any] | str | None = option(
         None, """Other arguments of peft.LoraConfig, as JSON: '{"use_dora": true}'."""
     )
-    load_in_8bit: bool = option(
-        False,
-        "Linear layers of frozen encoders in 8 bits a weight: a quarter of the memory, and faster on CPUs with VNNI.",
-    )
+    load_in_8bit: bool = option(False, "Linear layers of frozen encoders in 8 bits a weight (bitsandbytes).")
     load_in_4bit: bool = option(False, "As --load_in_8bit, in 4 bits (nf4).")
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
-from ..models.int8 import computes_in_int8
 from ..optional import installed_version
 from ..speedups.encoder_precision import asked_bits
 from ..speedups.optimizers import BITSANDBYTES
@@ -41,11 +40,9 @@ def _packages(facts: Facts) -> Iterator[Finding]:
             "install", "warns", "hf_ext is not installed, so wanted versions are not known", "pip install -e ."
         )
     optimizer = getattr(facts.args.optim, "value", facts.args.optim)
-    bits = asked_bits(facts.args)
-    has_bits = bits is not None and not computes_in_int8(bits, facts.machine.hardware.kind)
     asked = {
         "torchao": optimizer in TORCHAO_OPTIMIZERS,
-        "bitsandbytes": has_bits or optimizer in BITSANDBYTES,
+        "bitsandbytes": asked_bits(facts.args) is not None or optimizer in BITSANDBYTES,
         "deepspeed": bool(facts.args.deepspeed),
         "flash-attn": facts.args.attention == "faesm",
     }

@@ -28,10 +28,8 @@ from ..pretrained import check_folder, reading
 from ..processes.sharding import whole_weights
 from .configuration import EncoderSpec, Training
 from .families import FAMILIES, check_family
-from .int8 import computes_in_int8, in_int8
 from .lora import LoraSettings, add_adapters
 
-KEPT_WHOLE = ("contact_head", "wo")  # in few bits: ESM's, which is never used; T5's, to whose dtype T5 casts its states
 _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume. RoFormer's table of sines
 # is a weight by name alone.
@@ -130,8 +128,7 @@ def load_encoder(
 
     Args:
         dtype: of the weights.
-        bits: 8 or 4 for linear layers in as many bits (LLM.int8, arXiv:2208.07339, and nf4, arXiv:2305.14314). 8 on a
-            CPU with AVX-512 are ours, see `Int8Linear`, others are bitsandbytes'.
+        bits: 8 or 4 for linear layers in as many bits (LLM.int8, arXiv:2208.07339, and nf4, arXiv:2305.14314).
         device: where these are to be; other weights come to the CPU.
 
     Raises:
@@ -149,8 +146,7 @@ def load_encoder(
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision
     settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
-    is_ours = computes_in_int8(bits, torch.device(device).type)
-    if bits is not None and not is_ours:
+    if bits is not None:
         settings |= {"quantization_config": _quantization(bits, dtype), "device_map": {"": device}}
     remedy = "Copy it, or download it, again."
     if not Path(spec.name_or_path).is_dir():  # a folder that is here is as it was when it was named, see above
@@ -166,18 +162,15 @@ def load_encoder(
         raise ArgumentError(f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all).")
     for module in encoder.modules() if bits == 4 else ():
         module.support_avx512bf16_for_cpu = False  # else repacked in evaluation, and computed in bf16
-    encoder = prepare_encoder(encoder, spec)
-    if is_ours:
-        in_int8(encoder, KEPT_WHOLE)
-    return encoder
+    return prepare_encoder(encoder, spec)
 
 
 def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """All linear layers but `KEPT_WHOLE`."""
+    """All linear layers but ESM's contact head, and T5's `wo`, to whose dtype T5 casts its states."""
     require("bitsandbytes.nn", "quantization", "weights in 8 or 4 bits (--load_in_8bit, --load_in_4bit)")
     four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     chosen: dict[str, Any] = four if bits == 4 else {"load_in_8bit": True, "llm_int8_threshold": 0.0}
-    return BitsAndBytesConfig(llm_int8_skip_modules=[*KEPT_WHOLE], **chosen)
+    return BitsAndBytesConfig(llm_int8_skip_modules=["contact_head", "wo"], **chosen)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Half precision, or 8 bits, for frozen encoders, as long as it leaves the differences between sequences intact.
+"""Half precision for frozen encoders, as long as it leaves the differences between sequences intact.
 
 Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0); on a GPU their weights are stored in
 it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32.
@@ -8,10 +8,10 @@ one protein differ little, so the same rounding that is harmless for a varied se
 spread, or where a probe overflows, the encoders stay in float32. A single sequence that overflows later is encoded in
 float32; the plan counts them (`embedding_cache`).
 With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits, 1 or 0.56 bytes a weight (by
-bitsandbytes, which dequantises 4 bits at each use). On a CPU with AVX-512, products of 8 bits are of integers
-(`models/int8.py`), which was faster than bfloat16 where it was measured (benchmarks/README.md). The same noise decides;
-above the bound the run is refused, with the number; `--bf16 false` leaves half precision out. The saved model keeps
-bits and precision, and predicts with them.
+bitsandbytes, which dequantises 4 bits at each use). The same noise decides; above the bound the run is refused, with
+the number; `--bf16 false` leaves half precision out. The saved model keeps bits and precision, and predicts with them.
+Fast products of 8-bit integers on CPUs were taken out: on trained weights they left five times the noise of bf16, above
+the bound on each of five data sets (benchmarks/README.md, `int8_noise`).
 Cost: the probe, 32 sequences twice; in bits, the encoders' codes are made.
 """
 

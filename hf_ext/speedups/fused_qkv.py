@@ -2,7 +2,7 @@
 
 Class I. Effect: the halves of queries and keys that a rotation mixes are put side by side, by the order in which rows
 of the weights are read, so that a rotation is a product of complex numbers, and so is its gradient; scores do not
-depend on that order. States are cast (or quantised, of `Int8Linear`) once instead of three times.
+depend on that order. States are cast once instead of three times.
 Hardware: CPUs; on GPUs `compile` fuses the rotation with what stands beside it, and so it does on CPUs where it is on.
 Layers with adapters, hooks or code of somebody else's on a projection compute as transformers does.
 Cost: the weights of a layer are copied in each pass.
@@ -21,7 +21,6 @@ from torch.nn.functional import linear
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
 
-from ..models.int8 import Int8Linear, multiply
 from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
 from . import compile
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, are_weights_split, off, skipped
@@ -101,19 +100,14 @@ def _forward(
 
 
 def _are_plain(parts: Sequence[nn.Module]) -> bool:
-    """Whether calling these is their product with a bias and no more, and of one kind."""
-    kind = type(parts[0])
-    if kind not in (nn.Linear, Int8Linear) or any(type(part) is not kind or part.bias is None for part in parts):
+    """Whether calling these is their product with a bias and no more."""
+    if any(type(part) is not nn.Linear or part.bias is None for part in parts):
         return False
     return not any("forward" in vars(part) or any(getattr(part, name) for name in _HOOKS) for part in parts)
 
 
 def _project(states: Tensor, parts: Sequence[Any], heads: int) -> Tensor:
     """Queries, keys and values side by side: (..., width) -> (..., 3 * width), the former two interleaved."""
-    if isinstance(parts[0], Int8Linear):
-        codes = _join([part.codes.t() for part in parts], heads).t()
-        scale, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("scale", "bias"))
-        return multiply(states, codes, scale, bias)
     weight, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("weight", "bias"))
     return linear(states, weight, bias)
 

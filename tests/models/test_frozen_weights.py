@@ -7,13 +7,12 @@ from torch import nn
 from transformers import EsmModel
 
 from hf_ext.models.encoders import load_encoder, read_encoder
-from hf_ext.models.int8 import Int8Linear
 from hf_ext.models.lora import LoraSettings
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 bnb = pytest.importorskip("bitsandbytes.nn")
-CODED = (bnb.Linear8bitLt, bnb.Linear4bit, Int8Linear)  # the last on CPUs with AVX-512
+CODED = (bnb.Linear8bitLt, bnb.Linear4bit)
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.02), (4, 0.4)])  # of small layers of wide weights

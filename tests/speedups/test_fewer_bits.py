@@ -17,7 +17,6 @@ from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_d
 from hf_ext.affinity.predictor import AffinityPredictor, load_model
 from hf_ext.errors import CheckpointError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.int8 import Int8Linear
 from hf_ext.models.lora import HalfLinear, LoraSettings, merged_copy, wrap_with_lora
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
@@ -227,23 +226,6 @@ def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", bound=N
     if bound is not None:
         plan["encoder_precision"].settings["max_noise"] = bound
     return FastTrainer(model, args, collator, rows, plan=plan)
-
-
-def test_products_of_8_bit_integers_round_each_token_by_itself():
-    layer = torch.nn.Linear(2, 2)
-    layer.weight.data, layer.bias.data = torch.tensor([[127.0, -63.0], [0.0, 254.0]]), torch.tensor([1.0, 0.0])
-    ours = Int8Linear(layer)
-    assert ours.codes.t().tolist() == [[127, -63], [0, 127]]
-    assert ours(torch.tensor([[127.0, 0.0], [0.0, -1.27]])).tolist() == [
-        pytest.approx([127 * 127 + 1, 0]),
-        pytest.approx([63 * 1.27 + 1, -254 * 1.27]),
-    ]
-    torch.manual_seed(0)
-    wide, rows = torch.nn.Linear(64, 48), torch.randn(300, 64)
-    rows[3] *= 1e4  # a token beside the others, which do not notice
-    ours, exact = Int8Linear(wide)(rows), wide(rows)
-    assert ((ours - exact).norm(dim=1) / exact.norm(dim=1)).max() < 0.02
-    assert torch.equal(Int8Linear(wide)(rows[7:8]), ours[7:8])
 
 
 # --- under the probe --------------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
-"""Frozen ESM-2 on a CPU in float32, under bfloat16 autocast, and with linear layers in 8 bits: speed and error.
+"""Frozen ESM-2 on a CPU in float32 and under bfloat16 autocast, beside esm-cpp's 8-bit integers: speed and error.
 
-    python benchmarks/cpu_int8.py [--sizes 8M 35M 650M] [--threads 1 2] [--esm_cpp PYTHON]
+    python benchmarks/cpu_encoding.py [--sizes 8M 35M 650M] [--threads 1 2] [--esm_cpp PYTHON]
 
-Packed rows, 96 chains of 87 to 249 residues with random weights. 8 bits are those of `--load_in_8bit`
-(`hf_ext/models/int8.py`), all else is under bfloat16 autocast. Of 650M four of the 33 layers are computed. Noise is
+Packed rows, 96 chains of 87 to 249 residues with random weights. Of 650M four of the 33 layers are computed. Noise is
 that of the probe of `encoder_precision`, cosines are of embeddings with those in float32. esm-cpp takes its turns where
-a Python that has it is named (it needs numpy 1), with the same weights and rows. Writes `results/cpu_int8.json`.
+a Python that has it is named (it needs numpy 1), with the same weights and rows. Writes `results/cpu_encoding.json`.
 """
 
 from __future__ import annotations
@@ -26,21 +25,20 @@ from common import interleave, make_esm2, quartiles
 from safetensors.torch import save_file
 from torch import nn
 
-from hf_ext.models.int8 import in_int8
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu
 from hf_ext.speedups.fused_qkv import fuse_qkv
 from hf_ext.speedups.precision import keep_freed_memory
 
-RESULT = Path(__file__).resolve().parent / "results" / "cpu_int8.json"
+RESULT = Path(__file__).resolve().parent / "results" / "cpu_encoding.json"
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "8M": ("8M", {}),
     "35M": ("8M", {"hidden_size": 480, "num_hidden_layers": 12, "intermediate_size": 1920}),
     "650M": ("650M", {"num_hidden_layers": 4}),
 }
 NUM_ROWS, TOKENS = 96, 4096
-SIDES = ("float32", "bfloat16", "int8")
+SIDES = ("float32", "bfloat16")
 ESM_CPP = """
 import json, time
 import esm_cpp, numpy
@@ -55,15 +53,15 @@ print(json.dumps(found))
 """
 
 
-def make_encoder(size: str, side: str) -> nn.Module:
-    """The encoder as a run on a CPU has it, its linear layers replaced for int8."""
+def make_encoder(size: str) -> nn.Module:
+    """The encoder as a run on a CPU has it."""
     shape, changes = SHAPES[size]
     model = make_esm2(shape, **changes).eval()
     set_attention(model, "blocked")
     fuse_gelu(model)
     fuse_qkv(model)
     pack_encoders(model)
-    return in_int8(model.esm) if side == "int8" else model.esm
+    return model.esm
 
 
 @torch.inference_mode()
@@ -91,17 +89,14 @@ def make_batches() -> list[dict[str, torch.Tensor]]:
     return batches
 
 
-def write_for_esm_cpp(size: str, batches: list[dict[str, torch.Tensor]], folder: Path) -> None:
-    """The same weights, with each layer's table of angles, and the same rows."""
-    shape, changes = SHAPES[size]
-    model = make_esm2(shape, **changes)
+def save_for_esm_cpp(model: Any, rows: list[list[int]], folder: Path) -> None:
+    """Weights of a masked language model, with each layer's table of angles, and ids of rows."""
     weights = {name: weight.contiguous().clone() for name, weight in model.state_dict().items()}
     for number in range(model.config.num_hidden_layers):
         name = f"esm.encoder.layer.{number}.attention.self.rotary_embeddings.inv_freq"
         weights[name] = model.esm.rotary_embeddings.inv_freq.clone()
     save_file(weights, folder / "weights.safetensors", metadata={"format": "pt"})
-    pairs = ((ids, mask) for batch in batches for ids, mask in zip(batch["input_ids"], batch["attention_mask"]))
-    (folder / "rows.json").write_text(json.dumps([ids[mask.bool()].tolist() for ids, mask in pairs]))
+    (folder / "rows.json").write_text(json.dumps(rows))
 
 
 def run_esm_cpp(python: str, threads: int, folder: Path) -> tuple[float, float, None]:
@@ -117,11 +112,12 @@ def compare(size: str, rounds: int, threads: int, python: str | None, folder: Pa
     """Rows per second of each side, and how far its embeddings are from those in float32."""
     torch.set_num_threads(threads)
     batches = make_batches()
-    sides: dict[str, Any] = {
-        side: partial(encode, make_encoder(size, side), batches, side != "float32") for side in SIDES
-    }
+    encoder = make_encoder(size)
+    sides: dict[str, Any] = {side: partial(encode, encoder, batches, side != "float32") for side in SIDES}
     if python and size != "650M":
-        write_for_esm_cpp(size, batches, folder)
+        pairs = ((ids, mask) for batch in batches for ids, mask in zip(batch["input_ids"], batch["attention_mask"]))
+        shape, changes = SHAPES[size]
+        save_for_esm_cpp(make_esm2(shape, **changes), [ids[mask.bool()].tolist() for ids, mask in pairs], folder)
         sides["esm-cpp, int8"] = partial(run_esm_cpp, python, threads, folder)
     found = interleave(sides, rounds)
     exact = found["float32"][0][2]
