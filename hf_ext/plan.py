@@ -9,15 +9,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from .errors import PlanRefused
 from .files import write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
+from .models.packing import pack_encoders
 from .optional import installed_version
 from .processes import import_deepspeed
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, Decision, Run
+from .speedups.attention import set_attention
 from .speedups.base import KIND_NAMES
 from .speedups.facts import describe_data, describe_model
+from .speedups.fused_layers import fuse_gelu, label_only
+from .speedups.fused_qkv import fuse_qkv
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
 
@@ -65,6 +71,19 @@ class Plan:
                 rejected += [decision.name] if decision.status != "applied" else []
             self.decisions[i] = decision
         self.check()
+
+    def speed_up(self, model: nn.Module) -> None:
+        """Gives a model, or an encoder, the forwards that were applied to the run's, without proof that they agree."""
+        if self.applied("fused_gelu"):
+            fuse_gelu(model)
+        if self.applied("fused_qkv"):
+            fuse_qkv(model)
+        if self.applied("attention"):
+            set_attention(model, self["attention"].settings["kernel"])
+        if self.applied("packing"):
+            pack_encoders(model)
+        if self.applied("masked_lm_head"):
+            label_only(model)
 
     def record(self, name: str, **evidence: Any) -> None:
         """Adds what was measured to a decision."""

@@ -24,6 +24,8 @@ from ..labels import UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config
 from ..reporting.units import capitalize
+from ..speedups.base import Run
+from ..speedups.encoder_precision import halve_encoders
 from ..training.embedding_cache import encode_sequences
 from .partners import find_partner, predict_by_partner
 from .rows import FloatArray, label_array
@@ -52,11 +54,15 @@ def embed_distinct(
     return table
 
 
-def encode_as_before(trainer: Any) -> Encode:
+def encode_as_before(trainer: Any, rows: Any) -> Encode:
     """Embeds with the encoders as they were before training: frozen ones through the cache.
+
+    Encoders compute with the kernels of the run; where it trained in half precision so do they, as far as rounding
+    allows it (`encoder_precision`).
 
     Args:
         trainer: of a model with one tower that trains, or more.
+        rows: training rows, of which some tell what rounding leaves.
 
     Raises:
         ArgumentError: an encoder's folder is gone, damaged, or holds other weights than those the model began with.
@@ -74,12 +80,15 @@ def encode_as_before(trainer: Any) -> Encode:
     with torch.random.fork_rng(devices=[]):  # the twin's head is drawn, and never used
         twin: Any = AffinityModel(build_config(encoders, towers, head_sizes=[]))
     twin.to(device)
+    twin.transform_encoders(trainer.plan.speed_up)
     twin.attach_encoders()
+    if trainer.plan.applied("precision"):
+        halve_encoders(Run(trainer.args, twin, trainer.data_collator, rows), trainer.plan.hardware)
     pretrained = partial(embed_distinct, twin, trainer.data_collator, device=device)
     return lambda name, given: (pretrained if name in twin.embedding_sizes else trainer.encode_distinct)(name, given)
 
 
-RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
+RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 
@@ -146,9 +155,10 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         name: of the split to predict.
         group_column: or None.
 
-    Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores. Embeddings of
-    frozen encoders are encoded where they are not cached. Of encoders that trained, the pretrained ones encode 5,000
-    training rows, 2,000 validation rows and the split: less than a pass over these rows in training.
+    Cost: ridges see 50,000 training and validation rows and 2,048 features of the sequences at most: 10 s on two cores,
+    0.6 GB. Embeddings of frozen encoders are encoded where they are not cached. Of encoders that trained, the
+    pretrained ones encode 5,000 training rows, 2,000 validation rows and the split: less than a pass over these rows in
+    training.
     """
     train, asked, seed = splits["train"], splits[name], trainer.args.seed
     kind, labels, baselines = trainer.model.config.kind, known_labels(train), Baselines()
@@ -159,7 +169,7 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
     if group_column and kind.is_one_number:
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
         baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
-    known = [sample_rows(train, seed), splits["validation"]]
+    known = [sample_rows(splits[each], seed) for each in ("train", "validation")]
     rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
     _add_sequence_ridges(baselines, kind, rows)
     _add_embedding_ridges(baselines, trainer, rows)
@@ -223,15 +233,16 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
     features = SequenceFeatures(rows.sequences[0], rows.sequences[1:])
     if not features.num_features:  # columns that vary, but whose 3-mers do not
         return
-    train, validation, asked = (features.transform(sequences) for sequences in rows.sequences)
+    train, validation = (features.transform(sequences) for sequences in rows.sequences[:2])
     linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
-    pooled: Any = linear.predict(asked)
+    pooled: Any = features.predict(linear, rows.sequences[2])
     read = {"num_features": features.num_features, "of_features": features.num_counts}
     facts = {**rows.facts, **linear.summary(), **read}
     baselines.add(f"{features.name} {linear_name(kind)}", pooled, **facts)
     if not kind.is_one_number:
         nearest = NearestBaseline(kind).fit(train, rows.labels[0], validation, rows.labels[1])
-        baselines.add(f"nearest {features.name}", nearest.predict(asked), **{**rows.facts, **nearest.summary()})
+        predicted = features.predict(nearest, rows.sequences[2])
+        baselines.add(f"nearest {features.name}", predicted, **{**rows.facts, **nearest.summary()})
     if rows.partner is not None:
         chosen = [[sequences[i] for i in rows.partner.main] for sequences in rows.sequences]
         of_main = SequenceFeatures(chosen[0], chosen[1:])
@@ -249,7 +260,7 @@ def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows) -> No
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)
     try:
         if is_trained:
-            encode = encode_as_before(trainer)
+            encode = encode_as_before(trainer, rows.splits[0])
         features = [pooled_features(trainer, split, encode) for split in rows.splits]
     except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
         if not is_trained:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +19,9 @@ from ..hardware import Hardware
 from ..memory.forecast import MemoryModel, TrainConfig
 from ..memory.report import MemoryReport, report_memory
 from ..models.attention import KERNELS
-from ..models.packing import pack_encoders
 from ..plan import Plan
 from ..speedups.attention import set_attention
 from ..speedups.base import optimizer_name, recomputes
-from ..speedups.fused_layers import fuse_gelu, label_only
-from ..speedups.fused_qkv import fuse_qkv
 from ..speedups.precision import best_precision
 from ..tasks.sketch import Part, Span, Stage, Step
 
@@ -123,7 +121,7 @@ def estimate_times(
     for part in stage.parts:
         dtype = part_dtype(plan, part)
         published = published_rate(hardware, dtype, part.width)
-        rate = measure_rate(part, hardware, dtype, share) if measure_seconds else published
+        rate = measure_rate(part, hardware, dtype, share, plan.speed_up) if measure_seconds else published
         if rate is None:
             return Times(
                 (), f"no {dtype} peak of {hardware.name} is published; --measure_seconds 2 measures this machine"
@@ -155,8 +153,13 @@ def published_rate(hardware: Hardware, dtype: str, width: int) -> Rate | None:
     return Rate(low * peak * 1e12, high * peak * 1e12, basis)
 
 
-def measure_rate(part: Part, hardware: Hardware, dtype: str, seconds: float) -> Rate:
+def measure_rate(
+    part: Part, hardware: Hardware, dtype: str, seconds: float, change: Callable[[nn.Module], None]
+) -> Rate:
     """FLOP/s of a part's steps on this machine, of 1, 2, 4, ... inputs as far as the time allows.
+
+    Args:
+        change: what the plan does to a model.
 
     Cost: about twice `seconds`, or two of the smallest steps where these take longer; the memory of a step.
     """
@@ -165,17 +168,18 @@ def measure_rate(part: Part, hardware: Hardware, dtype: str, seconds: float) -> 
     with torch.random.fork_rng(devices=[]), half:
         num, step = 1, part.make_step(device, 1)
         assert step is not None  # there is a smallest
-        elapsed = time_passes(step, device)
+        elapsed = time_passes(step, device, change)
         while 4 * elapsed < seconds and (larger := part.make_step(device, 2 * num)):
             num, step = 2 * num, larger
-            elapsed = time_passes(step, device)
+            elapsed = time_passes(step, device, change)
     speed, (low, high) = num * step.share * part.flops * (3 if step.trains else 1) / elapsed, MEASURED_SHARES
     basis = f"{low:.0%} to {high:.0%} of {speed / 1e9:,.0f} GFLOP/s in {dtype} (the share is assumed)"
     return Rate(low * speed, high * speed, f"{basis}, measured here on a batch of {num} for {part.name}")
 
 
-def time_passes(step: Step, device: str) -> float:
+def time_passes(step: Step, device: str, change: Callable[[nn.Module], None]) -> float:
     """Seconds of a step, the faster of two: the first warms up."""
+    change(step.model)
     elapsed = []
     for _ in range(2):
         start = time.perf_counter()
@@ -233,7 +237,6 @@ def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) ->
     if args.world_size > 1 and (args.fsdp or args.deepspeed):
         return SPLIT
     model, make_batch = stage.as_trained(plan)
-    kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None
     batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
     config = TrainConfig(
         max(1, args.max_tokens_per_batch // stage.longest) if plan.applied("token_budget") else rows,
@@ -250,28 +253,22 @@ def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) ->
         model.train(),
         make_batch,
         kind="cpu" if plan.hardware.kind == "cpu" else "cuda",
-        change=partial(_change, plan, kernel),
+        change=partial(_change, plan),
         sends_gradients=args.world_size > 1,
         has_half=best_precision(plan.hardware) != "fp32",
     )
     return report_memory(memory, config, stage.longest, capacity)
 
 
-def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
-    """What the plan will do to the model, in the order of its registry."""
-    if plan.applied("fused_gelu"):
-        fuse_gelu(model)
-    if plan.applied("fused_qkv"):
-        fuse_qkv(model)
-    if kernel is not None:
+def _change(plan: Plan, model: nn.Module) -> None:
+    """What the plan will do to the model, for counting memory."""
+    plan.speed_up(model)
+    if plan.applied("attention"):
         # Of a padded batch ours would read the mask, which holds nothing here. One that goes block by block, on CPUs,
         # holds what one holds that pads.
+        kernel = plan["attention"].settings["kernel"]
         is_ours = plan.applied("packing") and kernel in KERNELS
         set_attention(model, {"blocked": "padded"}.get(kernel, kernel) if is_ours else "sdpa")
-    if plan.applied("packing"):
-        pack_encoders(model)
-    if plan.applied("masked_lm_head"):
-        label_only(model)
 
 
 def predict_disk(stage: Stage, plan: Plan, schedule: Schedule | None) -> tuple[Sizes, int, int]:

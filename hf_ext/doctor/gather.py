@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..checkpoints.compare import refuse_asked
 from ..checkpoints.retention import Sizes
 from ..checkpoints.run_lock import check_folder
 from ..memory.report import MemoryReport
 from ..memory.stored import WEIGHT_BYTES
 from ..plan import Plan, make_plan
+from ..reporting.throughput import peak_bytes
 from ..tasks import find_task
 from ..tasks.sketch import Sketch, Span, Stage
 from .estimates import Schedule, Times, estimate_times, make_schedule, predict_disk, predict_memory
 from .machine import Machine, Package, read_machine, read_packages
 
+BASELINE_BYTES = round(0.4 * 2**30)  # what fitting baselines holds beside rows, measured (benchmarks/scale.py)
 NOMINAL_SHARE = 0.91  # of a described card's nominal memory: what drivers report (T4, ECC on), or more
 
 
@@ -54,6 +58,7 @@ class Facts:
     Attributes:
         task: as in `TASKS`.
         args: `FastTrainingArguments`, those of the last stage that the command runs.
+        host_bytes: of the host's memory: rows, as they were read here, libraries and baselines; None without rows.
     """
 
     task: str
@@ -62,6 +67,7 @@ class Facts:
     packages: list[Package]
     sketch: Sketch
     stages: list[StageFacts]
+    host_bytes: int | None = None
 
     @property
     def asked(self) -> list[StageFacts]:
@@ -116,11 +122,13 @@ def gather(
     """
     machine = read_machine(args, device)
     sketch = find_task(task).sketch(arguments, args, machine.hardware)
+    is_read = any(stage.num_rows and not stage.lengths.is_stream for stage in sketch.stages)
+    host_bytes = peak_bytes(torch.device("cpu")) + BASELINE_BYTES if is_read else None
     sketch.attempt("output_dir", lambda: _check_output(args))
     seconds = 0.0 if machine.is_described else measure_seconds
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, stage is last) for stage in sketch.stages]
-    facts = Facts(task, args, machine, read_packages(), sketch, stages)
+    facts = Facts(task, args, machine, read_packages(), sketch, stages, host_bytes)
     return facts if facts.main is None else Facts(**{**vars(facts), "args": facts.main.stage.args})
 
 

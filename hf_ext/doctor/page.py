@@ -53,6 +53,9 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
         room = main.memory.room
         counted = "" if room is None else f" of the {units.memory(room)} that can be counted on"
         yield from _line("memory", f"{units.memory(main.memory.forecast.peak)}{counted}")
+    if facts.host_bytes is not None:
+        have = f"{units.memory(facts.host_bytes)} for rows, libraries and baselines"
+        yield from _line("host memory", f"about {have}, of {facts.machine.free_memory_gib:.1f} GiB free")
     needed = {name: units.storage(num_bytes) for name, num_bytes in facts.needed_bytes.items() if num_bytes}
     parts = {"output_dir": "checkpoints and model", "cache_dir": "embeddings", "hub_cache": "downloads"}
     free = facts.machine.free_bytes["output_dir"] / GB

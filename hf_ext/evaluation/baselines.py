@@ -19,7 +19,8 @@ NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than f
 
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
-CHUNK_RESIDUES = 2_000_000
+CHUNK_RESIDUES = 500_000
+PREDICTED_ROWS = 10_000  # whose features are held at once
 LETTERS = 26  # A-Z
 
 Columns = Sequence[Sequence[str]]  # of sequences: by column, then by row
@@ -259,12 +260,19 @@ class SequenceFeatures:
         """Returns the features of rows, (n, num_features); arguments and `DataError` as above."""
         return np.concatenate([_select(columns[i], column) for i, column in self._columns.items()], axis=1)
 
+    def predict(self, model: Any, columns: Columns) -> Any:
+        """What `model.predict` says of the features of rows, which are made for `PREDICTED_ROWS` at a time."""
+        starts = range(0, max(1, len(columns[0])), PREDICTED_ROWS)
+        parts = ([column[start : start + PREDICTED_ROWS] for column in columns] for start in starts)
+        return np.concatenate([model.predict(self.transform(part)) for part in parts])
+
 
 def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:
     distinct, index = _distinct(sequences)
-    # Whole numbers: float16 is exact up to 2,048.
-    blocks = [counts[:, column.codes].toarray().astype(np.float16) for _, counts in _count(distinct, column.length)]
-    return np.concatenate([np.empty((0, len(column.codes)), np.float16), *blocks])[index]
+    found = np.empty((len(distinct), len(column.codes)), np.float16)  # whole numbers, exact up to 2,048
+    for place, counts in _count(distinct, column.length):
+        found[place] = counts[:, column.codes].toarray()
+    return found if len(found) == len(sequences) else found[index]
 
 
 def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:

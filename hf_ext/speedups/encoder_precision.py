@@ -25,6 +25,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from ..data.columns import read_columns
+from ..hardware import Hardware
 from ..processes.sharding import fsdp_version
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
@@ -61,7 +62,7 @@ def decide(context: Context) -> Decision:
     best = best_precision(context.hardware)
     if best == "fp32":
         return skipped(no_half(context.hardware))
-    return applied(f"{best} {_mode(context)} on {context.hardware.name}", _settings(context, best))
+    return applied(f"{best} {_mode(context.hardware)} on {context.hardware.name}", _settings(context, best))
 
 
 def _decide_bits(context: Context, bits: int, best: str) -> Decision:
@@ -79,12 +80,12 @@ def _decide_bits(context: Context, bits: int, best: str) -> Decision:
     return applied(f"linear layers in {bits} bits", {**_settings(context, best), "bits": bits})
 
 
-def _mode(context: Context) -> str:
-    return "autocast" if context.hardware.kind == "cpu" else "weights"
+def _mode(hardware: Hardware) -> str:
+    return "autocast" if hardware.kind == "cpu" else "weights"
 
 
 def _settings(context: Context, dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype, "mode": _mode(context), "max_noise": MAX_NOISE}
+    return {"dtype": dtype, "mode": _mode(context.hardware), "max_noise": MAX_NOISE}
 
 
 def apply(decision: Decision, run: Run) -> Decision:
@@ -124,6 +125,12 @@ def apply(decision: Decision, run: Run) -> Decision:
         reason = f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit"
         return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
     return skipped(_explain(beyond, dtype, bound), evidence)
+
+
+def halve_encoders(run: Run, hardware: Hardware) -> None:
+    """Half precision for the encoders of `run.model`, all frozen, where it has one and the probe allows it."""
+    if (best := best_precision(hardware)) != "fp32":
+        apply(applied(best, {"dtype": best, "mode": _mode(hardware), "max_noise": MAX_NOISE}), run)
 
 
 def _shown(values: dict[str, float], digits: int) -> dict[str, float | str]:

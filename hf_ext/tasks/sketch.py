@@ -39,6 +39,7 @@ Span = tuple[float, float]  # from the least to the most
 MakeBatch = Callable[[int], dict[str, Any]]
 STREAM_ROWS = 1000  # rows of a stream whose lengths stand for all
 UNKNOWN_LENGTH = 1024  # tokens of a row where no data is at hand
+TIMED_LAYERS = 2  # of an encoder: of one alone, embeddings would count for too much
 SPECIAL_TOKENS = 2  # about a sequence: <cls> and <eos>
 MAX_LINES = 5  # of an error that becomes a finding
 MAX_NAME = 40  # characters of a path
@@ -283,7 +284,7 @@ class Sketch:
 def sketch_encoder(
     model: PreTrainedModel, training: Training, source: str | None, lengths: RowLengths, names: Sequence[str]
 ) -> Part:
-    """An encoder, of whose layers one is timed.
+    """An encoder, of whose layers `TIMED_LAYERS` are timed.
 
     Args:
         model: on the meta device. source: Hub id or folder of its weights, None where they are new.
@@ -318,9 +319,10 @@ def _make_layer(config: dict[str, Any], length: int, device: str, num: int) -> S
     if num > 1 and num * length > (CPU_TOKENS_PER_BATCH if device == "cpu" else GPU_TOKENS_PER_BATCH):
         return None
     layers = "num_layers" if "num_layers" in config else "num_hidden_layers"
-    encoder: Any = build_encoder(EncoderSpec("", {**config, layers: 1})).eval().to(device)
+    num_timed = min(TIMED_LAYERS, config[layers])
+    encoder: Any = build_encoder(EncoderSpec("", {**config, layers: num_timed})).eval().to(device)
     ids = (torch.arange(num * length) % 20 + 4).view(num, length).to(device)  # ids of residues
-    return Step(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 1 / config[layers])
+    return Step(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, num_timed / config[layers])
 
 
 def with_adapters(model: Any, args: Any, plan: Plan) -> Any:
