@@ -385,11 +385,19 @@ def scale() -> str:
     line = np.polynomial.Polynomial.fit
     most = [10 * runs[-1]["rows"]]
     most += [float(line([row[0] for row in values], column, 1)(most[0])) for column in [*zip(*values)][1:]]
+    told = [f"{run['stated_time']}, {run['stated_memory_gb']:.1f} GB, {run['stated_gb']:.2f} GB" for run in runs]
     rows = []
-    for row, stated in zip([*values, most], [*(f"{run['stated_gb']:.2f} GB" for run in runs), "-"]):
+    for row, stated in zip([*values, most], [*told, "-"]):
         cells = [f"{row[i]:,.0f} s, {row[i + 1]:.1f} GB" for i in (1, 3, 5)]
         rows.append([f"{row[0]:,}" + (", by a line" if row is most else ""), *cells, f"{row[7]:.2f} GB", stated])
-    names = ["rows", "doctor: CPU time, memory", "train, one epoch", "predict", "embeddings on disk", "stated before"]
+    names = [
+        "rows",
+        "doctor: CPU time, memory",
+        "train, one epoch",
+        "predict",
+        "embeddings on disk",
+        "said of training",
+    ]
     return table(rows, names)
 
 

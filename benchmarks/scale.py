@@ -65,8 +65,10 @@ def run(num_rows: int, work: Path) -> dict[str, Any]:
     own = f"--dataset_name rows.csv --label_column label --encoders {encoder} --head mlp --num_train_epochs 1"
     own += " --embedding_cache_dir cache --output_dir out --resume no --disable_tqdm true"
     told, doctor = measure(f"doctor {own}", folder)
-    stated = re.search(r"embeddings\s+([\d.]+)\s+([MG]B)", told)
-    assert stated
+    told = " ".join(told.split())
+    stated = re.search(r"embeddings ([\d.]+) ([MG]B)", told)
+    memory, span = re.search(r"host memory: about ([\d.]+) GiB", told), re.search(r"time: (.+?) \(", told)
+    assert stated and memory and span
     _, train = measure(f"train {own}", folder)
     words = "predict --model out --dataset_name rows.csv --output predicted.csv --embedding_cache_dir another"
     _, predict = measure(words, folder)
@@ -79,6 +81,8 @@ def run(num_rows: int, work: Path) -> dict[str, Any]:
         "store_gb": round(sum(sizes) / 1e9, 3),
         "store_files": len(sizes),
         "stated_gb": float(stated[1]) / (1 if stated[2] == "GB" else 1000),
+        "stated_memory_gb": round(float(memory[1]) * 2**30 / 1e9, 2),
+        "stated_time": span[1],
         "output_gb": round(sum(path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file()) / 1e9, 3),
     }
 

@@ -27,6 +27,7 @@ from ..reporting.run_files import as_dict
 from ..speedups.lora import lora_settings
 from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from .arguments import AffinityArguments
+from .baselines import PRETRAINED_ROWS
 from .building import (
     build_collator,
     fill_in_demo,
@@ -125,7 +126,10 @@ def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
     num_bytes = part.num_distinct * part.width * EMBEDDING_BYTES
     if model.config.kind.per_residue:
         num_bytes = round(part.num_distinct * lengths.mean[names[0]] * part.width * STATE_BYTES)
-    return replace(part, stored_bytes=num_bytes)
+    test, fitted = lengths.num_rows.get("test", 0), zip(("train", "validation"), PRETRAINED_ROWS)
+    known = test + sum(min(lengths.num_rows.get(split, 0), most) for split, most in fitted)
+    scored = 0 if spec.training == "frozen" else len(names) * (test + known)
+    return replace(part, stored_bytes=num_bytes, num_scored=scored)
 
 
 def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) -> tuple[AffinityModel, MakeBatch]:

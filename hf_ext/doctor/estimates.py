@@ -30,9 +30,13 @@ from ..tasks.sketch import Part, Span, Stage, Step
 # products of width 512 and less do about as many FLOPs per byte as a card's memory can feed (width / 2), so they wait.
 UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
 NARROW_WIDTH = 512
-# Of a rate measured here: backward, optimizer and data cost some; the plan's kernels and packing gain some.
-MEASURED_SHARES = (0.5, 1.5)
-STEP_SECONDS = (0.003, 0.02)  # Python and launches of one step of Trainer, beside the products
+# Of a rate measured here: backward, optimizer and data cost some; packing gains some. On CPUs five kinds of runs took
+# 0.84 to 1.4 times what the rate itself says (benchmarks/README.md).
+MEASURED_SHARES = {"cpu": (0.7, 1.3)}
+ASSUMED_SHARES = (0.5, 1.5)
+STEP_SECONDS = {"cpu": (0.001, 0.004)}  # Python of one step of Trainer, beside the products
+LAUNCH_SECONDS = (0.003, 0.02)  # with launches of kernels
+OTHER_SECONDS = (5.0, 25.0)  # imports, and linear baselines of up to 50,000 rows
 SPLIT = "not counted: weights are split over processes"
 PASSES = {"frozen": 1, "lora": 2, "full": 3}  # of a row in training, each as costly as forward
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -108,12 +112,18 @@ def _occasions(strategy: Any, every: float | None, steps: int, epochs: float) ->
 
 
 def estimate_times(
-    plan: Plan, stage: Stage, schedule: Schedule | None, hardware: Hardware, measure_seconds: float
+    plan: Plan,
+    stage: Stage,
+    schedule: Schedule | None,
+    hardware: Hardware,
+    measure_seconds: float,
+    read_seconds: float | None,
 ) -> Times:
-    """Seconds of a stage: encoding once, and training with its evaluations; what comes after training is left out.
+    """Seconds of a stage: encoding once, training with its evaluations, and reading and scoring rows.
 
     Args:
         measure_seconds: how long to time parts on this machine; 0 takes published peaks.
+        read_seconds: what reading the rows took here; None where the stage reads and scores none of its own.
     """
     if schedule is None or not stage.num_rows:
         return Times((), "without data and a number of epochs or steps, what would pass is not known")
@@ -128,6 +138,11 @@ def estimate_times(
             )
         rates.append(rate)
     lines = sum_seconds(plan, stage, schedule, rates)
+    if read_seconds is not None:
+        scored = [(part.flops * part.num_scored, rate) for part, rate in zip(stage.parts, rates)]
+        low, high = (sum(flops / getattr(rate, end) for flops, rate in scored) for end in ("high", "low"))
+        span = OTHER_SECONDS[0] + read_seconds + low, OTHER_SECONDS[1] + 1.3 * read_seconds + high
+        lines.append(("starting, rows and scores", span))
     return Times(tuple(lines), "; ".join(dict.fromkeys(rate.basis for rate in rates)))
 
 
@@ -172,7 +187,8 @@ def measure_rate(
         while 4 * elapsed < seconds and (larger := part.make_step(device, 2 * num)):
             num, step = 2 * num, larger
             elapsed = time_passes(step, device, change)
-    speed, (low, high) = num * step.share * part.flops * (3 if step.trains else 1) / elapsed, MEASURED_SHARES
+    speed = num * step.share * part.flops * (3 if step.trains else 1) / elapsed
+    low, high = MEASURED_SHARES.get(hardware.kind, ASSUMED_SHARES)
     basis = f"{low:.0%} to {high:.0%} of {speed / 1e9:,.0f} GFLOP/s in {dtype} (the share is assumed)"
     return Rate(low * speed, high * speed, f"{basis}, measured here on a batch of {num} for {part.name}")
 
@@ -212,10 +228,10 @@ def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate])
         )
         target[0] += flops / rate.high
         target[1] += flops / rate.low
-    steps = schedule.steps
+    steps, step_seconds = schedule.steps, STEP_SECONDS.get(plan.hardware.kind, LAUNCH_SECONDS)
     head = 6.0 * stage.num_head_parameters * stage.num_rows["train"] * schedule.epochs
-    training[0] += head / max(rate.high for rate in rates) + steps * STEP_SECONDS[0]
-    training[1] += head / min(rate.low for rate in rates) + steps * STEP_SECONDS[1]
+    training[0] += head / max(rate.high for rate in rates) + steps * step_seconds[0]
+    training[1] += head / min(rate.low for rate in rates) + steps * step_seconds[1]
     num_once = sum(part.num_distinct for part in stage.parts if part.is_kept(plan))
     lines = [(f"encoding {num_once:,} distinct inputs once", (once[0], once[1]))] if num_once else []
     return [*lines, (f"training, {steps:,} passes", (training[0], training[1]))]

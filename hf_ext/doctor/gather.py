@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,13 +122,15 @@ def gather(
     for each stage; of an embedding cache all it holds, about 1 s per GB.
     """
     machine = read_machine(args, device)
+    began = time.perf_counter()
     sketch = find_task(task).sketch(arguments, args, machine.hardware)
+    read_seconds = time.perf_counter() - began
     is_read = any(stage.num_rows and not stage.lengths.is_stream for stage in sketch.stages)
     host_bytes = peak_bytes(torch.device("cpu")) + BASELINE_BYTES if is_read else None
     sketch.attempt("output_dir", lambda: _check_output(args))
     seconds = 0.0 if machine.is_described else measure_seconds
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
-    stages = [_look(stage, machine, seconds, stage is last) for stage in sketch.stages]
+    stages = [_look(stage, machine, seconds, read_seconds if stage is last else None) for stage in sketch.stages]
     facts = Facts(task, args, machine, read_packages(), sketch, stages, host_bytes)
     return facts if facts.main is None else Facts(**{**vars(facts), "args": facts.main.stage.args})
 
@@ -139,7 +142,7 @@ def _check_output(args: Any) -> None:
     refuse_asked(args)
 
 
-def _look(stage: Stage, machine: Machine, seconds: float, is_last: bool) -> StageFacts:
+def _look(stage: Stage, machine: Machine, seconds: float, read_seconds: float | None) -> StageFacts:
     args, plan = stage.args, make_plan(stage.args, stage.model, stage.rows, stage.inputs, machine.hardware)
     schedule = make_schedule(plan, stage)
     rows = max(1, round(schedule.batch_rows / args.world_size)) if schedule else args.per_device_train_batch_size
@@ -149,8 +152,10 @@ def _look(stage: Stage, machine: Machine, seconds: float, is_last: bool) -> Stag
         stage,
         plan,
         schedule,
-        estimate_times(plan, stage, schedule, machine.hardware, seconds),
-        predict_memory(stage, plan, rows, usable_memory(machine)) if is_last else "that of the last stage is given",
+        estimate_times(plan, stage, schedule, machine.hardware, seconds, read_seconds),
+        "that of the last stage is given"
+        if read_seconds is None
+        else predict_memory(stage, plan, rows, usable_memory(machine)),
         encoding_bytes=sum(part.num_parameters for part in kept) * WEIGHT_BYTES,
         checkpoint=checkpoint,
         exported_bytes=exported,

@@ -71,7 +71,7 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
     stage = Stage(
         args,
         model,
-        [replace(part, name=name or given.model_size or "a new model")],
+        [replace(part, name=name or given.model_size or "a new model", num_scored=lengths.num_rows.get("test", 0))],
         partial(_as_trained, model, args, sum(lengths.longest.values())),
         lengths,
         rows=splits.get("train"),

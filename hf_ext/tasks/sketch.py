@@ -85,6 +85,7 @@ class Part:
         width: of its products; narrow ones reach a smaller share of a card's peak.
         flops: of an input of mean length, forward; `inputs_per_row` of these are in a row.
         num_distinct: distinct inputs of all splits, which are computed once where results are kept.
+        num_scored: inputs that pass through it once training is over: rows that are scored, and for baselines.
         stored_bytes: what is kept of them on disk. download_bytes: of its weights, where they are not at hand.
         make_step: (device, inputs) -> `Step` of so many inputs of mean length; None above the most of a batch.
         dtype: what it computes in, whatever the plan says; None: as the plan says.
@@ -99,6 +100,7 @@ class Part:
     make_step: Callable[[str, int], Step | None]
     inputs_per_row: int = 1
     num_distinct: int = 0
+    num_scored: int = 0
     stored_bytes: int = 0
     download_bytes: int = 0
     dtype: str | None = None

@@ -7,11 +7,13 @@ from torch.utils._pytree import tree_map
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.doctor import estimates
+from hf_ext.doctor.page import format_page
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.plan import Plan
+from hf_ext.reporting.throughput import peak_bytes
 from hf_ext.speedups.base import Decision
 from hf_ext.tasks.sketch import Part, RowLengths, Stage, Step
 from hf_ext.training_args import FastTrainingArguments
@@ -77,6 +79,22 @@ def test_what_trains_is_timed_in_every_epoch_with_evaluations_and_padding():
     assert estimates.sum_seconds(plan, stage("full"), SCHEDULE, RATES) == [
         ("training, 20 passes", (pytest.approx(1124.06), pytest.approx(11240.4)))
     ]
+
+
+def test_reading_rows_and_scoring_them_take_time_beside_training():
+    scored, rate = 10**13, estimates.published_rate(CARD, "fp32", 100)
+    plan = Plan(CARD, [])
+    given = plan, stage("lora", num_scored=scored), SCHEDULE, CARD, 0.0
+    (*_, last) = estimates.estimate_times(*given, read_seconds=2.0).lines
+    low, high = 5 + 2 + 20 * scored / rate.high, 25 + 2.6 + 20 * scored / rate.low
+    assert last == ("starting, rows and scores", (pytest.approx(low), pytest.approx(high)))
+    assert [what for what, _ in estimates.estimate_times(*given, read_seconds=None).lines] == ["training, 20 passes"]
+
+
+def test_the_hosts_memory_is_that_of_this_process_and_of_baselines():
+    facts = look("t4", model=MaskedLMArguments(model_size="esm2_8M"))
+    assert peak_bytes(torch.device("cpu")) / 2 < facts.host_bytes - 0.4 * 2**30 <= peak_bytes(torch.device("cpu"))
+    assert "host memory: about" in " ".join(format_page(facts, []).split())
 
 
 EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch"}
