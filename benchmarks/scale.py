@@ -65,10 +65,9 @@ def run(num_rows: int, work: Path) -> dict[str, Any]:
     own = f"--dataset_name rows.csv --label_column label --encoders {encoder} --head mlp --num_train_epochs 1"
     own += " --embedding_cache_dir cache --output_dir out --resume no --disable_tqdm true"
     told, doctor = measure(f"doctor {own}", folder)
-    told = " ".join(told.split())
-    stated = re.search(r"embeddings ([\d.]+) ([MG]B)", told)
-    memory, span = re.search(r"host memory: about ([\d.]+) GiB", told), re.search(r"time: (.+?) \(", told)
-    assert stated and memory and span
+    words = r"time: (.+?) \(.*host memory: about ([\d.]+) GiB.*embeddings ([\d.]+) ([MG]B)"
+    stated = re.search(words, " ".join(told.split()))
+    assert stated
     _, train = measure(f"train {own}", folder)
     words = "predict --model out --dataset_name rows.csv --output predicted.csv --embedding_cache_dir another"
     _, predict = measure(words, folder)
@@ -80,9 +79,9 @@ def run(num_rows: int, work: Path) -> dict[str, Any]:
         "predict": predict,
         "store_gb": round(sum(sizes) / 1e9, 3),
         "store_files": len(sizes),
-        "stated_gb": float(stated[1]) / (1 if stated[2] == "GB" else 1000),
-        "stated_memory_gb": round(float(memory[1]) * 2**30 / 1e9, 2),
-        "stated_time": span[1],
+        "stated_gb": float(stated[3]) / (1 if stated[4] == "GB" else 1000),
+        "stated_memory_gb": round(float(stated[2]) * 2**30 / 1e9, 2),
+        "stated_time": stated[1],
         "output_gb": round(sum(path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file()) / 1e9, 3),
     }
 

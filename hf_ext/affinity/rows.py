@@ -14,7 +14,7 @@ from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..data.label_columns import label_facts
 from ..data.loading import LoadedData, load_data
 from ..data.split_report import find_missing
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
 from ..evaluation import label_audit
 from ..evaluation.resampling import ResamplingUnits
 from ..labels import UNKNOWN, LabelKind
@@ -85,13 +85,16 @@ def load_rows(
 
     Raises:
         ArgumentError, DataError: as `load_data`; or a split is missing; or of a chain that rows may lack, training
-            shows all or none (`find_missing`).
+            shows all or none (`find_missing`); or all training rows have the same sequences.
     """
     data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
     check_splits(data.splits)
     check_options(args, data.kind)
     if data_args.streaming:
         return data
+    train, columns = data.splits["train"], data_args.sequence_columns
+    if not data.kind.per_residue and all(len(train.unique(column)) == 1 for column in columns):
+        raise DataError(f"{' and '.join(columns)}: the same in all training rows, so there is nothing to learn.")
     missing = find_missing(data.splits, data_args.missing_chains)
     unused = [column for column in data_args.missing_chains if column not in missing]
     data_args.missing_chains, data.report["missing_chains"] = [*missing], missing

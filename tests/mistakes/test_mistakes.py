@@ -201,6 +201,11 @@ LABELS = [
     Mistake("a decimal comma", label("7,3"), of_label("not a number", "decimal point"), label("7.3")),
     Mistake("all the same", labels([7.0] * NUM_ROWS), ("column 'pKd'", "training labels are 7", "nothing to learn")),
     Mistake(
+        "one sequence",
+        Case(columns={"sequence": BASE["sequence"][:1] * NUM_ROWS}),
+        ("sequence: the same in all training rows", "nothing to learn"),
+    ),
+    Mistake(
         "-999 for not measured",
         label("-999"),
         of_label("value '-999'", "reads as a missing value", "between 5.2 and 11.3", "Leave the row out"),
