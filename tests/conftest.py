@@ -150,7 +150,7 @@ def blocked_in_float32(monkeypatch):
     """Makes `blocked` attention compute float32 itself, as it does beside oneDNN's products, without their rounding."""
     from hf_ext.models.process_settings import FAST_CPU
 
-    monkeypatch.setattr("hf_ext.models.attention.read_matmul_precision", lambda: FAST_CPU)
+    monkeypatch.setattr("hf_ext.models.blocked_attention.read_matmul_precision", lambda: FAST_CPU)
 
 
 @pytest.fixture

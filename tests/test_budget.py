@@ -11,26 +11,26 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1418, 11),
-    "affinity": (3056, 30),
+    ".": (1434, 11),
+    "affinity": (3069, 30),
     "arguments": (560, 7),
     "checkpoints": (1595, 11),
     "comparing": (708, 7),
     "data": (2756, 23),
-    "doctor": (727, 7),
+    "doctor": (749, 7),
     "embeddings": (395, 4),
-    "evaluation": (1979, 18),
+    "evaluation": (1986, 18),
     "generation": (1917, 16),
     "hub": (314, 5),
     "labels": (392, 7),
     "masked_lm": (507, 7),
     "memory": (618, 7),
-    "models": (2688, 24),
+    "models": (2695, 25),
     "pde": (992, 12),
     "processes": (186, 3),
     "reporting": (1867, 15),
-    "speedups": (1703, 17),
-    "tasks": (384, 3),
+    "speedups": (1707, 17),
+    "tasks": (387, 3),
     "training": (1891, 15),
 }
 SEAMS, PRIVATE = 22, 10

@@ -4,7 +4,7 @@ Class N. Choices of `--attention`:
 - `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
 - `varlen`: torch's flash attention on unpadded sequences.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
-- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/attention.py`).
+- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/blocked_attention.py`).
 - `faesm`: the faesm library's flash attention for ESM (`models/faesm_bridge.py`), from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is

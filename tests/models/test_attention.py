@@ -10,14 +10,9 @@ from torch import nn
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.data.varlen_layout import VarlenLayout
-from hf_ext.models import attention
-from hf_ext.models.attention import (
-    KERNELS,
-    PREFIX,
-    blocked_attention,
-    flop_counter,
-    padded_attention,
-)
+from hf_ext.models import blocked_attention as blocked
+from hf_ext.models.attention import KERNELS, PREFIX, padded_attention
+from hf_ext.models.blocked_attention import blocked_attention, flop_counter
 from hf_ext.reporting.batch_counts import flops_coefficients
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
@@ -119,7 +114,7 @@ def test_the_comparison_tells_a_leak_a_wrong_scale_and_a_lost_bias_apart(kernel)
     [("BLOCK_BYTES", 100), ("BLOCK_BYTES", 500), ("KEPT_BYTES", 0), ("KEPT_BYTES", 300), ("MAX_HEAD_BYTES", 4 * 7 * 7)],
 )
 def test_results_depend_on_no_bound_of_memory(monkeypatch, bound, size):
-    monkeypatch.setattr(attention, bound, size)
+    monkeypatch.setattr(blocked, bound, size)
     for lengths in (LENGTHS, (5, 5, 5, 5)):
         assert error_of(blocked_attention, lengths=lengths) < 2e-6
 
