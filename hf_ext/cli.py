@@ -96,7 +96,9 @@ def _run(words: Sequence[str]) -> int:
         first, rest = rest[0], ["--help", *rest[1:]]
     if first in COMMANDS:
         sys.argv[0] = f"{PROGRAM} {first}"  # so help pages, records and locks of this process call the program
-        result = import_module(COMMANDS[first][0]).main(rest)
+        with quick_imports():
+            command = import_module(COMMANDS[first][0])
+        result = command.main(rest)
         return result if isinstance(result, int) else 0  # a `main` that returns results has succeeded
     if first in ("-h", "--help"):
         print(help_page())
