@@ -401,6 +401,15 @@ def scale() -> str:
     return table(rows, names)
 
 
+def doctor_times() -> str:
+    """What the doctor said of runs before they ran."""
+    rows = []
+    for row in read("doctor_times")["rows"]:
+        stated = "{:.0f} to {:.0f}".format(*row["stated_s"])
+        rows.append([row["run"], stated, f"{row['clock_s']:.0f}", f"{row['stated_gb']:.1f}", f"{row['peak_gb']:.1f}"])
+    return table(rows, ["run", "seconds, stated", "taken", "memory in GB, stated", "taken"])
+
+
 def command_times() -> str:
     """What commands take, by the clock and of the processor."""
     found = read("command_times_cpu")["rows"]
@@ -609,7 +618,7 @@ MEASURED: dict[str, Callable[[], str]] = {
     **{made.__name__: made for made in (faults, evaluation, activation_checkpointing, element_wise)},
     **{
         made.__name__: made
-        for made in (command_times, plan_cost, cpu_step, cpu_encoding, int8_noise, scale, embedding_store)
+        for made in (command_times, plan_cost, cpu_step, cpu_encoding, int8_noise, scale, doctor_times, embedding_store)
     },
     **{made.__name__: made for made in (host_optimizer, eight_bit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers.utils import CONFIG_NAME
 
 from ..data.splits import draw_rows
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
 from ..evaluation.metrics import HIT_METRICS
 from ..labels import ONE_NUMBER, LabelKind
 from ..models.configuration import AffinityConfig
@@ -204,6 +204,8 @@ def _read_views(
     features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
     bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]
     ranks = [basis.shape[1] for basis in bases]
+    if not any(ranks):  # they differ behind the last residue that is read, or in what is missing
+        raise DataError("All training rows have the same embeddings, so there is nothing to learn.")
     ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link)
     ensemble.fit_directions(bases, features[: len(train)])
     directions = torch.cat([ensemble.directions(chunk) for chunk in features.split(8192)])

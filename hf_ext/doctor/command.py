@@ -74,9 +74,10 @@ def guess_task(argv: list[str]) -> str:
     names = {str(name).replace("-", "_") for name in names}
     shared = {spec.name for spec in dataclasses.fields(DataArguments)}  # PDEBench's files are given as others' data
     own = {task: _field_names(find_task(task)) - shared for task in TASKS}
-    for task in ("generation", "pde_operator"):
-        if names & (own[task] - own["masked_lm"] - own["affinity"]):
-            return task
+    alone = {task: names & (own[task] - own["masked_lm"] - own["affinity"]) for task in ("generation", "pde_operator")}
+    task, found = max(alone.items(), key=lambda one: len(one[1]))
+    if found:
+        return task
     return "masked_lm" if names & (own["masked_lm"] - own["affinity"]) else "affinity"
 
 

@@ -54,8 +54,11 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
         counted = "" if room is None else f" of the {units.memory(room)} that can be counted on"
         yield from _line("memory", f"{units.memory(main.memory.forecast.peak)}{counted}")
     if facts.host_bytes is not None:
-        have = f"{units.memory(facts.host_bytes)} for rows, libraries and baselines"
-        yield from _line("host memory", f"about {have}, of {facts.machine.free_memory_gib:.1f} GiB free")
+        above = main.memory.forecast.peak if isinstance(main.memory, MemoryReport) else 0
+        above *= facts.machine.hardware.kind == "cpu"
+        parts = f"rows, libraries and baselines{' and the above' if above else ''}"
+        size = units.memory(facts.host_bytes + above)
+        yield from _line("host memory", f"about {size} for {parts}, of {facts.machine.free_memory_gib:.1f} GiB free")
     needed = {name: units.storage(num_bytes) for name, num_bytes in facts.needed_bytes.items() if num_bytes}
     parts = {"output_dir": "checkpoints and model", "cache_dir": "embeddings", "hub_cache": "downloads"}
     free = facts.machine.free_bytes["output_dir"] / GB
@@ -123,8 +126,8 @@ def _stages(facts: Facts) -> Iterator[str]:
         )
     yield format_table(rows, ["stage", "trained", "rows", "steps", "PFLOP", "time, at most"])
     yield from wrap(
-        "At most: stages 2 and 3 end early where the validation loss stops falling. Evaluations are included; writing "
-        "and judging samples is not."
+        "At most: stages 2 and 3 end early where the validation loss stops falling. Evaluations are included, and in "
+        "the last row starting and reading; writing and judging samples is not."
     )
 
 

@@ -20,7 +20,7 @@ NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than f
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
 CHUNK_RESIDUES = 500_000
-PREDICTED_ROWS = 10_000  # whose features are held at once
+PREDICTED_ROWS = 10_240  # whose features are held at once; whole blocks of `NearestBaseline`
 LETTERS = 26  # A-Z
 
 Columns = Sequence[Sequence[str]]  # of sequences: by column, then by row

@@ -293,7 +293,9 @@ class EmbeddingCache:
         """
         trainer, rows = self._trainer, self._trainer.train_dataset
         if not hasattr(rows, "__len__"):
-            rows = datasets.Dataset.from_list(list(islice(rows, SAMPLE)))
+            if not (first := list(islice(rows, SAMPLE))):
+                raise DataError("The stream has no training rows: all went to validation or test, or there are none.")
+            rows = datasets.Dataset.from_list(first)
         if self.is_on:
             trainer.embed_dataset(rows)  # all of them first, so that shards are cut from the whole set
         samples = {name: self._sample(rows, name) for name in trainer.model.embedding_sizes}

@@ -19,7 +19,7 @@ from hf_ext.affinity.objectives import SquaredError
 from hf_ext.affinity.predict import main as predict_table
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.task import TASK
-from hf_ext.errors import ArgumentError
+from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.ensemble import DIRECTIONS, FEATURES, PRODUCT, HeadEnsemble, principal_directions
 
@@ -129,6 +129,13 @@ def test_folder_predictor_and_predict_say_what_the_run_said(trained, tmp_path):
     (folder.parent / "damaged" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ArgumentError, match=r"another head than the weights are of .* not asked for \['ensemble"):
         AffinityModel.from_pretrained(folder.parent / "damaged")
+
+
+def test_rows_that_are_the_same_up_to_the_last_residue_that_is_read_are_refused(train, tmp_path):
+    rows = "".join(f"{'MKTAY' + ending},{'GHIKL' + ending},c{i},{i}\n" for i, ending in enumerate(LETTERS))
+    (tmp_path / "same.csv").write_text("heavy,antigen,clone,pKd\n" + rows)
+    with pytest.raises(DataError, match="have the same embeddings, so there is nothing to learn"):
+        train("same", "--max_residues", "5", "--too_long", "truncate", data=str(tmp_path / "same.csv"))
 
 
 def test_lora_starts_from_the_network_of_the_folder(trained, train):

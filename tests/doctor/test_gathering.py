@@ -6,7 +6,8 @@ from doctored import look, main, names
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_table
-from hf_ext.doctor.command import DoctorArguments
+from hf_ext.doctor import command
+from hf_ext.doctor.command import DoctorArguments, guess_task
 from hf_ext.doctor.machine import read_machine
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
@@ -25,6 +26,13 @@ def write_table(path, num_rows: int = 60, **columns) -> DataArguments:
         table = table.add_column(name, values)
     table.to_csv(str(path))
     return DataArguments(dataset_name=str(path), sequence_columns=COLUMNS, label_column="pKd")
+
+
+def test_the_examples_of_its_help_are_about_the_task_whose_flags_they_have():
+    lines = [line.split() for line in command.__doc__.splitlines() if line.startswith("    hf-ext doctor")]
+    tasks = ["affinity", "affinity", "masked_lm", "generation", "pde_operator"]
+    assert [guess_task(words[2:]) for words in lines] == tasks
+    assert guess_task(["--stage", "1", "--hidden_size", "64"]) == "generation"
 
 
 def towers(demo_encoders, *trainings: str) -> AffinityArguments:
