@@ -11,13 +11,13 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1434, 11),
-    "affinity": (3069, 30),
+    ".": (1436, 11),
+    "affinity": (3071, 30),
     "arguments": (560, 7),
     "checkpoints": (1595, 11),
     "comparing": (708, 7),
     "data": (2756, 23),
-    "doctor": (749, 7),
+    "doctor": (753, 7),
     "embeddings": (395, 4),
     "evaluation": (1986, 18),
     "generation": (1917, 16),
@@ -31,7 +31,7 @@ BUDGET = {
     "reporting": (1867, 15),
     "speedups": (1707, 17),
     "tasks": (387, 3),
-    "training": (1891, 15),
+    "training": (1893, 15),
 }
 SEAMS, PRIVATE = 22, 10
 

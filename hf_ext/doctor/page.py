@@ -56,9 +56,9 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     if facts.host_bytes is not None:
         above = main.memory.forecast.peak if isinstance(main.memory, MemoryReport) else 0
         above *= facts.machine.hardware.kind == "cpu"
-        parts = f"rows, libraries and baselines{' and the above' if above else ''}"
+        held = f"rows, libraries and baselines{' and the above' if above else ''}"
         size = units.memory(facts.host_bytes + above)
-        yield from _line("host memory", f"about {size} for {parts}, of {facts.machine.free_memory_gib:.1f} GiB free")
+        yield from _line("host memory", f"about {size} for {held}, of {facts.machine.free_memory_gib:.1f} GiB free")
     needed = {name: units.storage(num_bytes) for name, num_bytes in facts.needed_bytes.items() if num_bytes}
     parts = {"output_dir": "checkpoints and model", "cache_dir": "embeddings", "hub_cache": "downloads"}
     free = facts.machine.free_bytes["output_dir"] / GB
