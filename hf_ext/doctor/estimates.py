@@ -183,19 +183,20 @@ def measure_rate(
     with torch.random.fork_rng(devices=[]), half:
         num, step = 1, part.make_step(device, 1)
         assert step is not None  # there is a smallest
-        elapsed = time_passes(step, device, change)
-        while 4 * elapsed < seconds and (larger := part.make_step(device, 2 * num)):
+        while True:
+            change(step.model)
+            elapsed = time_passes(step, device)
+            if 4 * elapsed >= seconds or (larger := part.make_step(device, 2 * num)) is None:
+                break
             num, step = 2 * num, larger
-            elapsed = time_passes(step, device, change)
     speed = num * step.share * part.flops * (3 if step.trains else 1) / elapsed
     low, high = MEASURED_SHARES.get(hardware.kind, ASSUMED_SHARES)
     basis = f"{low:.0%} to {high:.0%} of {speed / 1e9:,.0f} GFLOP/s in {dtype} (the share is assumed)"
     return Rate(low * speed, high * speed, f"{basis}, measured here on a batch of {num} for {part.name}")
 
 
-def time_passes(step: Step, device: str, change: Callable[[nn.Module], None]) -> float:
+def time_passes(step: Step, device: str) -> float:
     """Seconds of a step, the faster of two: the first warms up."""
-    change(step.model)
     elapsed = []
     for _ in range(2):
         start = time.perf_counter()

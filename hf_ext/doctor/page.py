@@ -12,7 +12,7 @@ from ..models.families import choose_encoder
 from ..reporting import units
 from ..reporting.data_section import summarize_data
 from ..reporting.tables import format_table
-from ..speedups.precision import best_precision
+from ..speedups.precision import KEPT_BYTES, best_precision
 from ..tasks.sketch import Finding
 from .estimates import row_flops
 from .findings import would_run
@@ -56,6 +56,7 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     if facts.host_bytes is not None:
         above = main.memory.forecast.peak if isinstance(main.memory, MemoryReport) else 0
         above *= facts.machine.hardware.kind == "cpu"
+        above += min(above, KEPT_BYTES) * main.plan.applied("cpu_memory")
         held = f"rows, libraries and baselines{' and the above' if above else ''}"
         size = units.memory(facts.host_bytes + above)
         yield from _line("host memory", f"about {size} for {held}, of {facts.machine.free_memory_gib:.1f} GiB free")

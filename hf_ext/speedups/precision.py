@@ -222,7 +222,7 @@ def chosen_by_user() -> str | None:
 
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's mallopt
-_OWN_BLOCKS, _KEPT_BYTES = 32 << 20, 512 << 20
+_OWN_BLOCKS, KEPT_BYTES = 32 << 20, 512 << 20
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
@@ -262,4 +262,4 @@ class CpuMemory:
 def keep_freed_memory() -> bool:
     """What `CpuMemory` does to this process; whether glibc took the thresholds."""
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_MMAP_THRESHOLD, _OWN_BLOCKS) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
+    return bool(mallopt(_MMAP_THRESHOLD, _OWN_BLOCKS) and mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
