@@ -17,7 +17,7 @@ BUDGET = {
     "checkpoints": (1595, 11),
     "comparing": (708, 7),
     "data": (2756, 23),
-    "doctor": (753, 7),
+    "doctor": (755, 7),
     "embeddings": (395, 4),
     "evaluation": (1986, 18),
     "generation": (1917, 16),

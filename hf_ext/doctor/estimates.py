@@ -30,8 +30,8 @@ from ..tasks.sketch import Part, Span, Stage, Step
 # products of width 512 and less do about as many FLOPs per byte as a card's memory can feed (width / 2), so they wait.
 UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
 NARROW_WIDTH = 512
-# Of a rate measured here: backward, optimizer and data cost some; packing gains some. On CPUs five kinds of runs took
-# 0.84 to 1.4 times what the rate itself says (benchmarks/README.md).
+# Of a rate measured here: backward, optimizer and data cost some; packing gains some. On a CPU four kinds of runs took
+# 0.88 to 1.08 times the middle of what was said (benchmarks/README.md, `doctor_times`).
 MEASURED_SHARES = {"cpu": (0.7, 1.3)}
 ASSUMED_SHARES = (0.5, 1.5)
 STEP_SECONDS = {"cpu": (0.001, 0.004)}  # Python of one step of Trainer, beside the products
