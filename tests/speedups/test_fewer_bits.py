@@ -14,12 +14,14 @@ from tiny_masked_lm import make_rows
 from token_rows import pad_rows
 from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_data_collator
 
+from hf_ext.affinity.baselines import encode_as_before
 from hf_ext.affinity.predictor import AffinityPredictor, load_model
 from hf_ext.errors import CheckpointError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import HalfLinear, LoraSettings, merged_copy, wrap_with_lora
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
+from hf_ext.speedups import encoder_precision
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -200,6 +202,15 @@ def test_no_file_holds_the_base_and_a_float_base_predicts_nearly_the_same(towers
     with torch.no_grad():
         found = loaded.eval()(**trainer.data_collator([rows[i] for i in range(20)])).logits.numpy()
     assert abs(found - expected).max() < 0.1 * expected.std() + 0.02
+
+
+def test_baselines_read_pretrained_encoders_in_half_precision_if_rounding_allows(towers, demo_rows, monkeypatch):
+    sequences = [*dict.fromkeys(demo_rows["antigen"])][:8]
+    plain, half = towers("plain"), towers("half", speedups=["precision"])
+    exact, rounded = (encode_as_before(each, demo_rows)("antigen", sequences) for each in (plain, half))
+    assert 0 < (rounded - exact).norm() < 0.02 * exact.norm()
+    monkeypatch.setattr(encoder_precision, "MAX_NOISE", 1e-6)
+    assert torch.allclose(encode_as_before(half, demo_rows)("antigen", sequences), exact, atol=1e-6)
 
 
 # --- frozen encoders in 8 and 4 bits ----------------------------------------------------------------------------------
