@@ -12,12 +12,11 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
-import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+from scale import measure
 
 from hf_ext.arguments.parser import parse_command
 from hf_ext.doctor.command import DoctorArguments, guess_task
@@ -48,18 +47,6 @@ def ask(words: list[str]) -> tuple[list[float], float]:
     return [round(each, 1) for each in facts.total_seconds], round(float(memory[1]) * 2**30 / 1e9, 2)
 
 
-def run(command: str, words: list[str]) -> tuple[float, float, float]:
-    """Seconds by the clock and of the processor, and the highest memory in GB."""
-    began = time.perf_counter()
-    line = [sys.executable, "-m", "hf_ext", command, *words]
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(line)}: status {status}")
-    clock = time.perf_counter() - began
-    return round(clock, 1), round(used.ru_utime + used.ru_stime, 1), round(used.ru_maxrss / 1e6, 2)
-
-
 def main() -> None:
     """Asks and runs each, prints and writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,6 +57,7 @@ def main() -> None:
     parser.add_argument("--label_column", default="label")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
+    given.data, given.encoder, given.work = (each.resolve() for each in (given.data, given.encoder, given.work))
     given.work.mkdir(parents=True)  # a new one: what is cached takes no time
     rows: list[dict[str, Any]] = []
     for name, line in RUNS.items():
@@ -82,9 +70,9 @@ def main() -> None:
             words += ["--embedding_cache_dir", str(folder / "cache")]
         with get_context("spawn").Pool(1) as pool:  # whose memory is that of this look alone
             stated, stated_gb = pool.apply(ask, (words,))
-        clock, cpu, peak_gb = run(command, words)
-        rows.append({"run": name, "stated_s": stated, "clock_s": clock, "cpu_s": cpu})
-        rows[-1] |= {"stated_gb": stated_gb, "peak_gb": peak_gb}
+        _, took = measure(" ".join([command, *words]), given.work)
+        rows.append({"run": name, "stated_s": stated, "clock_s": took["wall_s"], "cpu_s": took["cpu_s"]})
+        rows[-1] |= {"stated_gb": stated_gb, "peak_gb": took["peak_gb"]}
         print(json.dumps(rows[-1]), flush=True)
         given.output.write_text(json.dumps({"cores": len(os.sched_getaffinity(0)), "rows": rows}, indent=1) + "\n")
 

@@ -155,10 +155,9 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         name: of the split to predict.
         group_column: or None.
 
-    Cost: ridges see 50,000 training and validation rows and 2,048 features of the sequences at most: 10 s on two cores,
-    0.6 GB. Embeddings of frozen encoders are encoded where they are not cached. Of encoders that trained, the
-    pretrained ones encode 5,000 training rows, 2,000 validation rows and the split: less than a pass over these rows in
-    training.
+    Cost: ridges see 50,000 training and validation rows and 2,048 features of the sequences at most: 10 s on two cores.
+    Embeddings of frozen encoders are encoded where they are not cached. Of encoders that trained, the pretrained ones
+    encode 5,000 training rows, 2,000 validation rows and the split: less than a pass over these rows in training.
     """
     train, asked, seed = splits["train"], splits[name], trainer.args.seed
     kind, labels, baselines = trainer.model.config.kind, known_labels(train), Baselines()

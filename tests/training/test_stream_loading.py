@@ -152,3 +152,11 @@ def test_what_cannot_be_is_refused_and_what_is_surprising_is_said(tmp_path, capl
         make_trainer(tmp_path, make_stream().filter(lambda row: False)).train()
     make_trainer(tmp_path, logging_strategy="epoch", max_steps=1).train()
     assert "A training stream is one epoch" in caplog.text
+
+
+def test_a_stream_without_training_rows_is_refused(make_affinity, demo_rows, tmp_path):
+    model, collator = make_affinity()
+    args = FastTrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none")
+    trainer = FastTrainer(model, args, collator, demo_rows.to_iterable_dataset().take(0))
+    with pytest.raises(DataError, match="The stream has no training rows"):
+        trainer.train()
