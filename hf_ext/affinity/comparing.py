@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,8 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
         table = Dataset.from_dict(columns)
     else:
         args.label_column = label_names(kind)
+        if kind.has_values:  # a column each, also of numbers that one column listed
+            kind = replace(kind, columns=tuple(args.label_column))
         columns[SOURCE_ROW] = [*map(int, columns[SOURCE_ROW])]
         if kind.per_residue:  # of a sequence that the run cut, what it scored
             (name,), judge = args.sequence_columns, reader_of(kind).judge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def prediction_names(kind: LabelKind) -> list[str]:
 
 def label_names(kind: LabelKind) -> list[str]:
     """Names of the columns that `label_columns` makes."""
-    return [LABEL] if len(kind.columns) == 1 else [f"{LABEL}_{name}" for name in kind.names]
+    return [f"{LABEL}_{name}" for name in kind.names] if kind.has_values else [LABEL]
 
 
 def read_outputs(kind: LabelKind, outputs: NDArray[Any]) -> Any:
@@ -80,7 +81,7 @@ def label_columns(kind: LabelKind, labels: NDArray[Any], predictions: Any) -> Co
     """
     if kind.is_one_number:
         return {LABEL: labels}
-    if len(kind.columns) > 1:
+    if kind.has_values:
         return {name: np.where(row == UNKNOWN, "", row.astype(str)) for name, row in zip(label_names(kind), labels.T)}
     if kind.task == "multilabel":
         return {LABEL: [join_set(np.array(kind.names)[row == 1]) for row in labels]}
@@ -94,7 +95,9 @@ def label_columns(kind: LabelKind, labels: NDArray[Any], predictions: Any) -> Co
 
 
 def join_set(names: Sequence[str]) -> str:
-    """The labels of a row, as a cell lists them."""
+    """The labels of a row, as a cell lists them: between `;`, as a JSON list where a name has one."""
+    if any(SEPARATOR in name for name in names):
+        return json.dumps([*names])
     return SEPARATOR.join(names) if len(names) else NO_LABEL
 
 

@@ -141,7 +141,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
     if 0 < len(lacking) < len(outputs):
         raise DataError(f"{path}: columns of some outputs alone; {', '.join(lacking[:MAX_LISTED])} are missing.")
     if lacking and PREDICTION not in lines:
-        needed = outputs[0] if kind.is_numeric and len(kind.columns) > 1 else PREDICTION
+        needed = outputs[0] if kind.is_numeric and kind.has_values else PREDICTION
         raise DataError(f"{path}: no column {needed!r}; there are {', '.join(lines.columns[:30])}.")
     if key := next((name for name in (SOURCE_ROW, args.id_column) if name in lines), None):
         asked, lines = [str(number) for number in rows[key][:]], lines.set_index(key)

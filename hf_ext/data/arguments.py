@@ -68,6 +68,9 @@ class LabelledArguments(ReadingArguments):
         "Column to predict: numbers, bounds such as <=7 and >10.5, classes, labels separated by ;, or a label for each "
         "residue. Several columns: numbers, or 0 and 1.",
     )
+    marker_classes: list[str] = option(
+        [], "Classes whose names read as no value otherwise, such as NA or none, as the column spells them."
+    )
     mask_column: str | None = option(
         None, "Column that says by 0 or 1 for each residue whether its label is known, for example 0011110."
     )

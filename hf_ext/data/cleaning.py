@@ -15,7 +15,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from ..labels import LabelKind
 from ..labels.cells import Judged
 from .arguments import DataArguments
-from .columns import as_array, as_text, check_columns
+from .columns import as_array, as_text, check_columns, read_table
 from .label_columns import read_labels
 from .proteins import clean_chains
 from .reading import SOURCE_ROW
@@ -81,7 +81,7 @@ class RowSchema:
         """
         check_columns([name for name in data.column_names if name != SOURCE_ROW], self.needed, path)
         args, names = self.args, [*self.needed, SOURCE_ROW]
-        table = data.select(names) if isinstance(data, pa.Table) else data.select_columns(names).with_format("arrow")[:]
+        table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)

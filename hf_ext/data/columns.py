@@ -122,6 +122,28 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
     return pa.array(map(_write, values), pa.string())
 
 
+def read_table(data: datasets.Dataset, names: Sequence[str]) -> pa.Table:
+    """Returns columns of `data`, classes by their names (`name_classes`)."""
+    table = data.select_columns([*names]).with_format("arrow")[:]
+    columns = {name: name_classes(table[name], data.features[name]) for name in table.column_names}
+    return pa.table(columns)
+
+
+def name_classes(column: Any, feature: Any) -> Any:
+    """Returns the names that a `ClassLabel`, or a list of one, numbers: coded text (`pa.dictionary`), or lists of text.
+
+    -1 is missing. Columns of another feature are returned as they are.
+    """
+    label = getattr(feature, "feature", feature)
+    if not isinstance(label, datasets.ClassLabel):
+        return column
+    called = dict(enumerate(label.names))
+    cells = column.to_pylist()
+    if label is feature:
+        return pa.array(map(called.get, cells), pa.string()).dictionary_encode()
+    return pa.array([cell and [*map(called.get, cell)] for cell in cells], pa.list_(pa.string()))
+
+
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
     found = distinct(column)

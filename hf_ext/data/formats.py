@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Features
 
 from ..errors import DataError
-from .columns import as_array, check_columns
+from .columns import as_array, check_columns, name_classes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
@@ -230,9 +231,12 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[Colum
             names = file.schema_arrow.names
             check_columns(names, columns or (), str(path))
             kept = [name for name in names if columns is None or name in columns]
+            wrote = file.schema_arrow.metadata or {}
+            features = Features.from_arrow_schema(file.schema_arrow) if b"huggingface" in wrote else {}  # by `datasets`
             for batch in file.iter_batches(BATCH_ROWS, columns=kept):
                 batch.validate(full=True)
-                yield np.arange(row + 1, row + 1 + len(batch)), {name: batch.column(name) for name in kept}
+                read = {name: name_classes(batch.column(name), features.get(name)) for name in kept}
+                yield np.arange(row + 1, row + 1 + len(batch)), read
                 row += len(batch)
             if row != file.metadata.num_rows:
                 raise ValueError(f"it ends after row {row}, the footer says {file.metadata.num_rows}")

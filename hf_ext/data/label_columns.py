@@ -12,11 +12,12 @@ import pyarrow as pa
 from datasets import Dataset
 
 from ..labels import UNKNOWN, LabelKind
-from ..labels.cells import SIGNS, Judged, is_missing, judge_label, shorten, split_letters
+from ..labels.cells import SIGNS, Judged, is_missing, judge_label, shorten, split_items, split_letters
 from ..labels.classes import as_bit
 from ..labels.kinds import reader_of
 from ..labels.numbers import LIST_REMEDY
 from .arguments import DataArguments
+from .columns import as_array
 from .reading import SOURCE_ROW
 from .row_errors import RowError, judge_cells
 
@@ -45,7 +46,7 @@ def read_labels(
     rows, name = table[SOURCE_ROW].to_numpy(), kind.columns[0]
     if kind.is_one_number:
         return _read_numbers(table, name, args.censor_column, rows)
-    if len(kind.columns) > 1:
+    if kind.has_values:
         label, errors = _read_several(table, kind, rows)
     elif kind.per_residue:
         label, errors = _read_residues(table, kind, args, sequences, rows)
@@ -57,11 +58,14 @@ def read_labels(
 
 
 def _read_several(table: pa.Table, kind: LabelKind, rows: np.ndarray) -> tuple[Any, list[RowError]]:
-    """A value for each column, NaN where it is not known."""
+    """A value for each column, or each number that the cells of a column list; NaN where it is not known."""
     values: list[np.ndarray] = []
     errors: list[RowError] = []
-    for name in kind.columns:
-        found, judged, refused = judge_cells(table[name], reader_of(kind).judge, name, rows)
+    columns = [(name, table[name]) for name in kind.columns]
+    if len(columns) < kind.num_outputs:
+        columns, errors = _split_lists(columns[0][1], kind, rows)
+    for name, column in columns:
+        found, judged, refused = judge_cells(column, reader_of(kind).judge, name, rows)
         values.append(np.array([one.value for one in judged], np.float64)[found.number])
         errors += refused
         if kind.is_numeric:
@@ -71,6 +75,21 @@ def _read_several(table: pa.Table, kind: LabelKind, rows: np.ndarray) -> tuple[A
     bare = [row for row in rows[np.isnan(labels).all(1)].tolist() if row not in named]
     errors += [RowError(row, kind.columns[0], "", rule, remedy) for row in bare]
     return pa.array([*labels], pa.list_(pa.float64())), errors
+
+
+def _split_lists(
+    column: pa.ChunkedArray, kind: LabelKind, rows: np.ndarray
+) -> tuple[list[tuple[str, pa.ChunkedArray]], list[RowError]]:
+    """Returns a column for each number that cells list, by its name, and an error for each list of other length."""
+    lists, errors = [], []
+    for row, cell in zip(rows.tolist(), column.to_pylist()):
+        items = [None] * kind.num_outputs if is_missing(cell) else split_items(cell)
+        if len(items) != kind.num_outputs:
+            rule = f"{len(items)} numbers, not {kind.num_outputs}"
+            errors.append(RowError(row, kind.columns[0], shorten(cell), rule, "Write nan where one is not known."))
+            items = [None] * kind.num_outputs
+        lists.append(items)
+    return [(name, pa.chunked_array([as_array(cells)])) for name, cells in zip(kind.names, zip(*lists))], errors
 
 
 def _read_residues(

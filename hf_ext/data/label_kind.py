@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind
-from ..labels.cells import show_names
-from ..labels.choosing import choose_task
-from ..labels.classes import SEPARATOR, Classes, order_names
-from ..labels.kinds import describe_kind, reader_of
+from ..labels.cells import drop_zeros, is_missing, shorten, show_names, write_name
+from ..labels.choosing import NUM_SEEN, choose_task, vector_length
+from ..labels.classes import JOINTS, NO_LABEL, SEPARATOR, Classes, find_joints, order_names, split_joined
+from ..labels.kinds import describe_kind, read_items, reader_of
 from .arguments import DataArguments
-from .columns import as_text, check_columns, distinct
-from .reading import Part
+from .columns import as_text, check_columns, distinct, read_table
+from .reading import SOURCE_ROW, Part
 
 MOST = 0.5
 
@@ -52,59 +52,114 @@ def find_kind(
         kind = LabelKind("regression" if args.task == "auto" else args.task, columns, columns)
         read_as = {"read_as": f"A stream: {', '.join(map(repr, columns))} is read as {describe_kind(kind)}, unseen."}
     else:
-        cells, sequences = _read(args, parts)
+        table = _read(args, parts)
+        sequences = table.pop(args.sequence_columns[0])
+        rows = table.pop(SOURCE_ROW)
         task, alternative = args.task, ""
-        if task == "auto":
-            task, alternative = choose_task(cells, sequences if len(args.sequence_columns) == 1 else None)
+        if task not in ("regression", "classification"):  # others are refused in the same forms
+            found, alternative = choose_task(table, sequences if len(args.sequence_columns) == 1 else None)
+            task = found if task == "auto" else task
         kind = LabelKind(task, columns, columns)
-        if len(columns) == 1 and not kind.is_numeric:
-            kind = replace(kind, names=_collect_names(kind, cells[columns[0]], sequences, report["notes"]))
+        if len(columns) == 1:
+            kind = replace(kind, names=_find_names(kind, args, table[columns[0]], sequences, report["notes"]))
         if args.task == "auto":
             named = f"Column {', '.join(map(repr, columns))} is read as {describe_kind(kind)}"
-            read_as = {"read_as": f"{named}{f' ({alternative})' * bool(alternative)}."}
+            named += f" ({alternative})." if alternative else "."
+            example = _show_example(kind, table[columns[0]], rows) if len(columns) == 1 else ""
+            read_as = {"read_as": named + example}
     check_kind(kind, args)
     report["labels"] = kind.state() | read_as
     return kind
 
 
-def _read(args: DataArguments, parts: Sequence[Part]) -> tuple[dict[str, pa.ChunkedArray], pa.ChunkedArray]:
-    """Label columns by name, and the first sequence column, over all parts; text where types differ."""
+def _read(args: DataArguments, parts: Sequence[Part]) -> dict[str, pa.ChunkedArray]:
+    """Label columns, the first sequence column and the rows' numbers, over all parts; text where types differ."""
     names, tables = [*args.label_column, args.sequence_columns[0]], []
     for part in parts:
         check_columns(part.data.column_names, names, part.path)
-        tables.append(part.data.select_columns(names).with_format("arrow")[:])
+        tables.append(read_table(part.data, [*names, SOURCE_ROW]))
     columns = {}
-    for name in names:
+    for name in tables[0].column_names:
         found = [table[name] for table in tables]
         found = [*map(as_text, found)] if len({column.type for column in found}) > 1 else found
         columns[name] = pa.chunked_array([chunk for column in found for chunk in column.chunks], found[0].type)
-    return columns, columns.pop(names[-1])
+    return columns
 
 
-def _collect_names(
-    kind: LabelKind, cells: pa.ChunkedArray, sequences: pa.ChunkedArray, notes: list[str]
+def _show_example(kind: LabelKind, column: pa.ChunkedArray, rows: pa.ChunkedArray) -> str:
+    """Returns a sentence that shows how the first cell is read that is not just its own name or number."""
+    for row, cell in zip(rows.to_pylist(), column[:NUM_SEEN].to_pylist()):
+        items = [] if is_missing(cell) else read_items(kind, cell)
+        if items and items != [write_name(cell)]:
+            return f" For example, row {row}, {shorten(cell)}, is read as: {show_names(items)}."
+    return ""
+
+
+def _find_names(
+    kind: LabelKind,
+    args: DataArguments,
+    cells: pa.ChunkedArray,
+    sequences: pa.ChunkedArray,
+    notes: list[str],
 ) -> tuple[str, ...]:
-    """Names of the classes that stand in a column, in their order."""
-    reader, found = reader_of(kind), distinct(cells)
-    assert isinstance(reader, Classes)
-    counts: Counter[str] = Counter()
-    for cell, num in zip(found.cells.to_pylist(), np.bincount(found.number).tolist()):
-        counts.update(dict.fromkeys(reader.names_of(cell), num))
+    """Returns what the outputs stand for: classes of a column in their order, or the numbers that its cells list."""
+    name = kind.columns[0]
+    if kind.is_numeric:
+        num = 1 if kind.per_residue else vector_length(cells)
+        return (name,) if num == 1 else tuple(f"{name}_{i}" for i in range(1, num + 1))
+    found = distinct(cells)
+    values = found.cells.to_pylist()
+    nums = np.bincount(found.number).tolist()
+    if not kind.per_residue:
+        _check_markers(name, args, {value: num for value, num in zip(values, nums) if isinstance(value, str)}, notes)
+    counts = _count_names(replace(kind, names=tuple(args.marker_classes)), values, nums)
+    if kind.task == "multilabel" and (joints := find_joints(counts)):
+        parts = {part for one in counts for sign in joints for part in split_joined(one, sign) if sign in one}
+        alone = [one for one in counts if not any(sign in one for sign in joints)]
+        counts = _count_names(replace(kind, names=(*alone, *parts)), values, nums)
+    for one in [one for one in counts if drop_zeros(one) != one and drop_zeros(one) in counts]:
+        counts[drop_zeros(one)] += counts.pop(one)
+    if kind.per_residue and counts[NO_LABEL] and all(one.isdigit() for one in counts if one != NO_LABEL):
+        num = counts.pop(NO_LABEL)
+        notes.append(f"column {name!r}: {NO_LABEL!r} beside digits is read as not known, in {num:,} rows.")
     if not counts:
-        raise DataError(f"column {kind.columns[0]!r}: no cell names a class. Check --label_column and --task.")
+        raise DataError(f"column {name!r}: no cell names a class. Check --label_column and --task.")
     if kind.per_residue and pc.mean(pc.equal(as_text(cells), as_text(sequences))).as_py() > MOST:
-        raise DataError(f"column {kind.columns[0]!r} holds the sequences themselves. Name that of labels.")
+        raise DataError(f"column {name!r} holds the sequences themselves. Name that of labels.")
     names = order_names(counts)
-    joined = [name for name in names if any(sign in name for sign in ",|")]
-    named = map(reader.names_of, found.cells.to_pylist())
-    if kind.task == "multilabel" and joined and max(map(len, named)) < 2:
+    joined = [one for one in names if any(sign in one for sign in JOINTS)]
+    kind = replace(kind, names=names)
+    if kind.task == "multilabel" and joined and max(len(read_items(kind, value)) for value in values) < 2:
         raise DataError(
-            f"column {kind.columns[0]!r}: --task multilabel reads labels separated by {SEPARATOR!r}, and no cell names "
+            f"column {name!r}: --task multilabel reads labels separated by {SEPARATOR!r}, and no cell names "
             f"several ({show_names(joined)}). Write it between them; or give --task classification."
         )
-    if not kind.per_residue:
-        notes += _doubt_names(replace(kind, names=names), counts, len(cells))
+    notes += _doubt_names(kind, counts, len(cells))
     return names
+
+
+def _count_names(kind: LabelKind, cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
+    """Returns in how many rows each class stands, as they are read where `kind.names` are known."""
+    reader = reader_of(kind)
+    assert isinstance(reader, Classes)
+    counts: Counter[str] = Counter()
+    for cell, num in zip(cells, nums):
+        counts.update(dict.fromkeys(reader.names_of(cell), num))
+    return counts
+
+
+def _check_markers(name: str, args: DataArguments, counts: Mapping[str, int], notes: list[str]) -> None:
+    """Raises DataError, or notes where bad rows are dropped, that names such as `NA` read as no value."""
+    texts = {cell: num for cell, num in counts.items() if cell.strip() and is_missing(cell)}
+    markers = sorted({cell.strip() for cell in texts} - {*args.marker_classes})
+    if markers:
+        told = (
+            f"column {name!r}: {sum(texts.values()):,} cells say {' or '.join(map(repr, markers))}, which reads as no "
+            f"value. If these are classes, give --marker_classes {' '.join(markers)}"
+        )
+        if args.bad_rows == "error":
+            raise DataError(f"{told}; if not, leave these rows out: --bad_rows drop.")
+        notes.append(f"{told}.")
 
 
 def check_kind(kind: LabelKind, args: DataArguments) -> None:
@@ -130,7 +185,7 @@ def _doubt_names(kind: LabelKind, counts: Mapping[str, int], num_rows: int) -> l
             "residue_classification for a letter per residue."
         )
     notes = []
-    if (single := sum(count == 1 for count in counts.values())) > num / 2:
+    if not kind.per_residue and (single := sum(count == 1 for count in counts.values())) > num / 2:
         notes.append(
             f"{where}: {single:,} of {num:,} classes have a single row: these may be names of rows, not classes."
         )

@@ -20,7 +20,7 @@ from ..labels import ONE_NUMBER, LabelKind
 from ..labels.kinds import reader_of
 from .arguments import DataArguments
 from .cleaning import RowSchema, clean_stream
-from .columns import as_dataset, as_text
+from .columns import as_dataset, as_text, read_table
 from .label_columns import label_facts
 from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, read_parts
@@ -224,7 +224,7 @@ def _join_bounds(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:
     """All columns of these rows of a part, as text; numbers as Python writes them."""
-    table = data.with_format("arrow")[:]
+    table = read_table(data, data.column_names)
     table = table.filter(pc.is_in(table[SOURCE_ROW], source_rows.combine_chunks()))
     return pa.table({name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW})
 

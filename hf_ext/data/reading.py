@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
+from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from ..errors import DataError
@@ -229,6 +229,10 @@ def _number_rows(data: Any, columns: Collection[str] | None, label: str) -> Data
         check_columns(names, columns or (), label)
         data = data.select_columns([key for key in names if columns is None or key in columns])
     if isinstance(data, IterableDataset):
+        if numbered := [key for key, feature in (data.features or {}).items() if isinstance(feature, ClassLabel)]:
+            raise DataError(
+                f"{label}: column {numbered[0]!r} numbers classes, which a stream cannot name. Drop --streaming."
+            )
         return data.map(_add_row_number, with_indices=True)
     if not len(data):
         raise DataError(f"{label} has no rows.")

@@ -45,6 +45,13 @@ class LabelKind:
         return self.task.endswith("regression")
 
     @property
+    def has_values(self) -> bool:
+        """Whether a row has a value, or none, for each output: several numbers, or columns of 0 and 1."""
+        return (self.task == "regression" and self.num_outputs > 1) or (
+            self.task == "multilabel" and len(self.columns) > 1
+        )
+
+    @property
     def of_rows(self) -> LabelKind:
         """The same label, one for each row."""
         return replace(self, task=self.task.removeprefix("residue_"))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -20,7 +21,13 @@ NOT_KNOWN = ("?", "X", "x", str(UNKNOWN))  # of a residue
 MAX_NAMED = 5
 
 _LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch  # of stripped text, and linear
-_ITEMS = re.compile(r"[^\s,;\[\]\"']+").findall  # as CSV, JSON and Python write lists
+_IS_NUMBER = re.compile(NUMBER).fullmatch
+_ITEMS = re.compile(r"[^\s,;\[\]\"']+").findall  # between spaces, commas, semicolons, brackets, quotes
+_IS_NUMERIC = re.compile(r"[\[\]\s,;0-9.eE+-]*").fullmatch
+# What quotes hold, to the end of the text where they are not closed, so that no quote is looked at twice; or what
+# stands between brackets, commas and semicolons.
+_TOKENS = re.compile(r"""\"(?:[^"\\]|\\.)*(?:"|$)|'(?:[^'\\]|\\.)*(?:'|$)|[^\[\],;"']+""", re.DOTALL).findall
+_ZEROS = re.compile(r"(?<=[0-9])\.0*$")
 
 
 class Judged(NamedTuple):
@@ -62,10 +69,64 @@ def write_name(cell: object) -> str:
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
 
 
-def split_items(cell: Any) -> list[Any]:
-    """A list, or text that lists things between spaces, commas or semicolons, in brackets or not."""
+def drop_zeros(name: str) -> str:
+    """Returns the name of a whole number without its decimals: `1.0` and `1` are one class, `1.10` is another."""
+    return _ZEROS.sub("", name)
+
+
+def is_number(item: object) -> bool:
+    """Says whether an item of a list is a number, or stands for one that is missing."""
+    return isinstance(item, int | float) or is_missing(item) or bool(_IS_NUMBER(str(item)))
+
+
+def read_list(cell: object) -> list[Any] | None:
+    """Returns the items of a list, also of one that JSON, Python or numpy wrote as text; None of any other cell.
+
+    Quotes decide where an item ends, then commas and semicolons, then, between numbers alone, spaces. One name in
+    brackets without quotes, such as `[NiFe]`, is a name.
+    """
     if isinstance(cell, list | tuple):
         return [*cell]
+    text = cell.strip() if isinstance(cell, str) else ""
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    if _IS_NUMERIC(text):
+        return _ITEMS(text)
+    items = []
+    for token in filter(None, map(str.strip, _TOKENS(text))):
+        if token[0] in "\"'":
+            items.append(_unquote(token))
+        elif all(map(is_number, words := token.split())):
+            items += words
+        else:
+            items.append(token)
+    is_name = items == [text[1:-1].strip()] and not is_number(items[0])
+    return None if is_name else items
+
+
+def _unquote(token: str) -> str:
+    """Returns the text between quotes: JSON's escapes, else a backslash before each character that needs one."""
+    if token[0] == '"':
+        try:
+            return json.loads(token)
+        except ValueError:
+            pass
+    return re.sub(r"\\(.)", r"\1", token[1:].removesuffix(token[0]))
+
+
+def unwrap(cell: Any) -> Any:
+    """Returns the item of a list of one, None of an empty list, any other cell as it is."""
+    items = read_list(cell)
+    if items is None or len(items) > 1:
+        return cell
+    return items[0] if items else None
+
+
+def split_items(cell: Any) -> list[Any]:
+    """Returns the items of a list, or of text that lists things between spaces, commas or semicolons."""
+    items = read_list(cell)
+    if items is not None:
+        return items
     return _ITEMS(cell) if isinstance(cell, str) else [cell]
 
 
@@ -76,7 +137,8 @@ def split_letters(cell: Any) -> list[Any]:
 
 
 def judge_label(cell: object) -> Judged:
-    """A single cell as (label, bound), NaN where it is refused."""
+    """A single cell, or a list of one number, as (label, bound), NaN where it is refused."""
+    cell = unwrap(cell)
     match = _LABEL(cell.strip().replace("\u2264", "<=").replace("\u2265", ">=")) if isinstance(cell, str) else None
     if match:
         bound, value = SIGNS.get(match[1], 0), float(match[2])

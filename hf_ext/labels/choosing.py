@@ -1,19 +1,35 @@
-"""`--task auto`: what label columns seem to hold."""
+"""`--task auto`: from what the cells of label columns have in common to what they are, or why they are refused."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import DataError
 from . import TaskName
-from .cells import NUMBER, is_missing, is_unknown, judge_label, split_items, split_letters, write_name
-from .classes import SEPARATOR, as_bit
+from .cells import (
+    NUMBER,
+    drop_zeros,
+    is_missing,
+    is_number,
+    is_unknown,
+    judge_label,
+    read_list,
+    shorten,
+    split_items,
+    split_letters,
+    unwrap,
+    write_name,
+)
+from .classes import NO_LABEL, SEPARATOR, as_bit, find_joints
 
 NUM_SEEN = 1000  # labels whose form is looked at
 SOME, MOST, NEARLY_ALL = 0.1, 0.5, 0.95  # shares of them
@@ -24,7 +40,192 @@ MIN_CLASSES, MIN_ROWS = 3, 3  # of whole numbers that are taken for classes, and
 # With a unit, a bound, a decimal comma.
 _MEANT_AS_NUMBER = re.compile(rf"[<>=\u2264\u2265\s]*{NUMBER}(,[0-9]+)?(\s.*|%|[fpnum\u00b5]?M)?", re.DOTALL).fullmatch
 _IS_DIGITS = re.compile("[0-9]+").fullmatch
+_HAS_LEADING_ZERO = re.compile("0[0-9]+").fullmatch
+_IS_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+").fullmatch
 AMOUNTS = "--task regression if they are amounts"
+ONE_NAME = "--task classification if each cell is one name"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the cells of a label column have in common, and with their sequences.
+
+    Attributes:
+        column: n cells.
+        cells: the first 1,000 that hold something, lists of one item as that item.
+        lengths: of each one's sequence, in letters alone and in all characters; none where residues cannot have labels.
+    """
+
+    column: pa.ChunkedArray
+    cells: list[Any]
+    lengths: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray, sequences: pa.ChunkedArray | None) -> Facts:
+        """Collects them; `sequences` (n) are as their file has them: blanks and stops are no residues."""
+        numbered = enumerate(chain.from_iterable(chunk.to_pylist() for chunk in column.chunks))
+        seen = dict(islice(((i, cell) for i, cell in numbered if not is_missing(cell)), NUM_SEEN))
+        texts = [] if sequences is None else [str(sequences[i].as_py() or "").strip() for i in seen]
+        lengths = [(sum(map(str.isalpha, text)), len(text)) for text in texts]
+        is_wrapped = all(len(read_list(cell) or ()) == 1 for cell in seen.values())
+        return cls(column, [unwrap(cell) if is_wrapped else cell for cell in seen.values()], lengths)
+
+    def share(self, is_so: Callable[[Any], Any]) -> float:
+        """Returns the share of cells of which `is_so` holds."""
+        return sum(map(bool, map(is_so, self.cells))) / max(1, len(self.cells))
+
+    @cached_property
+    def distinct(self) -> set[str]:
+        """Names of all cells of the column that hold something."""
+        cells = self.column if pa.types.is_nested(self.column.type) else pc.unique(self.column)
+        return {write_name(unwrap(cell)) for cell in cells.to_pylist() if not is_missing(cell)}
+
+    @cached_property
+    def has_scalars(self) -> bool:
+        """Whether all cells are single numbers or truth values by their type."""
+        return all(isinstance(cell, bool | int | float) for cell in self.cells)
+
+    # Labels of residues.
+
+    def fit(self, split: Callable[[Any], Iterable[Any]]) -> list[Any]:
+        """Returns the cells that have as many labels as residues, one by one; none unless nearly all cells have.
+
+        Or most of them, if they are of several lengths and mostly unlike each other, which classes are not.
+        """
+        labels = [[*split(cell)] for cell in self.cells] if self.lengths else []
+        found = [one for one, lengths in zip(labels, self.lengths) if 1 < len(one) in lengths]
+        share = len(found) / max(1, len(labels))
+        if share < NEARLY_ALL:
+            is_chance = len({*map(len, found)}) < 2 or len({*map(str, found)}) < MOST * len(found)
+            return [] if share < MOST or is_chance else found
+        return found
+
+    @cached_property
+    def residues(self) -> list[list[Any]]:
+        """Labels of residues by cell; none of cells that may as well be numbers."""
+        found = [] if self.has_scalars else self.fit(split_letters)
+        digits = [cell for cell in self.cells if isinstance(cell, str) and _IS_DIGITS(cell)]
+        is_coded = any(map(_HAS_LEADING_ZERO, digits)) or len({*map(len, found)}) > 1
+        if is_coded and len(digits) == len(self.cells):
+            return found
+        may_be_numbers = self.share(lambda cell: len(str(cell)) <= LONG_NUMBER and not judge_label(cell).rule)
+        return [] if may_be_numbers >= MOST else found
+
+    @cached_property
+    def residue_labels(self) -> set[str]:
+        """The known ones; `-` beside digits is not known."""
+        found = {write_name(item) for item in {*chain.from_iterable(self.residues)} if not is_unknown(item)}
+        return found - {NO_LABEL} if all(map(_IS_DIGITS, found - {NO_LABEL})) else found
+
+    @property
+    def are_residue_classes(self) -> bool:
+        """Whether residues have a few letters or digits."""
+        labels = self.residue_labels
+        are_digits = any(map(_IS_DIGITS, labels)) and all(map(_IS_DIGITS, map(drop_zeros, labels)))
+        return 0 < len(labels) <= MAX_LETTERS and (are_digits or not any(map(_is_meant_as_number, labels)))
+
+    @property
+    def are_residue_numbers(self) -> bool:
+        """Whether residues have numbers, in lists."""
+        labels = [*self.residue_labels]
+        is_list = any(split_items(cell) != [cell] for cell in self.cells)
+        return bool(labels) and is_list and sum(map(_is_meant_as_number, labels)) >= MOST * len(labels)
+
+    @property
+    def have_blanks(self) -> bool:
+        """Whether labels are as long as the sequence if blanks count."""
+        texts = [cell for cell in self.cells if isinstance(cell, str)]
+        has_blanks = any(" " in cell for cell in texts) and len(texts) == len(self.cells)
+        return has_blanks and max(map(len, " ".join(texts).split())) > 1 and bool(self.fit(str))
+
+    @property
+    def have_decimal_commas(self) -> bool:
+        """Whether residues have numbers such as `0,7`."""
+        found = self.fit(lambda cell: str(cell).split())
+        return any(map(_IS_DECIMAL_COMMA, chain.from_iterable(found)))
+
+    # Labels of rows.
+
+    @cached_property
+    def vector_length(self) -> int:
+        """How many numbers, or yes and no, nearly all cells list; 0 where they list names, or not as many."""
+        lists = [_read_vector(cell) for cell in self.cells]
+        length, num = Counter(map(len, lists)).most_common(1)[0] if lists else (0, 0)
+        is_vector = all(is_number(item) or as_bit(item) is not None for item in chain.from_iterable(lists))
+        return length if is_vector and num >= NEARLY_ALL * len(lists) else 0
+
+    @property
+    def are_bit_vectors(self) -> bool:
+        """Whether each cell lists as many 0 and 1."""
+        return self.vector_length > 1 and {*map(as_bit, chain.from_iterable(map(_read_vector, self.cells)))} <= {0, 1}
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether most cells are meant as a number."""
+        return self.share(_is_meant_as_number) >= MOST
+
+    @property
+    def are_counted_classes(self) -> bool:
+        """Whether numbers are 0 and 1, or whole ones from 0 on of which none is left out and each has its rows."""
+        if not self.are_numbers:
+            return False
+        num, is_whole = len(self.distinct), not pa.types.is_floating(self.column.type)
+        counted = {*map(str, range(num))}
+        is_counted = is_whole and num >= MIN_CLASSES and len(self.column) >= MIN_ROWS * num and self.distinct == counted
+        return is_counted or {*map(as_bit, self.distinct)} == {0.0, 1.0}
+
+    @property
+    def are_sets(self) -> bool:
+        """Whether cells are lists, or names that a separator joins."""
+        listed = self.share(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
+        return listed > SOME or bool(find_joints({write_name(cell) for cell in self.cells}))
+
+
+class Rule(NamedTuple):
+    """Where it `holds`, a column is of `task`, and `says` what to give if it is not; or without a task, why not."""
+
+    holds: Callable[[Facts], bool]
+    task: TaskName | None
+    says: str
+
+
+# The first that holds counts. A sentence of refusal has the column, its first cell and the number of labels to name.
+RULES = (
+    Rule(lambda facts: pa.types.is_dictionary(facts.column.type), "classification", ""),  # the file says so
+    Rule(
+        lambda facts: facts.have_blanks,
+        None,
+        "labels that are as long as the sequences only if blanks count, as in DSSP, where they are coil (such as "
+        "'{cell}'). Write - or C for each blank.",
+    ),
+    Rule(
+        lambda facts: facts.have_decimal_commas,
+        None,
+        "a number for each residue with a decimal comma (such as '{cell}'). Write a point: 0.7.",
+    ),
+    Rule(
+        lambda facts: facts.are_residue_classes,
+        "residue_classification",
+        f"--task residue_regression for amounts, {ONE_NAME}",
+    ),
+    Rule(lambda facts: facts.are_residue_numbers, "residue_regression", ""),
+    Rule(
+        lambda facts: facts.are_bit_vectors,
+        None,
+        "a list of {num} times 0 or 1 in each cell (such as '{cell}'), which names no labels. Write a column of 0 and "
+        "1 for each label and name all of them: --label_column A B C.",
+    ),
+    Rule(lambda facts: facts.vector_length > 1, "regression", ""),
+    Rule(lambda facts: pa.types.is_boolean(facts.column.type), "classification", ""),
+    Rule(lambda facts: facts.are_counted_classes, "classification", AMOUNTS),
+    Rule(lambda facts: facts.are_numbers, "regression", "--task classification if they name classes"),
+    Rule(lambda facts: facts.are_sets, "multilabel", ONE_NAME),
+    Rule(
+        lambda facts: True,
+        "classification",
+        f"--task multilabel if a cell may name several, separated by {SEPARATOR}",
+    ),
+)
 
 
 def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArray | None) -> tuple[TaskName, str]:
@@ -34,62 +235,41 @@ def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArr
         columns: n cells each, by name.
         sequences: n; None where residues cannot have labels, since several columns hold sequences.
 
+    Raises:
+        DataError: labels in a form that cannot be read, by `RULES`; -1 among several columns of 0 and 1.
+
     Cost: form and lengths of the first 1,000 labels; the distinct ones of whole columns where these are numbers.
     """
     if len(columns) > 1:
-        is_yes_no = all({*map(as_bit, _distinct(column))} <= {0.0, 1.0} for column in columns.values())
-        return ("multilabel", AMOUNTS) if is_yes_no else ("regression", "")
-    (column,) = columns.values()
-    numbered = enumerate(chain.from_iterable(chunk.to_pylist() for chunk in column.chunks))
-    seen = dict(islice(((i, cell) for i, cell in numbered if not is_missing(cell)), NUM_SEEN))
-    cells = [*seen.values()]
-    if sequences is not None and (task := _find_residues(cells, [sequences[i].as_py() for i in seen])):
-        other = "residue_regression for amounts, --task classification if each cell is one name"
-        return task, f"--task {other}" if task == "residue_classification" else ""
-    if _share(cells, _is_meant_as_number) >= MOST:
-        return _choose_of_numbers(column)
-    if _share(cells, lambda cell: isinstance(cell, list) or SEPARATOR in str(cell) or str(cell)[:1] == "[") > SOME:
-        return "multilabel", "--task classification if each cell is one name"
-    return "classification", f"--task multilabel if a cell may name several, separated by {SEPARATOR}"
+        found = set().union(*(Facts.of(column, None).distinct for column in columns.values()))
+        if found - {"-1"} < found and {*map(as_bit, found - {"-1"})} == {0.0, 1.0}:
+            raise DataError(
+                f"columns {', '.join(map(repr, columns))} hold 0, 1 and -1. If -1 means not known, leave these cells "
+                "empty (0 and 1 are labels then); if it is an amount, give --task regression."
+            )
+        return ("multilabel", AMOUNTS) if {*map(as_bit, found)} <= {0.0, 1.0} else ("regression", "")
+    ((name, column),) = columns.items()
+    facts = Facts.of(column, sequences)
+    rule = next(rule for rule in RULES if rule.holds(facts))
+    if rule.task is None:
+        raise DataError(
+            f"column {name!r} has {rule.says}".format(cell=shorten(facts.cells[0]), num=facts.vector_length)
+        )
+    return rule.task, rule.says
 
 
-def _choose_of_numbers(column: pa.ChunkedArray) -> tuple[TaskName, str]:
-    if pa.types.is_boolean(column.type):
-        return "classification", ""
-    found = {write_name(cell) for cell in _distinct(column)}
-    num, is_whole = len(found), not pa.types.is_floating(column.type)
-    is_counted = is_whole and num >= MIN_CLASSES and len(column) >= MIN_ROWS * num and found == {*map(str, range(num))}
-    if is_counted or {*map(as_bit, found)} == {0.0, 1.0}:
-        return "classification", AMOUNTS
-    return "regression", "--task classification if they name classes"
+def vector_length(column: pa.ChunkedArray) -> int:
+    """Returns how many numbers each cell of a column lists; 1 where it is one number, or anything else."""
+    return max(1, Facts.of(column, None).vector_length)
 
 
-def _find_residues(cells: Sequence[Any], sequences: Sequence[Any]) -> TaskName | None:
-    """Labels of residues, if nearly all cells hold as many of them as the sequence has residues."""
-    if not cells or all(isinstance(cell, bool | int | float) for cell in cells):
-        return None
-    split = [split_letters(cell) for cell in cells]
-    lengths = [len(str(sequence or "").strip()) for sequence in sequences]
-    fits = [len(one) == length > 1 for one, length in zip(split, lengths)]
-    is_number = [len(str(cell)) <= LONG_NUMBER and not judge_label(cell).rule for cell in cells]
-    if np.mean(fits) < NEARLY_ALL or np.mean(is_number) >= MOST:
-        return None
-    found = set().union(*(one for one, fit in zip(split, fits) if fit))
-    items = {write_name(item) for item in found if not is_unknown(item)}
-    if len(items) <= MAX_LETTERS and (all(map(_IS_DIGITS, items)) or not any(map(_is_meant_as_number, items))):
-        return "residue_classification"
-    is_list = any(split_items(cell) != [cell] for cell in cells)
-    return "residue_regression" if is_list and _share([*items], _is_meant_as_number) >= MOST else None
+def _read_vector(cell: Any) -> list[Any]:
+    """Returns the items of a list, or of text between spaces."""
+    items = read_list(cell)
+    if items is None:
+        items = cell.split() if isinstance(cell, str) else [cell]
+    return items
 
 
 def _is_meant_as_number(cell: Any) -> bool:
     return isinstance(cell, int | float) or (isinstance(cell, str) and bool(_MEANT_AS_NUMBER(cell.strip())))
-
-
-def _share(cells: Sequence[Any], is_so: Any) -> float:
-    return sum(map(bool, map(is_so, cells))) / max(1, len(cells))
-
-
-def _distinct(column: pa.ChunkedArray) -> list[Any]:
-    cells = column if pa.types.is_nested(column.type) else pc.unique(column)
-    return [cell for cell in cells.to_pylist() if not is_missing(cell)]

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from . import UNKNOWN, LabelKind
-from .cells import Judged, is_missing, is_unknown, shorten, show_names, split_items, split_letters, write_name
+from .cells import (
+    Judged,
+    drop_zeros,
+    is_missing,
+    is_unknown,
+    read_list,
+    shorten,
+    show_names,
+    split_letters,
+    unwrap,
+    write_name,
+)
 
 FILL_IN = "Fill it in, or leave the row out."
 SEPARATOR = ";"  # between the labels of a cell
-NO_LABEL = "-"  # a cell without any of the labels
+NO_LABEL = "-"  # a cell without any of the labels, or a residue whose label nobody knows beside digits
+JOINTS = "|/,"  # separate labels where what they join are names
 YES = ("true", "yes", "1", "positive", "pos")
-BITS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0}
+BITS = {"0": 0.0, "false": 0.0, "f": 0.0, "no": 0.0, "1": 1.0, "true": 1.0, "t": 1.0, "yes": 1.0}
 
 
 def order_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -33,7 +45,23 @@ def order_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def as_bit(cell: Any) -> float | None:
     """1 or 0 of a cell that says yes or no; None of others."""
-    return BITS.get(write_name(cell).lower())
+    return BITS.get(drop_zeros(write_name(cell)).lower())
+
+
+def split_joined(name: str, sign: str) -> list[str]:
+    """Returns what `sign` joins."""
+    return [part for part in map(str.strip, name.split(sign)) if part]
+
+
+def find_joints(names: Collection[str]) -> str:
+    """Returns those signs of `|/,` that separate labels: what they join are mostly names that also stand alone."""
+    found = ""
+    for sign in JOINTS:
+        joined = [split_joined(name, sign) for name in names if sign in name]
+        known = [all(part in names for part in parts) for parts in joined]
+        if known and sum(known) * 2 >= len(known):
+            found += sign
+    return found
 
 
 class Classes:
@@ -42,25 +70,37 @@ class Classes:
     arrow_type: pa.DataType = pa.int64()
 
     def __init__(self, kind: LabelKind) -> None:
-        self.kind, self.numbers = kind, {name: number for number, name in enumerate(kind.names)}
+        self.kind = kind
+        numbered = [*enumerate(kind.names)]
+        self.numbers = {drop_zeros(name): number for number, name in numbered} | {name: i for i, name in numbered}
+
+    def find(self, name: str) -> int | None:
+        """Returns the number of a class, also of one that is written with other decimals (`1.0` for `1`)."""
+        return self.numbers.get(name, self.numbers.get(drop_zeros(name)))
+
+    def is_missing(self, cell: Any) -> bool:
+        """Says whether a cell holds nothing: `NA` is a class where one is called so."""
+        return is_missing(cell) and write_name(cell) not in self.numbers
 
     def names_of(self, cell: Any) -> list[str]:
-        """What a cell names, empty where it is no name."""
-        return [] if is_missing(cell) or SEPARATOR in str(cell) else [write_name(cell)]
+        """Returns what a cell names, nothing where it is no name."""
+        cell = unwrap(cell)
+        return [] if self.is_missing(cell) or _is_several(cell) else [write_name(cell)]
 
     def judge(self, cell: Any) -> Judged:
-        """A cell as the number of its class."""
-        if is_missing(cell):
-            called = f" Rename a class that is called {str(cell).strip()}." if str(cell or "").strip() else ""
-            return Judged(UNKNOWN, "the class is missing", FILL_IN + called)
-        if SEPARATOR in str(cell):
+        """Returns a cell as the number of its class."""
+        cell = unwrap(cell)
+        if self.is_missing(cell):
+            return Judged(UNKNOWN, "the class is missing", FILL_IN)
+        if _is_several(cell):
             remedy = "Name one class in each row; --task multilabel reads several."
             return Judged(UNKNOWN, "several classes in one cell", remedy)
-        return self._number(self.names_of(cell)[0])
+        return self._number(write_name(cell))
 
     def _number(self, name: str, place: str = "") -> Judged:
-        if name in self.numbers:
-            return Judged(self.numbers[name])
+        number = self.find(name)
+        if number is not None:
+            return Judged(number)
         rule = f"the model has no class '{shorten(name)}'{place}"
         return Judged(UNKNOWN, rule, f"It has {show_names(self.kind.names)}.")
 
@@ -71,7 +111,7 @@ class Classes:
             labels: (n,), `UNKNOWN` is not known.
         """
         known = labels[labels != UNKNOWN]
-        return self._facts(labels, np.bincount(known, minlength=len(self.numbers)), np.array(len(known)))
+        return self._facts(labels, np.bincount(known, minlength=self.kind.num_outputs), np.array(len(known)))
 
     def _facts(self, labels: np.ndarray, counts: np.ndarray, num_known: np.ndarray) -> dict[str, Any]:
         return {
@@ -116,6 +156,10 @@ class Classes:
         return sorted(said)
 
 
+def _is_several(cell: Any) -> bool:
+    return SEPARATOR in str(cell) or read_list(cell) is not None
+
+
 class LabelSets(Classes):
     """Several labels of a row: 1 for those that it has, 0 for others, NaN where it is not known."""
 
@@ -125,10 +169,20 @@ class LabelSets(Classes):
         self.arrow_type = pa.float64() if self.has_columns else pa.list_(pa.float64())
 
     def names_of(self, cell: Any) -> list[str]:
-        """Labels that a cell lists; lists of JSON and Parquet too."""
-        is_list = not isinstance(cell, str) or cell.strip().startswith("[")
-        items = split_items(cell) if is_list else [*filter(None, map(str.strip, cell.split(SEPARATOR)))]
-        return [write_name(item) for item in items if not is_missing(item) and item != NO_LABEL]
+        """Returns the labels that a cell lists, also as a list of JSON, Python or Parquet."""
+        items = read_list(cell)
+        if items is None:
+            items = cell.split(SEPARATOR) if isinstance(cell, str) else [cell]
+        names = [write_name(item) for item in items if not self.is_missing(item)]
+        return [part for name in names if name != NO_LABEL for part in self._split(name)]
+
+    def _split(self, name: str) -> list[str]:
+        """Returns the labels that a name joins (`a|b`), itself where it is one."""
+        for sign in JOINTS:
+            parts = split_joined(name, sign)
+            if self.find(name) is None and parts and all(self.find(part) is not None for part in parts):
+                return parts
+        return [name]
 
     def judge(self, cell: Any) -> Judged:
         """A cell of one of several columns as 1, 0 or NaN; one that lists labels, as 1 or 0 for each name."""
@@ -136,14 +190,14 @@ class LabelSets(Classes):
             value = math.nan if is_missing(cell) else as_bit(cell)
             wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
             return wrong if value is None else Judged(value)
-        if is_missing(cell):
+        if self.is_missing(cell):
             remedy = f"Write {NO_LABEL} for a row that has none of the labels; leave it out if nobody looked."
             return Judged([], "no label in this cell", remedy)
         found = [self._number(name) for name in self.names_of(cell)]
         for one in found:
             if one.rule:
                 return one._replace(value=[])
-        return Judged(np.isin(range(len(self.numbers)), [one.value for one in found]).astype(np.float64))
+        return Judged(np.isin(range(self.kind.num_outputs), [one.value for one in found]).astype(np.float64))
 
     def facts(self, labels: np.ndarray) -> dict[str, Any]:
         """How many rows there are, and how many have each label.
@@ -171,21 +225,26 @@ class ResidueClasses(Classes):
     arrow_type = pa.list_(pa.int64())
 
     def names_of(self, cell: Any) -> list[str]:
-        """Classes that stand in a cell."""
-        return (
-            []
-            if is_missing(cell)
-            else [name for name in map(write_name, {*split_letters(cell)}) if not is_unknown(name)]
-        )
+        """Returns the classes that stand in a cell."""
+        if is_missing(cell):
+            return []
+        return [name for name in map(write_name, {*split_letters(cell)}) if not is_unknown(name)]
+
+    def _is_unknown(self, name: str) -> bool:
+        """Says whether the label is not known: `-` too beside classes that are digits, as CAID's references have it."""
+        return is_unknown(name) or (name == NO_LABEL and all(map(str.isdigit, self.kind.names)))
 
     def judge(self, cell: Any) -> Judged:
         """A cell as a list of numbers of classes."""
         if is_missing(cell):
             return Judged([], "the labels are missing", "Fill them in, or leave the row out.")
         items = split_letters(cell)
-        numbers = {item: self.numbers.get(write_name(item), UNKNOWN) for item in {*items}}
-        for item, number in numbers.items():
-            if number == UNKNOWN and not is_unknown(name := write_name(item)):
+        numbers: dict[Any, int] = {}
+        for item in {*items}:
+            name = write_name(item)
+            number = self.find(name)
+            if number is None and not self._is_unknown(name):
                 place = f" as at position {items.index(item) + 1} of {len(items)}"
                 return self._number(name, place)._replace(value=[])
+            numbers[item] = UNKNOWN if number is None else number
         return Judged([numbers[item] for item in items])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import LabelKind
-from .cells import show_names
+from .cells import show_names, split_items, split_letters, unwrap, write_name
 from .classes import Classes, LabelSets, ResidueClasses
 from .numbers import Numbers, ResidueNumbers
 
@@ -31,3 +33,15 @@ def describe_kind(kind: LabelKind) -> str:
         "residue_classification": f"one of {num} classes ({names}) for each residue",
         "residue_regression": "a number for each residue",
     }[kind.task]
+
+
+def read_items(kind: LabelKind, cell: Any) -> list[str]:
+    """Returns what a cell is read as, in the order in which it stands there."""
+    reader = reader_of(kind)
+    if kind.is_one_number:
+        items = [unwrap(cell)]
+    elif isinstance(reader, Classes) and not kind.per_residue:
+        items = reader.names_of(cell)
+    else:
+        items = split_items(cell) if kind.is_numeric else split_letters(cell)
+    return [*map(write_name, items)]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import List, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.rows import label_array
@@ -100,6 +100,175 @@ def test_digits_as_long_as_the_sequence_are_labels_of_residues_and_no_number(tmp
     assert (loaded.kind.task, loaded.kind.names) == ("residue_classification", ("0", "1"))
     numbers = [f"{random.Random(number).random():.3f}" for number in range(NUM_ROWS)]  # peptides of 5 residues
     assert read(write(tmp_path, {"sequence": ["MKTVL"] * NUM_ROWS, "label": numbers})).kind.task == "regression"
+
+
+BITS = [[random.Random(3 * number + i).randint(0, 1) for i in range(3)] for number in range(NUM_ROWS)]
+PAIRS = [[round(random.Random(number).random(), 3), number] for number in range(NUM_ROWS)]
+
+
+@pytest.mark.parametrize(
+    "write_list", [str, lambda row: str(np.array(row, float)), lambda row: " ".join(map(str, row))]
+)
+def test_a_list_of_0_and_1_in_each_cell_is_refused_since_it_names_no_labels(tmp_path, write_list):
+    with pytest.raises(DataError, match=r"a list of 3 times 0 or 1 in each cell .* a column of 0 and 1 for each label"):
+        read(write(tmp_path, {"label": [*map(write_list, BITS)]}))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.list_(pa.int8(), 3), pa.large_list(pa.bool_())])
+def test_a_list_of_0_and_1_is_refused_in_parquet_too(tmp_path, kind):
+    rows = [[*map(bool, row)] if kind.value_type == pa.bool_() else row for row in BITS]
+    pq.write_table(pa.table({"sequence": SEQUENCES, "label": pa.array(rows, kind)}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="a list of 3 times 0 or 1"):
+        read(tmp_path / "rows.parquet")
+
+
+def test_lists_of_as_many_numbers_are_several_numbers_and_of_one_the_number(tmp_path):
+    loaded = read(write(tmp_path, {"label": PAIRS}))
+    assert (loaded.kind.task, loaded.kind.columns, loaded.kind.names) == (
+        "regression",
+        ("label",),
+        ("label_1", "label_2"),
+    )
+    assert loaded.table["label"][:] == PAIRS
+    assert loaded.report["labels"]["read_as"].endswith("For example, row 2, [0.844, 0], is read as: 0.844, 0.")
+    one = read(write(tmp_path, {"label": [[first] for first, _ in PAIRS]}))
+    assert one.kind.is_one_number
+    assert one.table["label"][:] == [first for first, _ in PAIRS]
+    pairs = [*PAIRS]
+    pairs[1] = pairs[1][:1]
+    with pytest.raises(DataError, match=r"row 3, column 'label', value '\[0.134\]': 1 numbers, not 2"):
+        read(write(tmp_path, {"label": pairs}))
+
+
+@pytest.mark.parametrize(
+    ("cell", "names"),
+    [
+        ("['Cell membrane']", ["Cell membrane"]),
+        ("['Cell membrane', 'Golgi apparatus']", ["Cell membrane", "Golgi apparatus"]),
+        ('["regulation, DNA-templated", "a;b"]', ["regulation, DNA-templated", "a;b"]),
+        ("['Cell membrane' 'Golgi']", ["Cell membrane", "Golgi"]),  # of numpy
+        ("[\"5'-nucleotidase\", 'it\\'s', \"\\u03b2\"]", ["5'-nucleotidase", "it's", "\u03b2"]),
+        ("[Cell membrane, Golgi]", ["Cell membrane", "Golgi"]),
+        ("Cell membrane; Golgi", ["Cell membrane", "Golgi"]),
+        ("[NiFe]", ["[NiFe]"]),
+        ("[]", []),
+        ("['open", ["['open"]),
+    ],
+)
+def test_quotes_decide_where_a_label_ends(tmp_path, cell, names):
+    loaded = read(write(tmp_path, {"label": [cell, "x;y", "z"] * 8}))
+    assert loaded.kind.task == "multilabel"
+    assert {*loaded.kind.names} == {*names, "x", "y", "z"}
+    assert [loaded.kind.names[i] for i in np.flatnonzero(loaded.table["label"][0])] == sorted(names)
+
+
+def test_lists_of_one_name_are_classes(tmp_path):
+    loaded = read(write(tmp_path, {"label": repeated("['Cell membrane']", "['a, b']")}))
+    assert (loaded.kind.task, loaded.kind.names) == ("classification", ("Cell membrane", "a, b"))
+    read_as = loaded.report["labels"]["read_as"]
+    assert read_as.endswith("For example, row 2, ['Cell membrane'], is read as: Cell membrane.")
+
+
+def test_one_class_is_written_with_and_without_decimals(tmp_path):
+    loaded = read(write(tmp_path, {"label": repeated("0", "0.0", "1.0", "1")}))
+    assert (loaded.kind.names, loaded.table["label"][:4]) == (("0", "1"), [0, 0, 1, 1])
+    of_residues = [" ".join(("0", "0.0", "1")[int(digit)] for digit in cell.split()) for cell in DIGITS]
+    loaded = read(write(tmp_path, {"label": of_residues}))
+    assert (loaded.kind.task, loaded.kind.names) == ("residue_classification", ("0", "1"))
+    codes = read(write(tmp_path, {"label": repeated("1.1", "1.10", "2.0")}), task="classification")
+    assert codes.kind.names == ("1.1", "1.10", "2.0")
+
+
+LABELS = {
+    "with gaps": (ClassLabel(names=[*"edcba"]), [0, 2, 4] * 8, "classification", ("a", "c", "e")),
+    "that look like numbers": (ClassLabel(names=["1.5", "3.4"]), [0, 1] * 12, "classification", ("1.5", "3.4")),
+    "in lists": (
+        List(ClassLabel(names=["in", "out", "up"])),
+        [[0], [1, 2]] * 12,
+        "multilabel",
+        ("in", "out", "up"),
+    ),
+    "of residues": (
+        List(ClassLabel(names=[*"HEC"])),
+        [["HEC".index(one) for one in row] for row in STATES],
+        "residue_classification",
+        ("C", "E", "H"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_what_a_data_set_declares_as_classes_are_classes_by_their_names(tmp_path, case):
+    feature, cells, task, names = LABELS[case]
+    features = Features({"sequence": Value("string"), "label": feature})
+    data = Dataset.from_dict({"sequence": SEQUENCES, "label": cells}, features=features)
+    data.save_to_disk(tmp_path / "saved")
+    data.to_parquet(tmp_path / "rows.parquet")
+    for path in (tmp_path / "saved", *[tmp_path / "rows.parquet"] * (case != "that look like numbers")):
+        loaded = read(path)
+        assert (loaded.kind.task, loaded.kind.names) == (task, names)
+    if task == "classification":
+        assert [names[number] for number in loaded.table["label"][:2]] == [feature.names[i] for i in cells[:2]]
+        with pytest.raises(DataError, match="column 'label' numbers classes, which a stream cannot name"):
+            read(tmp_path / "saved", streaming=True)
+
+
+def test_a_dash_beside_digits_of_residues_is_not_known_and_beside_letters_a_class(tmp_path):
+    disorder = [draw(number, "01-", len(one)) for number, one in enumerate(SEQUENCES)]
+    loaded = read(write(tmp_path, {"label": disorder}))
+    assert (loaded.kind.task, loaded.kind.names) == ("residue_classification", ("0", "1"))
+    assert loaded.table["label"][0] == [UNKNOWN if one == "-" else int(one) for one in disorder[0]]
+    assert loaded.report["notes"] == ["column 'label': '-' beside digits is read as not known, in 18 rows."]
+    coil = read(write(tmp_path, {"label": [one.replace("C", "-") for one in STATES]}))
+    assert (coil.kind.names, coil.report["notes"]) == (("-", "E", "H"), [])
+
+
+def test_labels_are_compared_with_what_cleaning_leaves_of_sequences(tmp_path):
+    stopped = read(write(tmp_path, {"sequence": [f" {one}*" for one in SEQUENCES], "label": STATES}))
+    assert stopped.kind.task == "residue_classification"
+    with pytest.raises(DataError, match=r"column 'sequence', .* white space inside the sequence"):
+        read(write(tmp_path, {"sequence": [*map(" ".join, SEQUENCES)], "label": STATES}))
+    with pytest.raises(DataError, match="6 labels for a sequence of 5 residues"):  # one for the stop
+        read(write(tmp_path, {"sequence": [f"{one}*" for one in SEQUENCES], "label": [f"{one}C" for one in STATES]}))
+    states = [draw(number, "CEH", 5 + number % 3) if number % 4 else "HE" for number in range(NUM_ROWS)]
+    with pytest.raises(DataError, match="row 2, column 'label', value 'HE': 2 labels for a sequence of 5 residues"):
+        read(write(tmp_path, {"label": states}))  # most fit
+
+
+def test_digits_as_long_as_short_peptides_are_labels_of_residues_if_numbers_have_no_such_form(tmp_path):
+    columns = {"sequence": [one[:9] for one in PROTEINS], "label": [one[:9] for one in LONG]}
+    assert read(write(tmp_path, columns)).kind.task == "residue_classification"  # some begin with 0
+    columns["label"] = [f"1{one[:8]}" for one in LONG]
+    assert read(write(tmp_path, columns)).kind.task == "regression"
+    columns = {"label": [f"1{one[1 : len(sequence)]}" for one, sequence in zip(LONG, SEQUENCES)]}
+    assert read(write(tmp_path, columns)).kind.task == "residue_classification"  # of three lengths
+
+
+@pytest.mark.parametrize("sign", "|/,")
+def test_names_are_sets_where_their_parts_are_classes(tmp_path, sign):
+    both = f"Nucleus{sign} Cell wall"
+    loaded = read(write(tmp_path, {"label": repeated(both, "Nucleus", "Cell wall", "Membrane")}))
+    assert (loaded.kind.task, loaded.kind.names) == ("multilabel", ("Cell wall", "Membrane", "Nucleus"))
+    assert loaded.table["label"][0] == [1.0, 0.0, 1.0]
+    assert f"row 2, {both}, is read as: Nucleus, Cell wall" in loaded.report["labels"]["read_as"]
+    other = read(write(tmp_path, {"label": repeated(both, "Nucleus", "Membrane")}))  # Cell wall never stands alone
+    assert (other.kind.task, len(other.kind.names)) == ("classification", 3)
+
+
+def test_classes_that_read_as_no_value_are_classes_where_they_are_named(tmp_path):
+    path = write(tmp_path, {"label": repeated("NA", "HA", "none")})
+    loaded = read(path, marker_classes=["NA", "none"])
+    assert (loaded.kind.names, loaded.table["label"][:3]) == (("HA", "NA", "none"), [1, 0, 2])
+    again = load_sequences(DataArguments(dataset_name=str(path)), needs_labels=True, kind=loaded.kind)
+    assert again.table["label"][:3] == [1, 0, 2]  # as the model has them, without the option
+
+
+def test_columns_of_t_and_f_are_labels(tmp_path):
+    loaded = read(
+        write(tmp_path, {"productive": repeated("T", "F"), "complete": repeated("F", "F", "T")}),
+        ("productive", "complete"),
+    )
+    assert (loaded.kind.task, loaded.table["label"][0]) == ("multilabel", [1.0, 0.0])
 
 
 def test_labels_are_looked_at_where_there_are_some(tmp_path):

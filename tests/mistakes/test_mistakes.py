@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 from mistakes import BASE, NUM_ROWS, Case, Mistake, check_mistake, check_twin, make_sequence, parametrized, spread
 
 from hf_ext.affinity.task import TASK
@@ -375,6 +376,15 @@ ONE_SPLIT = "--split_sizes 0.98 0.01 0.01"
 MELTING = tuple(spread(40, 70))
 TWO_VALUES = "--label_column pKd tm"
 YES_NO = {"pKd": [0, 1] * 30, "tm": [1, 1, 0] * 20}
+HOT = [f"[{number % 2}, {number % 3 % 2}, 1]" for number in range(NUM_ROWS)]
+
+
+def declared(folder: Path) -> Path:
+    """A folder of `save_to_disk` whose classes have names."""
+    features = Features({"sequence": Value("string"), "pKd": ClassLabel(names=["low", "high"])})
+    data = Dataset.from_dict({"sequence": BASE["sequence"], "pKd": [0, 1] * 30}, features=features)
+    data.save_to_disk(folder / "saved")
+    return folder / "saved"
 
 
 def of_kind(values, given: object = None, words: str = "", **columns) -> Case:
@@ -404,9 +414,65 @@ KINDS = [
     ),
     Mistake(
         "a class called none",
-        of_kind(THREE_CLASSES, "none"),
-        of_label("the class is missing", "Rename a class that is called none"),
-        of_kind(["low", "middle", "no"] * 20),
+        of_kind(["low", "none", "NA"] * 20),
+        ("column 'pKd': 40 cells say 'NA' or 'none', which reads as no value", "give --marker_classes NA none"),
+        of_kind(["low", "none", "NA"] * 20, words="--marker_classes none NA"),
+    ),
+    Mistake(
+        "0 and 1 of all labels in one cell",
+        of_kind(HOT),
+        ("column 'pKd' has a list of 3 times 0 or 1", "a column of 0 and 1 for each label"),
+        of_kind([f"[{value}, {number % 7}]" for number, value in enumerate(PKD)]),
+    ),
+    Mistake(
+        "numbers that some cells list otherwise",
+        of_kind([f"[{value}, 1.5]" for value in PKD], "[7.5]"),
+        of_label("value '[7.5]': 1 numbers, not 2", "nan where one is not known"),
+        of_kind([f"[{value}, {number % 7}]" for number, value in enumerate(PKD)], "[7.5, nan]"),
+    ),
+    Mistake(
+        "-1 among columns of 0 and 1",
+        several(-1, TWO_VALUES, YES_NO["tm"], YES_NO["pKd"]),
+        ("columns 'pKd', 'tm' hold 0, 1 and -1", "leave these cells empty", "--task regression"),
+        several(-1, f"{TWO_VALUES} --task regression", YES_NO["tm"], YES_NO["pKd"]),
+    ),
+    Mistake(
+        "residues in two cases",
+        of_kind([state.lower() if number % 2 else state for number, state in enumerate(STATES)]),
+        ("differ in spelling only: 'C' and 'c', 'E' and 'e', 'H' and 'h'",),
+        of_kind([state.lower() for state in STATES]),
+        kind="note",
+    ),
+    Mistake(
+        "- for what is not known beside digits",
+        of_kind([state.translate(str.maketrans("HEC", "01-")) for state in STATES]),
+        ("'-' beside digits is read as not known, in 60 rows",),
+        of_kind([state.replace("C", "-") for state in STATES]),
+        kind="note",
+    ),
+    Mistake(
+        "blanks for coil",
+        of_kind([state.replace("C", " ") for state in STATES]),
+        ("column 'pKd' has labels that are as long as the sequences only if blanks count", "Write - or C"),
+        of_kind([" ".join(state) for state in STATES]),
+    ),
+    Mistake(
+        "decimal commas of residues",
+        of_kind([text.replace(".", ",") for text in CHARGES]),
+        ("column 'pKd' has a number for each residue with a decimal comma", "Write a point"),
+        of_kind([text.replace(" ", ",") for text in CHARGES]),
+    ),
+    Mistake(
+        "labels of residues beside sequences with blanks",
+        of_kind(STATES, sequence=[" ".join(one) for one in BASE["sequence"]]),
+        ("row 2, column 'sequence'", "white space inside the sequence"),
+        of_kind(STATES, sequence=[f"{one}*" for one in BASE["sequence"]]),
+    ),
+    Mistake(
+        "a class in a stream of a data set that declares it",
+        Case(make=declared, words="--streaming true"),
+        ("column 'pKd' numbers classes, which a stream cannot name. Drop --streaming",),
+        Case(make=declared),
     ),
     Mistake(
         "two classes in a cell",
@@ -448,7 +514,7 @@ KINDS = [
     ),
     Mistake(
         "several labels without their separator",
-        of_kind(["nucleus|membrane", "nucleus", "membrane"] * 20, words="--task multilabel"),
+        of_kind(["nucleus|membrane", "nucleus", "vesicle"] * 20, words="--task multilabel"),
         ("column 'pKd': --task multilabel reads labels separated by ';'", "(nucleus|membrane)"),
         of_kind(["nucleus, inner;membrane", "nucleus, inner", "membrane"] * 20, words="--task multilabel"),
     ),
