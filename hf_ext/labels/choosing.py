@@ -77,13 +77,10 @@ class Facts:
     @cached_property
     def distinct(self) -> set[str]:
         """Names of all cells of the column that hold something."""
-        cells = self.column if pa.types.is_nested(self.column.type) else pc.unique(self.column)
+        kind = self.column.type
+        is_compared = not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind))
+        cells = pc.unique(self.column) if is_compared else self.column
         return {write_name(unwrap(cell)) for cell in cells.to_pylist() if not is_missing(cell)}
-
-    @cached_property
-    def has_scalars(self) -> bool:
-        """Whether all cells are single numbers or truth values by their type."""
-        return all(isinstance(cell, bool | int | float) for cell in self.cells)
 
     # Labels of residues.
 
@@ -103,7 +100,7 @@ class Facts:
     @cached_property
     def residues(self) -> list[list[Any]]:
         """Labels of residues by cell; none of cells that may as well be numbers."""
-        found = [] if self.has_scalars else self.fit(split_letters)
+        found = self.fit(split_letters)
         digits = [cell for cell in self.cells if isinstance(cell, str) and _IS_DIGITS(cell)]
         is_coded = any(map(_HAS_LEADING_ZERO, digits)) or len({*map(len, found)}) > 1
         if is_coded and len(digits) == len(self.cells):
@@ -117,30 +114,26 @@ class Facts:
         found = {write_name(item) for item in {*chain.from_iterable(self.residues)} if not is_unknown(item)}
         return found - {NO_LABEL} if all(map(_IS_DIGITS, found - {NO_LABEL})) else found
 
-    @property
     def are_residue_classes(self) -> bool:
-        """Whether residues have a few letters or digits."""
+        """Says whether residues have a few letters or digits."""
         labels = self.residue_labels
         are_digits = any(map(_IS_DIGITS, labels)) and all(map(_IS_DIGITS, map(drop_zeros, labels)))
         return 0 < len(labels) <= MAX_LETTERS and (are_digits or not any(map(_is_meant_as_number, labels)))
 
-    @property
     def are_residue_numbers(self) -> bool:
-        """Whether residues have numbers, in lists."""
+        """Says whether residues have numbers, in lists."""
         labels = [*self.residue_labels]
         is_list = any(split_items(cell) != [cell] for cell in self.cells)
         return bool(labels) and is_list and sum(map(_is_meant_as_number, labels)) >= MOST * len(labels)
 
-    @property
     def have_blanks(self) -> bool:
-        """Whether labels are as long as the sequence if blanks count."""
+        """Says whether labels are as long as the sequence if blanks count."""
         texts = [cell for cell in self.cells if isinstance(cell, str)]
         has_blanks = any(" " in cell for cell in texts) and len(texts) == len(self.cells)
         return has_blanks and max(map(len, " ".join(texts).split())) > 1 and bool(self.fit(str))
 
-    @property
     def have_decimal_commas(self) -> bool:
-        """Whether residues have numbers such as `0,7`."""
+        """Says whether residues have numbers such as `0,7`."""
         found = self.fit(lambda cell: str(cell).split())
         return any(map(_IS_DECIMAL_COMMA, chain.from_iterable(found)))
 
@@ -154,29 +147,25 @@ class Facts:
         is_vector = all(is_number(item) or as_bit(item) is not None for item in chain.from_iterable(lists))
         return length if is_vector and num >= NEARLY_ALL * len(lists) else 0
 
-    @property
     def are_bit_vectors(self) -> bool:
-        """Whether each cell lists as many 0 and 1."""
+        """Says whether each cell lists as many 0 and 1."""
         return self.vector_length > 1 and {*map(as_bit, chain.from_iterable(map(_read_vector, self.cells)))} <= {0, 1}
 
-    @property
     def are_numbers(self) -> bool:
-        """Whether most cells are meant as a number."""
+        """Says whether most cells are meant as a number."""
         return self.share(_is_meant_as_number) >= MOST
 
-    @property
     def are_counted_classes(self) -> bool:
-        """Whether numbers are 0 and 1, or whole ones from 0 on of which none is left out and each has its rows."""
-        if not self.are_numbers:
+        """Says whether numbers are 0 and 1, or whole ones from 0 on of which none is left out and each has its rows."""
+        if not self.are_numbers():
             return False
         num, is_whole = len(self.distinct), not pa.types.is_floating(self.column.type)
         counted = {*map(str, range(num))}
         is_counted = is_whole and num >= MIN_CLASSES and len(self.column) >= MIN_ROWS * num and self.distinct == counted
         return is_counted or {*map(as_bit, self.distinct)} == {0.0, 1.0}
 
-    @property
     def are_sets(self) -> bool:
-        """Whether cells are lists, or names that a separator joins."""
+        """Says whether cells are lists, or names that a separator joins."""
         listed = self.share(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
         return listed > SOME or bool(find_joints({write_name(cell) for cell in self.cells}))
 
@@ -193,33 +182,33 @@ class Rule(NamedTuple):
 RULES = (
     Rule(lambda facts: pa.types.is_dictionary(facts.column.type), "classification", ""),  # the file says so
     Rule(
-        lambda facts: facts.have_blanks,
+        Facts.have_blanks,
         None,
         "labels that are as long as the sequences only if blanks count, as in DSSP, where they are coil (such as "
         "'{cell}'). Write - or C for each blank.",
     ),
     Rule(
-        lambda facts: facts.have_decimal_commas,
+        Facts.have_decimal_commas,
         None,
         "a number for each residue with a decimal comma (such as '{cell}'). Write a point: 0.7.",
     ),
     Rule(
-        lambda facts: facts.are_residue_classes,
+        Facts.are_residue_classes,
         "residue_classification",
         f"--task residue_regression for amounts, {ONE_NAME}",
     ),
-    Rule(lambda facts: facts.are_residue_numbers, "residue_regression", ""),
+    Rule(Facts.are_residue_numbers, "residue_regression", ""),
     Rule(
-        lambda facts: facts.are_bit_vectors,
+        Facts.are_bit_vectors,
         None,
         "a list of {num} times 0 or 1 in each cell (such as '{cell}'), which names no labels. Write a column of 0 and "
         "1 for each label and name all of them: --label_column A B C.",
     ),
     Rule(lambda facts: facts.vector_length > 1, "regression", ""),
     Rule(lambda facts: pa.types.is_boolean(facts.column.type), "classification", ""),
-    Rule(lambda facts: facts.are_counted_classes, "classification", AMOUNTS),
-    Rule(lambda facts: facts.are_numbers, "regression", "--task classification if they name classes"),
-    Rule(lambda facts: facts.are_sets, "multilabel", ONE_NAME),
+    Rule(Facts.are_counted_classes, "classification", AMOUNTS),
+    Rule(Facts.are_numbers, "regression", "--task classification if they name classes"),
+    Rule(Facts.are_sets, "multilabel", ONE_NAME),
     Rule(
         lambda facts: True,
         "classification",
@@ -241,7 +230,7 @@ def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArr
     Cost: form and lengths of the first 1,000 labels; the distinct ones of whole columns where these are numbers.
     """
     if len(columns) > 1:
-        found = set().union(*(Facts.of(column, None).distinct for column in columns.values()))
+        found = {drop_zeros(name) for column in columns.values() for name in Facts.of(column, None).distinct}
         if found - {"-1"} < found and {*map(as_bit, found - {"-1"})} == {0.0, 1.0}:
             raise DataError(
                 f"columns {', '.join(map(repr, columns))} hold 0, 1 and -1. If -1 means not known, leave these cells "
@@ -252,9 +241,8 @@ def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArr
     facts = Facts.of(column, sequences)
     rule = next(rule for rule in RULES if rule.holds(facts))
     if rule.task is None:
-        raise DataError(
-            f"column {name!r} has {rule.says}".format(cell=shorten(facts.cells[0]), num=facts.vector_length)
-        )
+        told = rule.says.format(cell=shorten(facts.cells[0]), num=facts.vector_length)
+        raise DataError(f"column {name!r} has {told}")
     return rule.task, rule.says
 
 
