@@ -41,6 +41,11 @@ def make_table(kind: str, path: Path, is_shuffled: bool = False) -> None:
     elif kind == "numbers":
         rows["warm"] = strength
         rows["cold"] = [None if i % 4 == 0 else 1000 - 50 * value for i, value in enumerate(strength)]
+    elif kind == "lists":
+        rows["label"] = [[round(value, 3), round(5 - value, 3)] for value in strength]
+    elif kind == "quoted":
+        chosen = [["big; or, so"], ["small", "big; or, so"], ["small"]]
+        rows["label"] = [chosen[i] for i in np.digitize(strength, [-0.7, 0.7])]
     elif kind == "sets":
         is_late = [np.mean(one >= 15) > 0.25 for one in numbers]
         named = [{"big": big, "late": late} for big, late in zip(strength > 0, is_late)]
@@ -160,6 +165,11 @@ def test_predictions_of_other_kinds_are_columns_sets_letters_and_numbers(train):
     for row in rows:
         named = [name for name in ("big", "late") if float(row[f"probability_{name}"]) > 0.5]
         assert row["prediction"] == (";".join(named) or "-")
+    rows = read(train("lists")[1] / "predictions.csv")
+    assert [*rows[0]][2:] == ["label_label_1", "label_label_2", "prediction_label_1", "prediction_label_2"]
+    assert float(rows[0]["label_label_1"]) + float(rows[0]["label_label_2"]) == pytest.approx(5)
+    rows = read(train("quoted")[1] / "predictions.csv")
+    assert {row["label"] for row in rows} == {"small", '["big; or, so"]', '["big; or, so", "small"]'}
     rows = read(train("residues")[1] / "predictions.csv")
     assert all(len(row["prediction"]) == len(row["sequence"]) == len(row["label"]) for row in rows)
     assert {row["label"][0] for row in rows} == {"?"}
@@ -169,7 +179,7 @@ def test_predictions_of_other_kinds_are_columns_sets_letters_and_numbers(train):
     assert float(rows[0]["label"].split()[0]) in {number / 2 for number in range(20)}
 
 
-@pytest.mark.parametrize("kind", DECIDED_BY)
+@pytest.mark.parametrize("kind", [*DECIDED_BY, "lists", "quoted"])
 def test_a_model_predicts_and_is_scored_as_its_run_did(kind, train, tmp_path):
     results, folder = train(kind)
     listed = read_run(folder).predictions
