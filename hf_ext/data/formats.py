@@ -28,7 +28,6 @@ SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".json", ".parquet")
 BATCH_ROWS = 1_000  # of a table; with ten times as many, reading a CSV takes a third longer
 MAX_LISTED = 20
 WRAPS = (*range(40, 130, 10), 72, 75)  # letters in a line of FASTA, as programs wrap sequences
-FEW_LETTERS = 10  # of states, topologies, signals; 40 residues in a row hardly have so few
 
 _KEY = re.compile(r"(?:^|\s)([^\s=]+)=")
 # What pyarrow 26 raises for damaged files; ValueError is also that of Python for text and dates that are none.
@@ -214,12 +213,13 @@ def _split_fasta(path: Path) -> Iterator[Lines]:
 def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:
     """Raises DataError where most records have as many letters again below their sequence, and these are no part of it.
 
-    Of wrapped sequences only those do that fill whole lines, all of which have the width of the file.
+    Of wrapped sequences only those do that fill whole lines. These have one width, and their last lines about as many
+    different letters as their first ones; states, topologies and signals have few.
     """
     doubled = [(row, lines) for row, _, lines in records if _is_doubled([*map(len, lines)])]
     widths = {len(line) for _, lines in doubled for line in lines}
-    letters = {letter for _, lines in doubled for letter in lines[-1]}
-    is_wrapped = len(widths) == 1 and widths <= {*WRAPS} and len(letters) > FEW_LETTERS
+    first, last = (len({letter for _, lines in doubled for letter in lines[at]}) for at in (0, -1))
+    is_wrapped = len(widths) == 1 and widths <= {*WRAPS} and 2 * last > first
     if is_wrapped or 2 * len(doubled) <= len(records):
         return
     row, lines = doubled[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -112,8 +113,14 @@ def peek_columns(name: str | None) -> dict[Path, list[str]]:
     Raises:
         DataError: as `read_parts`, of the first rows.
     """
-    paths = [path for path in local_files(name) if file_format(path)]
-    return {path: next((table.column_names for _, table in iter_tables(path)), []) for path in paths}
+    found = {}
+    for path in local_files(name):
+        if file_format(path) == ".parquet":
+            next(iter_tables(path, ()), None)  # raises where it is damaged; columns of embeddings take long to read
+            found[path] = pq.read_schema(path).names
+        elif file_format(path):
+            found[path] = next((table.column_names for _, table in iter_tables(path)), [])
+    return found
 
 
 def _find_files(name: str) -> Files:

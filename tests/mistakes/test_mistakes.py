@@ -89,6 +89,11 @@ FASTA = [
         fasta(lambda number: wrapped(make_sequence(number, 240), 80)),
     ),
     Mistake(
+        "DNA that is wrapped",
+        fasta(lambda number: wrapped(signals(number, 120, "ACGT"), 60)),
+        ("{folder}/a.fasta, row 1, column 'sequence'", "reads as DNA", "Translate"),
+    ),
+    Mistake(
         "3Di states below sequences of one length",
         fasta(lambda number: f"{make_sequence(number, 33)}\n{make_sequence(number + 100, 33)}"),
         (BELOW,),
