@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import random
 from pathlib import Path
 
@@ -130,6 +131,32 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     assert len(alarms) == 1
     assert "a detection limit? If so, write them as <=5" in alarms[0]
     assert alarms[0] in told
+
+
+def test_every_note_of_the_run_about_its_rows_stands_in_the_page(doctor, tmp_path, monkeypatch, demo_encoders, capsys):
+    """Repeats that disagree, drawn validation rows, a column that is not read, and test rows that are in training."""
+    rng = random.Random(0)
+    sequences = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=12)) for _ in range(30)] * 2
+    parts = ["test" if row % 6 == 5 else "train" for row in range(60)]
+    terms = [f"GO:{row // 30}" for row in range(60)]
+    lines = [f"{one},{term},{part},{row < 6}\n" for row, (one, term, part) in enumerate(zip(sequences, terms, parts))]
+    (tmp_path / "rows.csv").write_text("sequence,term,set,validation\n" + "".join(lines))
+    files = ["--dataset_name", "rows.csv", "--label_column", "term", "--split_column", "set", "--use_cpu", "true"]
+    words = [*files, "--encoders", demo_encoders[1]]
+    status, page = doctor(*words)
+    assert status == 0
+    told = " ".join(page.split())
+    small = ["--max_steps", "1", "--head_sizes", "4", "--disable_tqdm", "true", "--embedding_cache_dir", "cache"]
+    importlib.import_module("max_speed").main([*words, *small, "--output_dir", "out"])
+    said = capsys.readouterr().out
+    record = json.loads((tmp_path / "out" / "all_results.json").read_text())["data"]
+    notes = [*record["split"]["notes"], *record["notes"], *record["warnings"]]
+    assert len(notes) == 3
+    first = said.index("Data: 60 rows read")
+    logged = said[first : said.index("Training labels: ")].splitlines()
+    assert len(logged) == 7  # rows, copies twice, the longest input, and the notes
+    for text in [*notes, *logged]:
+        assert " ".join(text.split()) in told, text
 
 
 def test_labels_that_the_run_would_refuse_and_splits_that_it_would_miss_stop_it_here(doctor, tmp_path, demo_encoders):

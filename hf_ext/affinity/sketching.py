@@ -23,7 +23,6 @@ from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
 from ..models.encoders import build_encoder
 from ..plan import Plan
-from ..reporting.run_files import as_dict
 from ..speedups.lora import lora_settings
 from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from .arguments import AffinityArguments
@@ -38,7 +37,7 @@ from .building import (
     settle_training,
 )
 from .measure import check_measure, describe_measure, settle_measure
-from .rows import audit_labels, load_rows
+from .rows import describe_rows, load_rows
 from .scoring import read_requirements
 
 EMBEDDING_BYTES, STATE_BYTES = 4, 2  # of a number on disk: of a sequence's embedding, and of a residue's
@@ -100,9 +99,7 @@ def _load(
     loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
     num_rows = None if data_args.streaming else len(loaded.splits["train"])
     sketch.notes += filter(None, [settle_residue_steps(args, loaded.kind, num_rows)])
-    if not data_args.streaming:
-        sketch.labels = audit_labels(loaded.splits["train"], loaded.kind)
-    sketch.report = loaded.report
+    sketch.report, sketch.describe = loaded.report, partial(describe_rows, loaded)
     return loaded
 
 
@@ -113,8 +110,7 @@ def _read_measure(
     metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
     check_measure(args, given.loss, metrics, validation)
     read_requirements(given, data_args, kind)
-    read_as = as_dict(sketch.report.get("labels")).get("read_as") or ""
-    sketch.measure = f"{read_as} {describe_measure(args, given.loss, metrics)}".strip()
+    sketch.measure = describe_measure(args, given.loss, metrics)
 
 
 def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:

@@ -189,12 +189,12 @@ def _nearest(name: str, names: Sequence[str]) -> str | None:
     return show_name(folded[near[0]]) if near else None
 
 
-def check_columns(names: Sequence[str], wanted: Collection[str], path: str) -> None:
-    """Raises DataError where `names` has a duplicate or lacks some of `wanted`, all of which are named."""
+def check_columns(names: Sequence[str], wanted: Collection[str], path: str, hint: str = "") -> None:
+    """Raises DataError where `names` has a duplicate or lacks some of `wanted`, all of which are named; then `hint`."""
     if len(set(names)) < len(names):
         repeated = min(name for name, num in Counter(names).items() if num > 1)
         raise DataError(
             f"{path}, row 1: column '{show_name(repeated)}' occurs more than once. Rename or remove one of them."
         )
     if missing := [name for name in wanted if name not in names]:
-        raise DataError(f"{path}: {missing_columns(missing, names)}")
+        raise DataError(f"{path}: {missing_columns(missing, names)}{hint}")

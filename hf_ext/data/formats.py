@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 from ..errors import DataError
+from ..labels.cells import shorten
 from .columns import as_array, check_columns, name_classes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -27,12 +28,14 @@ FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
 SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, ".jsonl", ".json", ".parquet")
 BATCH_ROWS = 1_000  # of a table; with ten times as many, reading a CSV takes a third longer
 MAX_LISTED = 20
+WRAPS = (*range(40, 130, 10), 72, 75)  # letters in a line of FASTA, as programs wrap sequences
 
 _KEY = re.compile(r"(?:^|\s)([^\s=]+)=")
 # What pyarrow 26 raises for damaged files; ValueError is also that of Python for text and dates that are none.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 Record = tuple[int, dict[str, Any]]  # number of the row, its cells
+Lines = tuple[int, str, list[str]]  # number of the row, header, what stands below it
 Columns = tuple[np.ndarray, Mapping[str, Any]]  # numbers of the rows, the cells of each column
 
 logger = logging.getLogger(__name__)
@@ -180,21 +183,58 @@ def _list(found: list[str]) -> str:
 def _read_fasta(path: Path) -> Iterator[Record]:
     """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that comes
     twice, the first value."""
-    row, record, parts = 0, None, []  # type: int, dict[str, Any] | None, list[str]
-    for number, line in chain(read_lines(path), [(0, ">")]):
-        text = line.strip()
-        if not text.startswith(">"):
-            parts.append(text)
-            continue
-        if record is not None:
-            yield row, {**record, "sequence": "".join(parts)}
-        elif any(parts):
-            raise DataError(f"{path}, row 1: FASTA records start with '>'; the first lines belong to none.")
-        name, rest = (*text[1:].split(None, 1), "", "")[:2]
-        row, record, parts = number, {"id": name}, []
+    records = _split_fasta(path)
+    first = [*islice(records, BATCH_ROWS)]
+    _refuse_annotations(path, first)
+    for row, header, lines in chain(first, records):
+        name, rest = (*header.split(None, 1), "", "")[:2]
+        record = {"id": name}
         found = _KEY.split(rest)[1:]
         for key, value in zip(found[::2], found[1::2]):
             record.setdefault(key, value.strip())
+        yield row, {**record, "sequence": "".join(map(str.strip, lines))}
+
+
+def _split_fasta(path: Path) -> Iterator[Lines]:
+    row = 0
+    header: str | None = None
+    lines: list[str] = []
+    for number, line in chain(read_lines(path), [(0, ">")]):
+        text = line.strip()
+        if not text.startswith(">"):
+            lines += [line] if text else []
+            continue
+        if header is not None:
+            yield row, header, lines
+        elif lines:
+            raise DataError(f"{path}, row 1: FASTA records start with '>'; the first lines belong to none.")
+        row, header, lines = number, text[1:], []
+
+
+def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:
+    """Raises DataError where most records have as many letters again below their sequence, and these are no part of it.
+
+    Of wrapped sequences only those do that fill whole lines. These have one width, and their last lines about as many
+    different letters as their first ones; states, topologies and signals have few.
+    """
+    doubled = [(row, lines) for row, _, lines in records if _is_doubled([*map(len, lines)])]
+    widths = {len(line) for _, lines in doubled for line in lines}
+    first, last = (len({letter for _, lines in doubled for letter in lines[at]}) for at in (0, -1))
+    is_wrapped = len(widths) == 1 and widths <= {*WRAPS} and 2 * last > first
+    if is_wrapped or 2 * len(doubled) <= len(records):
+        return
+    row, lines = doubled[0]
+    raise DataError(
+        f"{path}, row {row}: below the sequence stand as many letters again ({shorten(lines[-1])}), here and in most "
+        "records. These are annotations, and would be read as residues. Take them out, or write them into the headers "
+        "(>P1 TARGET=HHHEEC, which makes a column TARGET) or into a table. If they are residues, write each sequence "
+        "on one line."
+    )
+
+
+def _is_doubled(lengths: list[int]) -> bool:
+    """Whether lines have the lengths of some of them two, three or four times over: (28, 28), (60, 31, 60, 31)."""
+    return any(lengths == lengths[: len(lengths) // times] * times for times in (2, 3, 4) if lengths)
 
 
 def _read_json(path: Path) -> Iterator[Record]:

@@ -23,7 +23,7 @@ from .cleaning import RowSchema, clean_stream
 from .columns import as_dataset, as_text, read_table
 from .label_columns import label_facts
 from .label_kind import find_kind
-from .reading import SOURCE_ROW, Part, read_parts
+from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse, write_rejected
 from .split_report import describe_repeats, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
@@ -90,6 +90,7 @@ def load_data(
     schema = RowSchema(args, needs_labels)
     rejected = None if output_dir is None else Path(output_dir) / REJECTED_FILE
     parts, report = _open(schema, table, rejected)
+    report["notes"] += _describe_unread(schema)
     if needs_labels:
         schema = replace(schema, kind=find_kind(args, parts, report))
     kind = schema.kind
@@ -186,6 +187,21 @@ def _open(
         streaming=args.streaming,
     )
     return parts, report
+
+
+def _describe_unread(schema: RowSchema) -> list[str]:
+    """Of a local file whose split nobody chose, what to do with a column `validation`, as FLIP and biotrainer have it
+    beside `set`: a sentence, or none."""
+    args = schema.args
+    first = [] if args.split else local_files(args.dataset_name)[:1]
+    columns = [name for path in first for name in peek_columns(str(path)).get(path, ())]
+    unread = [name for name in columns if name.lower() == "validation" and name not in schema.needed]
+    where = repr(args.split_column) if args.split_column else "that column"
+    return [
+        f"column {name!r} is not read: --split_column names one column, with train, validation or test in each row. "
+        f"Write validation into {where} wherever {name!r} is true."
+        for name in unread
+    ]
 
 
 def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: dict[str, Any]) -> list[pa.Table]:

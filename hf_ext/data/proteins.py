@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..labels.cells import Judged, is_missing
+from ..labels.cells import NUMBER, Judged, is_missing
 from .arguments import DataArguments
 from .row_errors import RowError, judge_cells
 
@@ -34,6 +34,20 @@ _MAY_BE_NUCLEOTIDES = re.compile(r"[ACGTUN\s.,;:_-]+").fullmatch
 _IS_PLAIN = re.compile(f"[{STANDARD}{UNKNOWN}{RARE}]{{6,}}").fullmatch  # longer than every marker
 _NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]", re.IGNORECASE | re.ASCII).search
 
+# SaProt's: a residue, then the 3Di state of its place, # where one of them is not known.
+_ALTERNATES = re.compile("(?:[A-Z#][a-z#]){3,}").fullmatch
+ALTERNATING = "capitals and small letters alternate, as residues and 3Di states do for SaProt"
+KEEP_CAPITALS = "Keep the capitals alone, for an encoder such as ESM-2; if all are residues, write all as capitals."
+
+# What is no sequence, but names one.
+_NAMES = (
+    (r"(p\.)?([A-Z][a-z]{0,2}\d+([A-Z*=][a-z]{0,2}|del)[\s:;,/_+-]*)+", "mutations"),
+    (r"(?i).+\.(pdb|pdbqt|cif|mmcif|ent|fasta|fa|a3m)(\.gz)?", "the name of a file"),
+    (NUMBER, "a number"),
+    (r"[A-Z]\d[A-Z\d]{3}\d([A-Z\d]{3}\d)?(-\d+)?|\d[A-Za-z\d]{3}([_:.][A-Za-z\d]+)?", "an entry of UniProt or the PDB"),
+)
+WRITE_OUT = "Write the whole sequence, or name its column in --sequence_columns of training."
+
 # What is no residue -> what it is called, and the remedy.
 _CHARACTERS = (
     (STOP, "stop codon LETTER inside the sequence,", "Cut the sequence there; one at its end is taken off."),
@@ -53,7 +67,8 @@ def clean_chains(
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
     ("whitespace_stripped"), lower case ("upper_cased"), a stop codon `*` at the end ("stop_codon_trimmed"). Counted
     only: "longer_than_max_residues" where `args` leave long sequences to the tokenizer. Refused: missing cells,
-    missing-value markers, non-text, DNA, RNA, any other character, too long; and rows without any sequence.
+    missing-value markers, non-text, DNA, RNA, residues with 3Di states between them, any other character, too long; and
+    rows without any sequence.
 
     Args:
         columns: name -> n cells, one per row; None and NaN are missing.
@@ -105,7 +120,11 @@ def judge_sequence(
     sequence, changes = text, ["whitespace_stripped"] * (text != cell)
     if not _IS_PLAIN(text):
         sequence = text.removesuffix(STOP)
+        if _ALTERNATES(sequence):
+            return Judged("", ALTERNATING, KEEP_CAPITALS)
         if wrong := _NOT_RESIDUE(sequence):
+            if name := next((what for form, what in _NAMES if re.fullmatch(form, text)), None):
+                return Judged("", f"reads as {name}, not as a sequence", WRITE_OUT)
             return Judged("", *_explain(wrong.group(), wrong.start() + 1, len(text)))
         if not sequence:
             return Judged("", "the sequence is a stop codon alone", if_missing)

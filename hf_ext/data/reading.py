@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from ..errors import DataError
 from .columns import as_dataset, as_text, check_columns
-from .formats import DELIMITERS, SUFFIXES, file_format, iter_tables
+from .formats import DELIMITERS, FASTA_SUFFIXES, SUFFIXES, file_format, iter_tables
 from .splits import SPLITS, canonical_split
 
 SOURCE_ROW = "source_row"
+FASTA_HINT = " A column of a FASTA file is a KEY=value in its headers, as in '>P1 label=7.3'."
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?").fullmatch
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves
@@ -111,8 +113,14 @@ def peek_columns(name: str | None) -> dict[Path, list[str]]:
     Raises:
         DataError: as `read_parts`, of the first rows.
     """
-    paths = [path for path in local_files(name) if file_format(path)]
-    return {path: next((table.column_names for _, table in iter_tables(path)), []) for path in paths}
+    found = {}
+    for path in local_files(name):
+        if file_format(path) == ".parquet":
+            next(iter_tables(path, ()), None)  # raises where it is damaged; columns of embeddings take long to read
+            found[path] = pq.read_schema(path).names
+        elif file_format(path):
+            found[path] = next((table.column_names for _, table in iter_tables(path)), [])
+    return found
 
 
 def _find_files(name: str) -> Files:
@@ -170,7 +178,8 @@ def _read_files(paths: list[Path], columns: Collection[str] | None, streaming: b
     if not streaming:
         table = _join([table, *numbered])
     if not set(columns or ()) <= set(table.column_names):  # only JSON and FASTA records can differ
-        check_columns(peek_columns(str(paths[0]))[paths[0]], columns or (), label)
+        hint = FASTA_HINT if file_format(paths[0]) in FASTA_SUFFIXES else ""
+        check_columns(peek_columns(str(paths[0]))[paths[0]], columns or (), label, hint)
     if not streaming:
         return Part(label, as_dataset(table), split)
     # Tuples: a list in gen_kwargs would be taken for shards.

@@ -155,7 +155,8 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
         f"{report['num_disagreeing']:,} of {report['num_groups']:,} sequences that occur more than once "
         f"({report['num_rows']:,} rows) have labels that disagree: {'; '.join(listed)}."
     )
-    what, remedy = "No model gets all of them right.", "Correct them"
+    what = "No model gets all of them right."
+    remedy = "Write all labels of a sequence into one cell, joined by ; (--task multilabel), correct them"
     if "noise" in report:
         what, remedy = (
             f"Noise of {report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their "

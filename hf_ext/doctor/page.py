@@ -10,7 +10,6 @@ from ..memory.report import MemoryReport, format_memory
 from ..models.configuration import Training
 from ..models.families import choose_encoder
 from ..reporting import units
-from ..reporting.data_section import summarize_data
 from ..reporting.tables import format_table
 from ..speedups.precision import KEPT_BYTES, best_precision
 from ..tasks.sketch import Finding
@@ -93,14 +92,10 @@ def _off(findings: list[Finding]) -> Iterator[str]:
 
 
 def _data(facts: Facts) -> Iterator[str]:
-    """What the run would say of its rows, in its own words: how many there are, and what of them is probably wrong."""
+    """All that the run would say of its rows, in its own words: how many there are, and what of them may be wrong."""
     sketch = facts.sketch
-    if sketch.report:
-        first, *lines = summarize_data(sketch.report).splitlines()
-        yield from wrap(first, "")
-        yield from (part for line in lines if "WARNING" in line for part in wrap(line.strip()))
-    for alarm in sketch.labels.get("alarms", ()):
-        yield from wrap(f"ALARM: {alarm}")
+    for line in sketch.describe().splitlines() if sketch.describe else ():
+        yield from wrap(line.strip(), line[: -len(line.lstrip())])
     if sketch.measure:
         yield from wrap(sketch.measure, "")
 

@@ -22,6 +22,7 @@ from ..models.configuration import EncoderSpec
 from ..models.encoders import build_encoder
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
+from ..reporting.data_section import summarize_data
 from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, read_lengths, sketch_encoder
 from .arguments import GeneratorArguments
 from .building import build_config, fill_in_demo
@@ -89,7 +90,7 @@ def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, a
     given.min_affinity = given.max_validation_samples = data_args.max_train_samples = None
     with tempfile.TemporaryDirectory() as scratch:
         data = load_pairs(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed, table=table)
-    sketch.report = data.report
+    sketch.report, sketch.describe = data.report, partial(summarize_data, data.report)
     splits = {}
     for name in data.splits:
         rows = data.antibodies(name)

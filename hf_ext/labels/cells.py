@@ -27,6 +27,7 @@ _IS_NUMERIC = re.compile(r"[\[\]\s,;0-9.eE+-]*").fullmatch
 # What quotes hold, to the end of the text where they are not closed, so that no quote is looked at twice; or what
 # stands between brackets, commas and semicolons.
 _TOKENS = re.compile(r"""\"(?:[^"\\]|\\.)*(?:"|$)|'(?:[^'\\]|\\.)*(?:'|$)|[^\[\],;"']+""", re.DOTALL).findall
+_NUMPY = re.compile(r"np\.\w+\(([^()]*)\)").sub  # `np.float64(0.5)`, as numpy 2 writes items of lists
 _ZEROS = re.compile(r"(?<=[0-9])\.0*$")
 
 
@@ -90,6 +91,7 @@ def read_list(cell: object) -> list[Any] | None:
     text = cell.strip() if isinstance(cell, str) else ""
     if not (text.startswith("[") and text.endswith("]")):
         return None
+    text = _NUMPY(r"\1", text)
     if _IS_NUMERIC(text):
         return _ITEMS(text)
     items = []

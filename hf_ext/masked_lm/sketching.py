@@ -19,6 +19,7 @@ from ..hardware import Hardware
 from ..memory.forecast import masked_lm_batch
 from ..models.configuration import input_name
 from ..plan import Plan
+from ..reporting.data_section import summarize_data
 from ..tasks.sketch import MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES
@@ -96,7 +97,7 @@ def _load(sketch: Sketch, data_args: DataArguments, args: Any, scratch: str, tab
     if not sketch.is_read(data_args.dataset_name):
         return None
     loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
-    sketch.report = loaded.report
+    sketch.report, sketch.describe = loaded.report, partial(summarize_data, loaded.report)
     return loaded.splits
 
 

@@ -50,7 +50,7 @@ _NEOX_LINEAR = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
 _T5_LAYERS = ("encoder.block", "encoder.final_layer_norm")
 FAMILIES: dict[str, Family] = {
     "esm": Family(
-        *("ESM-2, ESM-1b, SaProt", _BERT_LINEAR, "encoder.layer", "encoder.emb_layer_norm_after"),
+        *("ESM-2, ESM-1b", _BERT_LINEAR, "encoder.layer", "encoder.emb_layer_norm_after"),
         positions="as configured",
     ),
     "esmc": Family("ESM C", _ESMC_LINEAR, "layers", "norm"),

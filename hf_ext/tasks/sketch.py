@@ -201,7 +201,8 @@ class Sketch:
     Attributes:
         subject: what the run trains on, in words; is_demo: none of the user's rows, which are left out.
         encoder_flag: what names a pretrained encoder; empty where the task takes none.
-        report, labels: of the rows, as the run reports them; measure: what is best, in a sentence.
+        report: of the rows, as the run reports them; describe: what its log says of them; measure: what is best, in a
+            sentence.
         stages: empty where model or rows cannot be read, which is a problem then.
         problems, notes: what would stop the run; what could not be found out, and why.
     """
@@ -210,7 +211,7 @@ class Sketch:
     is_demo: bool = False
     encoder_flag: str = ""
     report: dict[str, Any] = field(default_factory=dict)
-    labels: dict[str, Any] = field(default_factory=dict)
+    describe: Callable[[], str] | None = None
     measure: str = ""
     stages: list[Stage] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)

@@ -135,3 +135,16 @@ def test_a_stream_has_no_columns_to_keep(predict, table):
         predict(table)
     with pytest.raises(ArgumentError, match="nobody could tell which rows were left out"):
         predict(table, "--streaming", "true", "--bad_rows", "drop")
+
+
+def test_annotations_below_sequences_are_refused_not_predicted(predict, demo_rows):
+    heavy, light, antigen = (demo_rows[name][0] for name in ("heavy", "light", "antigen"))
+    chains = f"heavy={heavy} light={light} antigen={antigen}"
+    Path("in.fasta").write_text(f">P1 {chains}\nMKTAYIAKQR\nSSSSSLLLLL\n")
+    with pytest.raises(DataError, match=r"in.fasta, row 1: below the sequence stand as many .* \(SSSSSLLLLL\)"):
+        predict("in.fasta")
+    Path("in.fasta").write_text(f">P1 {chains}\nMKTAYIAKQR\nMKTAY\n")
+    assert predict("in.fasta")[1][0][4] == "MKTAYIAKQRMKTAY"
+    Path("in.csv").write_text(f"heavy,light,antigen\n{heavy},{light},MdEvVpLqKl\n")
+    with pytest.raises(DataError, match=r"in.csv, row 2, column 'antigen'.* 3Di states"):
+        predict("in.csv")

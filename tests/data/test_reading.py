@@ -72,6 +72,22 @@ def test_fasta_headers_become_columns(tmp_path, suffix, streaming):
     ]
 
 
+def test_wrapped_fasta_is_read_whole_where_sequences_fill_their_lines(tmp_path):
+    letters = "ACDEFGHIKLMNPQRSTVWY" * 20
+    for width in (60, 70, 80):
+        for lengths in ([2 * width] * 30, [width, 2 * width, 3 * width, 2 * width + 1] * 10, [4 * width]):
+            whole = [letters[start : start + length] for start, length in enumerate(lengths)]
+            lines = ["\n".join(one[at : at + width] for at in range(0, len(one), width)) for one in whole]
+            text = "".join(f">s\n{body}\n" for body in lines)
+            assert read_table(write(tmp_path / "a.fasta", text))["sequence"][:] == whole
+
+
+def test_annotations_in_a_stream_are_refused_before_its_first_row(tmp_path):
+    text = "".join(f">s\n{'ACDEFGHIKLMN'[:length]}\n{'HHHEEECCCCCC'[:length]}\n" for length in (9, 12, 10))
+    path = write(tmp_path / "a.fasta", text)
+    assert "row 1: below the sequence stand as many letters again (HHHEEECCC)" in fault(path, streaming=True)
+
+
 @pytest.mark.parametrize(("name", "streaming"), [("a.jsonl", False), ("b.jsonl.gz", True)])
 def test_json_lines_keep_numbers_and_rows(tmp_path, name, streaming):
     text = '{"sequence": "MKTVL", "label": 1.5}\n\n{"sequence": "null", "label": 2}\n'

@@ -15,6 +15,7 @@ from hf_ext.data.proteins import RARE, STANDARD
 from hf_ext.data.split_report import find_missing
 from hf_ext.data.tokenization import ResidueTokenizer, SequenceCollator
 from hf_ext.errors import DataError
+from hf_ext.models.families import FAMILIES
 
 ESM_VOCAB = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
 BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
@@ -149,6 +150,17 @@ def tokenizer_that_merges(folder):
 def test_tokenizers_that_do_not_give_one_token_per_residue_are_refused(tmp_path, make, message):
     with pytest.raises(DataError, match=f"{message}.*Use the tokenizer of a protein language model"):
         ResidueTokenizer(make(tmp_path), 2)
+
+
+def test_the_vocabulary_of_saprot_is_refused_and_promised_nowhere(tmp_path):
+    """It has a token for each pair of a residue and a 3Di state, and none for a residue."""
+    pairs = [residue + state for residue in f"{STANDARD}#" for state in "pynwrqhgdlvtmfsaeikc#"]
+    with pytest.raises(DataError, match="does not map the 20 standard residues to 20 different tokens"):
+        ResidueTokenizer(esm(tmp_path, [*ESM_VOCAB[:4], *pairs, "<mask>"]))
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    promised = [family.models for family in FAMILIES.values()]
+    assert "SaProt" not in " ".join([*promised, (docs / "encoders.md").read_text()])
+    assert "SaProt is not taken" in (docs / "limits.md").read_text()
 
 
 def test_length_limit_counts_special_tokens(tokenizers):

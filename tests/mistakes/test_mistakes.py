@@ -33,6 +33,81 @@ def other_name(folder: Path) -> Path:
     return folder / "pair.csv"
 
 
+def fasta(body, header: str = "pKd={label}", words: str = "") -> Case:
+    """60 records, of which `body` gives the lines below the header, by the record's number."""
+
+    def make(folder: Path) -> Path:
+        records = [f">P{number} {header.format(label=label)}\n{body(number)}\n" for number, label in enumerate(PKD)]
+        (folder / "a.fasta").write_text("".join(records))
+        return folder / "a.fasta"
+
+    return Case(make=make, words=words)
+
+
+def wrapped(text: str, width: int) -> str:
+    return "\n".join(text[start : start + width] for start in range(0, len(text), width))
+
+
+def signals(number: int, length: int, letters: str = "SLTM") -> str:
+    return "".join(random.Random(number).choices(letters, k=length))
+
+
+def varied(number: int) -> str:
+    return make_sequence(number, 20 + number)
+
+
+def in_header(folder: Path) -> Path:
+    records = [f">P{number} TARGET={signals(number, 20 + number)}\n{varied(number)}\n" for number in range(NUM_ROWS)]
+    (folder / "a.fasta").write_text("".join(records))
+    return folder / "a.fasta"
+
+
+BELOW = "{folder}/a.fasta, row 1: below the sequence stand as many letters again"
+
+FASTA = [
+    Mistake(
+        "annotations below sequences",
+        fasta(lambda number: f"{varied(number)}\n{signals(number, 20 + number)}"),
+        (f"{BELOW} (", "in most records. These are annotations", ">P1 TARGET=HHHEEC"),
+        Case(make=in_header, words="--label_column TARGET"),
+    ),
+    Mistake(
+        "annotations below sequences of one length",
+        fasta(lambda number: f"{make_sequence(number, 60)}\n{signals(number, 60)}"),
+        (BELOW,),
+        fasta(lambda number: wrapped(make_sequence(number, 120), 60)),
+    ),
+    Mistake(
+        "annotations that are wrapped as their sequences",
+        fasta(lambda number: f"{wrapped(make_sequence(number, 99), 60)}\n{wrapped(signals(number, 99), 60)}"),
+        (BELOW,),
+        fasta(lambda number: wrapped(make_sequence(number, 70 + 35 * (number % 4)), 70)),
+    ),
+    Mistake(
+        "two lines of annotations",
+        fasta(lambda number: f"{varied(number)}\n{signals(number, 20 + number)}\n{'01' * 10}{'1' * number}"),
+        (BELOW,),
+        fasta(lambda number: wrapped(make_sequence(number, 240), 80)),
+    ),
+    Mistake(
+        "DNA that is wrapped",
+        fasta(lambda number: wrapped(signals(number, 120, "ACGT"), 60)),
+        ("{folder}/a.fasta, row 1, column 'sequence'", "reads as DNA", "Translate"),
+    ),
+    Mistake(
+        "3Di states below sequences of one length",
+        fasta(lambda number: f"{make_sequence(number, 33)}\n{make_sequence(number + 100, 33)}"),
+        (BELOW,),
+        fasta(lambda number: make_sequence(number, 33)),
+    ),
+    Mistake(
+        "a label that is no KEY=value of a header",
+        fasta(varied, "{label}"),
+        ("{folder}/a.fasta: there is no column 'pKd'. Columns: id, sequence.", "KEY=value in its headers"),
+        fasta(varied),
+    ),
+]
+
 FILES = [
     Mistake("a mistyped file", Case(make=other_name), ("{folder}/pair.csv: file not found", "pairs.csv")),
     Mistake("a folder without train", Case(make=lambda folder: folder), ("{folder}: no train file",)),
@@ -113,7 +188,27 @@ def said(*words: str) -> tuple[str, ...]:
     return ("{file}, row 5, column 'sequence'", *words)
 
 
+# What SaProt reads: each residue has the 3Di state of its place behind it.
+STRUCTURE_AWARE = "MdEvVpLqKlAaGvSd"
+ALTERNATE = said("capitals and small letters alternate", "3Di states", "Keep the capitals alone")
+
 SEQUENCES = [
+    Mistake("structure-aware sequences", cell(STRUCTURE_AWARE), ALTERNATE, cell("MKTayiakqrLVnpGH")),
+    Mistake("structure-aware sequences with masks", cell("M#Ev#pLq#d"), ALTERNATE),
+    *(
+        Mistake(f"{value} for a sequence", cell(value), said(f"reads as {what}, not as a sequence", "whole sequence"))
+        for value, what in (
+            ("A23G", "mutations"),
+            ("A23G:T50L", "mutations"),
+            ("p.Ala23Gly", "mutations"),
+            ("1a2b.pdb", "the name of a file"),
+            ("model.cif.gz", "the name of a file"),
+            ("P12345", "an entry of UniProt or the PDB"),
+            ("1abc_A", "an entry of UniProt or the PDB"),
+            ("7.3", "a number"),
+        )
+    ),
+    Mistake("numbering", cell("1 MKTVL"), said("digit '1' at position 1 of 7", "Remove numbering")),
     Mistake("DNA", cell(DNA), said("reads as DNA", "72 letters", "Translate"), cell("GATTACA" * 3)),
     Mistake("empty", cell(""), said("the sequence is missing", "leave the row out")),
     Mistake(
@@ -329,6 +424,20 @@ SPLITS = [
         kind="note",
     ),
     Mistake(
+        "a column validation that nothing reads",
+        parts([name.replace("valid", "train") for name in PARTS], Validation=[name == "valid" for name in PARTS]),
+        ("column 'Validation' is not read", "Write validation into 'split' wherever 'Validation' is true"),
+        parts(words="--split_column validation", validation=PARTS),
+        kind="note",
+    ),
+    Mistake(
+        "a column validation beside a random split",
+        parts(words="", validation=[name == "valid" for name in PARTS]),
+        ("column 'validation' is not read: --split_column names one column", "into that column"),
+        parts(words="--split random", validation=[name == "valid" for name in PARTS]),
+        kind="note",
+    ),
+    Mistake(
         "no test rows",
         parts([name.replace("test", "train") for name in PARTS]),
         ("There is no test split", "--split_sizes"),
@@ -534,7 +643,11 @@ KINDS = [
     Mistake(
         "the same sequences in two classes",
         Case(columns={"sequence": TWICE, "pKd": TWO_CLASSES}),
-        ("30 of 30 sequences that occur more than once", "disagree: ", "No model gets all of them right"),
+        (
+            "30 of 30 sequences that occur more than once",
+            "disagree: ",
+            "into one cell, joined by ; (--task multilabel)",
+        ),
         Case(columns={"sequence": TWICE, "pKd": [name for name in TWO_CLASSES[:30] for _ in range(2)]}),
         kind="note",
     ),
@@ -732,7 +845,7 @@ OPTIONS = [
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-ALL = [*FILES, *SEQUENCES, *LABELS, *SPLITS, *KINDS, *OPTIONS]
+ALL = [*FASTA, *FILES, *SEQUENCES, *LABELS, *SPLITS, *KINDS, *OPTIONS]
 
 
 @parametrized(ALL)
