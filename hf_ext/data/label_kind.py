@@ -109,19 +109,7 @@ def _find_names(
         return (name,) if num == 1 else tuple(f"{name}_{i}" for i in range(1, num + 1))
     found = distinct(cells)
     values = found.cells.to_pylist()
-    nums = np.bincount(found.number).tolist()
-    if not kind.per_residue:
-        _check_markers(name, args, {value: num for value, num in zip(values, nums) if isinstance(value, str)}, notes)
-    counts = _count_names(replace(kind, names=tuple(args.marker_classes)), values, nums)
-    if kind.task == "multilabel" and (joints := find_joints(counts)):
-        parts = {part for one in counts for sign in joints for part in split_joined(one, sign) if sign in one}
-        alone = [one for one in counts if not any(sign in one for sign in joints)]
-        counts = _count_names(replace(kind, names=(*alone, *parts)), values, nums)
-    for one in [one for one in counts if drop_zeros(one) != one and drop_zeros(one) in counts]:
-        counts[drop_zeros(one)] += counts.pop(one)
-    if kind.per_residue and counts[NO_LABEL] and all(one.isdigit() for one in counts if one != NO_LABEL):
-        num = counts.pop(NO_LABEL)
-        notes.append(f"column {name!r}: {NO_LABEL!r} beside digits is read as not known, in {num:,} rows.")
+    counts = _count_classes(kind, args, values, np.bincount(found.number).tolist(), notes)
     if not counts:
         raise DataError(f"column {name!r}: no cell names a class. Check --label_column and --task.")
     if kind.per_residue and pc.mean(pc.equal(as_text(cells), as_text(sequences))).as_py() > MOST:
@@ -138,6 +126,27 @@ def _find_names(
     return names
 
 
+def _count_classes(
+    kind: LabelKind, args: DataArguments, cells: Sequence[Any], nums: Sequence[int], notes: list[str]
+) -> Counter[str]:
+    """Returns in how many rows each class stands: `a|b` is a and b where it joins classes, `1.0` is 1 beside it."""
+    if not kind.per_residue:
+        _check_markers(kind.columns[0], args, cells, nums, notes)
+    counts = _count_names(replace(kind, names=tuple(args.marker_classes)), cells, nums)
+    if kind.task == "multilabel" and (joints := find_joints(counts)):
+        parts = {part for name in counts for sign in joints if sign in name for part in split_joined(name, sign)}
+        alone = [name for name in counts if not any(sign in name for sign in joints)]
+        counts = _count_names(replace(kind, names=(*alone, *parts)), cells, nums)
+    for name in [*counts]:
+        whole = drop_zeros(name)
+        if whole != name and whole in counts:
+            counts[whole] += counts.pop(name)
+    if kind.per_residue and NO_LABEL in counts and all(map(str.isdigit, counts.keys() - {NO_LABEL})):
+        num = counts.pop(NO_LABEL)
+        notes.append(f"column {kind.columns[0]!r}: {NO_LABEL!r} beside digits is read as not known, in {num:,} rows.")
+    return counts
+
+
 def _count_names(kind: LabelKind, cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
     """Returns in how many rows each class stands, as they are read where `kind.names` are known."""
     reader = reader_of(kind)
@@ -148,14 +157,16 @@ def _count_names(kind: LabelKind, cells: Sequence[Any], nums: Sequence[int]) -> 
     return counts
 
 
-def _check_markers(name: str, args: DataArguments, counts: Mapping[str, int], notes: list[str]) -> None:
+def _check_markers(name: str, args: DataArguments, cells: Sequence[Any], nums: Sequence[int], notes: list[str]) -> None:
     """Raises DataError, or notes where bad rows are dropped, that names such as `NA` read as no value."""
-    texts = {cell: num for cell, num in counts.items() if cell.strip() and is_missing(cell)}
-    markers = sorted({cell.strip() for cell in texts} - {*args.marker_classes})
-    if markers:
+    found: Counter[str] = Counter()
+    for cell, num in zip(cells, nums):
+        if isinstance(cell, str) and cell.strip() and is_missing(cell) and cell.strip() not in args.marker_classes:
+            found[cell.strip()] += num
+    if found:
         told = (
-            f"column {name!r}: {sum(texts.values()):,} cells say {' or '.join(map(repr, markers))}, which reads as no "
-            f"value. If these are classes, give --marker_classes {' '.join(markers)}"
+            f"column {name!r}: {found.total():,} cells say {' or '.join(map(repr, sorted(found)))}, which reads as no "
+            f"value. If these are classes, give --marker_classes {' '.join(sorted(found))}"
         )
         if args.bad_rows == "error":
             raise DataError(f"{told}; if not, leave these rows out: --bad_rows drop.")
