@@ -88,8 +88,9 @@ def _read(args: DataArguments, parts: Sequence[Part]) -> dict[str, pa.ChunkedArr
 
 def _show_example(kind: LabelKind, column: pa.ChunkedArray, rows: pa.ChunkedArray) -> str:
     """Returns a sentence that shows how the first cell is read that is not just its own name or number."""
+    reader = reader_of(kind)
     for row, cell in zip(rows.to_pylist(), column[:NUM_SEEN].to_pylist()):
-        items = [] if is_missing(cell) else read_items(kind, cell)
+        items = [] if is_missing(cell) else read_items(reader, cell)
         if items and items != [write_name(cell)]:
             return f" For example, row {row}, {shorten(cell)}, is read as: {show_names(items)}."
     return ""
@@ -117,7 +118,8 @@ def _find_names(
     names = order_names(counts)
     joined = [one for one in names if any(sign in one for sign in JOINTS)]
     kind = replace(kind, names=names)
-    if kind.task == "multilabel" and joined and max(len(read_items(kind, value)) for value in values) < 2:
+    reader = reader_of(kind)
+    if kind.task == "multilabel" and joined and max(len(read_items(reader, value)) for value in values) < 2:
         raise DataError(
             f"column {name!r}: --task multilabel reads labels separated by {SEPARATOR!r}, and no cell names "
             f"several ({show_names(joined)}). Write it between them; or give --task classification."

@@ -35,9 +35,9 @@ def describe_kind(kind: LabelKind) -> str:
     }[kind.task]
 
 
-def read_items(kind: LabelKind, cell: Any) -> list[str]:
+def read_items(reader: Numbers | Classes, cell: Any) -> list[str]:
     """Returns what a cell is read as, in the order in which it stands there."""
-    reader = reader_of(kind)
+    kind = reader.kind
     if kind.is_one_number:
         items = [unwrap(cell)]
     elif isinstance(reader, Classes) and not kind.per_residue:
