@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -197,6 +198,18 @@ def try_replacing(path: str | os.PathLike[str]) -> None:
 
 def _draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads`, of files and arguments that anybody may have written.
+
+    Raises:
+        ValueError: it is no JSON, or is nested so deeply that Python gives up.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

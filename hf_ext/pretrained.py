@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 
 from .errors import ArgumentError
-from .files import nearest_existing
+from .files import nearest_existing, parse_json
 
 
 def fetch_folder(name_or_path: str | Path, revision: str | None, files: Sequence[str]) -> Path:
@@ -138,7 +137,7 @@ def _first_sentence(text: str) -> str:
 def _names_code(folder: Path) -> bool:
     """Whether a local folder's tokenizer is a class of its own."""
     try:
-        return "auto_map" in json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return "auto_map" in parse_json((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError, TypeError):
         return False
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -47,7 +46,7 @@ from .training.checks import Checks, check_training
 from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
-from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
+from .training.loaders import Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
 from .training.nan_guard import NanGuard
 from .training.optimizers import finish_optimizer
@@ -71,6 +70,10 @@ class FastTrainer(Trainer):
     it is the caller's; of plain `TrainingArguments`, too. Trainers of other libraries go in front:
     `class Mine(SFTTrainer, FastTrainer)`.
 
+    Attributes:
+        test_dataset: rows that a script scores at the end, if it says so here; a run is not continued with others, as
+            with those of training and evaluation.
+
     Raises (from the constructor):
         PlanRefused: a request would do something else than asked on this machine, model or data.
         ArgumentError: arguments that contradict each other.
@@ -80,6 +83,7 @@ class FastTrainer(Trainer):
     data_collator: Any
     eval_dataset: Any
     hub_model_id: Any
+    test_dataset: Any = None
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
@@ -229,7 +233,6 @@ class FastTrainer(Trainer):
     def _ext_around_training(self, folder: str | None) -> Iterator[None]:
         """Around Trainer's own `train`: what has to end however that ends."""
         with ExitStack() as around:
-            around.enter_context(naming_dead_workers(self))
             around.enter_context(outliving_readers())
             around.callback(self._ext_saver.leave)
             # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.
@@ -238,11 +241,8 @@ class FastTrainer(Trainer):
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
-            try:
+            with naming_dead_workers(self):  # which hears of all that died, and not while all else is left
                 yield
-            except BROKEN:
-                time.sleep(0.5)  # torch raises where it hears of a worker's death: here, and not while all is left
-                raise
 
     # --- data -------------------------------------------------------------------------------------------------------
 

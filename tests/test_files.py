@@ -14,10 +14,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from hf_ext import detect_hardware
+from hf_ext.affinity.ensemble import read_config_of
 from hf_ext.affinity.prediction_file import write_predictions
 from hf_ext.arguments.config_file import read_config
+from hf_ext.checkpoints.manifest import Manifest
+from hf_ext.comparing.running import find_finished
 from hf_ext.comparing.sides import CompareArguments, make_command, make_sides, read_launch
-from hf_ext.errors import ArgumentError
+from hf_ext.data.tokenization import SequenceCollator
+from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.files import (
     CONFIGS,
     LAUNCHERS,
@@ -33,9 +37,12 @@ from hf_ext.files import (
     write_cell,
     write_text,
 )
+from hf_ext.generation.arguments import GeneratorArguments
+from hf_ext.generation.sampling import load_generator
 from hf_ext.plan import Plan
 from hf_ext.reporting import plot_loss
 from hf_ext.reporting.report import write_report
+from hf_ext.reporting.run_files import read_run
 from hf_ext.reporting.run_record import write_json
 
 # --- the disk ---------------------------------------------------------------------------------------------------------
@@ -99,6 +106,36 @@ def test_a_folder_is_removed_with_one_file_last_and_without_what_its_links_point
     assert not folder.exists()
     assert (tmp_path / "kept" / "file").read_text() == "kept"
     remove_folder(folder, last="last")  # nothing there: nothing to do
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+# File of a folder that somebody else may have written -> what reads it.
+READERS = {
+    "inputs.json": SequenceCollator.from_pretrained,
+    "config.json": load_generator,
+    "all_results.json": read_run,
+    "run.run.json": lambda folder: find_finished(folder / "run", ["hf-ext", "train"]),
+    "manifest.json": Manifest.read,
+    "trained/config.json": lambda folder: read_config_of(folder / "trained"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_json_that_is_nested_too_deeply_is_refused_in_one_line_that_names_the_file_or_folder(name, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(DEEP)
+    with pytest.raises(HfExtError) as refusal:
+        READERS[name](tmp_path)
+    assert str(path.parent) in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_gates_that_are_nested_too_deeply_are_refused():
+    with pytest.raises(ArgumentError, match="give names with numbers"):
+        GeneratorArguments(gates=DEEP)
 
 
 # --- whole files ------------------------------------------------------------------------------------------------------

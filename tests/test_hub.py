@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, TrainerCallback
 
+from hf_ext.checkpoints.finished_model import write_model_manifest
 from hf_ext.errors import ArgumentError, TrainingStopped
 from hf_ext.hub import HubError, model_files, push, push_folder, pusher
 from hf_ext.trainer import FastTrainer
@@ -170,12 +171,15 @@ def test_weights_of_an_earlier_push_that_would_be_loaded_instead_are_replaced(hu
     }
 
 
-def test_weights_that_are_rewritten_during_the_upload_are_an_error(hub, folder):
+@pytest.mark.parametrize("moment", ["repos/create", "objects/batch", "objects/verify"])
+def test_weights_that_are_rewritten_during_a_push_are_an_error_and_nothing_is_committed(hub, folder, moment):
     path = folder / "model.safetensors"
+    write_model_manifest(folder)
     other = path.read_bytes()[::-1]
-    hub.faults.append(Fault("POST", "objects/batch", call=lambda: path.write_bytes(other)))
-    with pytest.raises(HubError, match=r"is not what was sent: model\.safetensors of 3 files"):
+    hub.faults.append(Fault("POST", moment, call=lambda: path.write_bytes(other)))
+    with pytest.raises(HubError, match=r"^model\.safetensors in .* changed during the push; nothing was committed"):
         send(folder)
+    assert len(hub.repositories["me/model"].commits) == 1
 
 
 # Failures that pass
@@ -231,6 +235,15 @@ def test_a_push_that_fails_names_the_command_that_repeats_it(
     assert hub.count(fault.method, fault.path) == num_attempts
     assert TOKEN not in str(caught.value) + caplog.text
     assert len(hub.repositories["me/model"].commits if "me/model" in hub.repositories else [1]) == 1  # as it was
+
+
+@pytest.mark.parametrize(("path", "key"), [("repos/create", "url"), ("commit/", "commitUrl")])
+def test_an_answer_that_lacks_what_is_read_is_one_line_and_not_asked_for_again(hub, folder, path, key):
+    hub.faults.append(Fault("POST", path, 99, lacks=key))
+    with pytest.raises(HubError, match=f"answer was not understood .KeyError: '{key}'.*python -m hf_ext.hub") as end:
+        send(folder)
+    assert "\n" not in str(end.value)
+    assert hub.count("POST", path) == 1
 
 
 def test_no_token_is_named_with_the_remedy(hub, folder):

@@ -21,6 +21,7 @@ from ..labels import ONE_NUMBER, LabelKind
 from ..models.configuration import AffinityConfig
 from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
 from ..models.head import ONE_LAYER
+from ..pretrained import reading
 from ..reporting.tables import format_table
 from ..reporting.units import format_cell, seconds
 from ..training_args import FastTrainingArguments
@@ -103,7 +104,8 @@ def _take_head_of(args: AffinityArguments, folder: Path) -> None:
 
 def read_config_of(folder: Path) -> dict[str, Any]:
     """What the `AffinityConfig` in a folder holds; nothing where there is none."""
-    found = AffinityConfig.get_config_dict(folder)[0] if (folder / CONFIG_NAME).is_file() else {}
+    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
+        found = AffinityConfig.get_config_dict(folder)[0] if (folder / CONFIG_NAME).is_file() else {}
     return found if found.get("model_type") == AffinityConfig.model_type else {}
 
 

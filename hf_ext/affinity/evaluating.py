@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..errors import ArgumentError, DataError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.row_metrics import unpack_labelled
+from ..files import parse_json
 from ..labels import LabelKind
 from ..labels.kinds import describe_kind
 from ..labels.outputs import to_predictions
@@ -225,7 +225,7 @@ def find_output(name: str | None) -> Path | None:
 def _read_json(path: Path) -> dict[str, Any]:
     """What a file holds; nothing where it is no JSON object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

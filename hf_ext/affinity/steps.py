@@ -73,6 +73,7 @@ def load(run: Run) -> AffinityData:
         table = fill_in_demo(model_args, data_args, encoders)
     loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits, kind = loaded.splits, loaded.kind
+    run.test_dataset = splits["test"]
     settle_measure(args, model_args.loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
     if fewer := settle_residue_steps(args, kind, None if data_args.streaming else len(splits["train"])):

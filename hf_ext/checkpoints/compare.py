@@ -47,7 +47,7 @@ AS_ASKED = ANOTHER_RUN - STEP_SIZE - {"metric_for_best_model", "parallelism_conf
 # through arguments or the model, or change last bits, and are not compared.
 SPEEDUPS = {"token_budget": ("max_tokens", "max_batch_size"), "encoder_precision": ("dtype", "mode"), "muon": ()}
 
-GROUPS = ("all", "collator", "data", "model", "speedups", "world_size")
+GROUPS = ("all", "collator", "data", "eval_data", "model", "speedups", "test_data", "world_size")
 
 # Of configurations: versions and places; what follows from the data or the machine and is compared as such; and what
 # transformers sets while it trains.
@@ -79,7 +79,7 @@ def describe_run(trainer: Any) -> dict[str, Any]:
 
     Returns:
         JSON-able, and equal to what JSON makes of it: world_size, devices_per_process, written_by, arguments, data,
-        model, collator, speedups.
+        held_out (evaluation sets by their prefix, and "test"), model, collator, speedups.
 
     Cost: that of `fingerprint`, some seconds per GB of a table.
     """
@@ -87,12 +87,14 @@ def describe_run(trainer: Any) -> dict[str, Any]:
     if best and isinstance(compute, RowMetrics):
         best = compute.spell_out(best)  # with the threshold or the groups that decide its value
     applied = {one.name: one.settings for one in trainer.plan.decisions if one.status == "applied"}
+    held_out = {**trainer._ext_eval_sets, "test": trainer.test_dataset}
     facts = {
         "world_size": args.world_size,
         "devices_per_process": max(1, args.n_gpu),
         "written_by": trainer._ext_backend.written_by,
         "arguments": {**{name: getattr(args, name) for name in sorted(ANOTHER_RUN)}, "metric_for_best_model": best},
         "data": fingerprint(trainer.train_dataset),
+        "held_out": {name: fingerprint(rows) for name, rows in held_out.items() if rows is not None},
         "model": _describe_model(trainer.model),
         "collator": _describe_collator(trainer.data_collator),
         "speedups": {
@@ -234,10 +236,12 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
     if "world_size" in both:
         yield from _compare_steps(old, new)
     if "data" in both:
-        differences, untold = compare_fingerprints(old["data"], new["data"])
-        yield from ((f"data: {text}", "data") for text in differences)
-        for text in untold:
-            logger.info("data: %s", text)
+        yield from _compare_rows("data", "data", old["data"], new["data"])
+    before, now = old.get("held_out", {}), new.get("held_out", {})
+    for split in [split for split in before if split in now]:  # one that came or went contradicts no score of before
+        group = "test_data" if split == "test" else "eval_data"
+        place = group if split in ("test", "eval") else f"eval_data, set '{split.removeprefix('eval_')}'"
+        yield from _compare_rows(place, group, before[split], now[split])
     for section in {"model", "collator"} & both:
         before, now = (dict(_leaves(one[section], section)) for one in (old, new))
         for place in before:  # what only one of them has, another version of a library may have added
@@ -255,6 +259,13 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
             "`accelerate merge-weights` makes a file)"
         )
         yield text, NEVER
+
+
+def _compare_rows(place: str, group: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    differences, untold = compare_fingerprints(old, new)
+    yield from ((f"{place}: {text}", group) for text in differences)
+    for text in untold:
+        logger.info("%s: %s", place, text)
 
 
 def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:

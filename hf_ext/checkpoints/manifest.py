@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..files import sync, used_bytes
+from ..files import parse_json, sync, used_bytes
 
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = f"{MANIFEST}.tmp"
@@ -121,8 +121,8 @@ def read_json(path: Path) -> dict[str, Any]:
         found = "a link, folder, pipe or device" if os.path.lexists(path) else "nothing"
         raise CheckpointError(f"{path}: expected a file, found {found}.")
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{path}: expected JSON, found bytes that are not ({error}).") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found a {type(content).__name__}.")

@@ -104,7 +104,7 @@ class Resumer:
             trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
         self._apply_changes()
-        if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better"}:
+        if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better", "eval_data"}:
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
             trainer._ext_saver.retention.best_saved = None
 

@@ -19,6 +19,7 @@ import psutil
 from ..checkpoints.run_lock import find_other_run
 from ..errors import ArgumentError, HfExtError
 from ..files import write_text
+from ..reporting.run_files import read_record
 from .sides import Side
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
     if is_timed:
-        _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
+        _check_throughput(read_record(folder / "throughput.json"), command, side, round_, log)
     seconds = {"wall_seconds": wall_seconds, "cpu_seconds": spent[2] + spent[3]}  # of children: user and system
     _write_record(folder, command, seconds)
     return _read_run(side, round_, seconds, folder)
@@ -124,10 +125,8 @@ def end_processes(started: Iterable[psutil.Process]) -> None:
         left = psutil.wait_procs(left, GRACE_S)[1]
 
 
-def _check_throughput(
-    throughput: dict[str, Any] | None, command: Sequence[str], side: Side, round_: int, log: Path
-) -> None:
-    if throughput is None:
+def _check_throughput(throughput: dict[str, Any], command: Sequence[str], side: Side, round_: int, log: Path) -> None:
+    if not throughput:
         raise ChildFailed(
             f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer than "
             f"FastTrainer needs trainer.add_callback(ThroughputCallback(model)).\n{_tail(log)}"
@@ -139,14 +138,8 @@ def _check_throughput(
 
 
 def _read_run(side: Side, round_: int, seconds: Mapping[str, Any], folder: Path) -> SideRun:
-    throughput, results, plan = (
-        _read_json(folder / f"{name}.json") or {} for name in ("throughput", "all_results", "plan")
-    )
+    throughput, results, plan = (read_record(folder / f"{name}.json") for name in ("throughput", "all_results", "plan"))
     return SideRun(side, round_, throughput=throughput, results=results, plan=plan, folder=folder, **seconds)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _tail(log: Path) -> str:
@@ -162,11 +155,11 @@ def find_finished(folder: Path, command: Sequence[str]) -> dict[str, float] | No
 
     Raises:
         ArgumentError: what is in the folder came from another command, or a run still writes there.
+        DataError: the file beside it is damaged.
     """
-    record = _record_of(folder)
-    found = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    found = read_record(_record_of(folder))
     if folder.exists():
-        if found is None or found["run"] != _describe(command):
+        if found.get("run") != _describe(command):
             raise ArgumentError(
                 f"{folder} is there already, from another command or other files: choose another --output_dir, or "
                 "remove it."

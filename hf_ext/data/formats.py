@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import logging
 import re
 import zlib
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 from ..errors import DataError
+from ..files import parse_json
 from ..labels.cells import shorten
 from .columns import as_array, check_columns, name_classes
 
@@ -252,8 +252,8 @@ def _read_json(path: Path) -> Iterator[Record]:
 
 def _decode(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # an endless number, or endless nesting, too
+        return parse_json(text)
+    except ValueError as error:  # an endless number, or endless nesting, too
         hint = "A .json file holds one list, a .jsonl file one object a line."
         raise DataError(f"{where}: not valid JSON ({error}). {hint}") from error
 

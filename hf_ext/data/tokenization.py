@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from ..errors import ArgumentError, DataError
-from ..files import write_text
+from ..files import parse_json, write_text
 from ..labels import ONE_NUMBER, LabelKind
 from ..pretrained import reading
 from .columns import column_names, read_columns, row_lengths
@@ -320,7 +320,7 @@ class SequenceCollator:
         root = Path(folder)
         path = root / INPUTS_NAME
         try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
+            settings = parse_json(path.read_bytes())
             inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
             options = {name: settings[name] for name in OPTIONS}
             kind = LabelKind.from_state(settings["label_kind"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..arguments.checks import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges
 from ..errors import ArgumentError
+from ..files import parse_json
 from ..models.generation import configuration
 from .discriminator import THRESHOLD
 from .sampling import RANGES, TEMPERATURE
@@ -153,7 +153,7 @@ class GeneratorArguments(WritingArguments):
 
     def _read_gates(self) -> dict[str, float]:
         try:
-            given = json.loads(self.gates) if isinstance(self.gates, str) else self.gates or {}
+            given = parse_json(self.gates) if isinstance(self.gates, str) else self.gates or {}
             thresholds = {name: float(threshold) for name, threshold in given.items()}
         except (ValueError, TypeError, AttributeError):
             raise ArgumentError(f"gates={self.gates!r}: give names with numbers, {{valid: 0.9}} say.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..affinity.predictor import AffinityPredictor, find_model
 from ..errors import ArgumentError
 from ..evaluation._arrays import FloatArray
 from ..evaluation.scores import Score, score_predictions
+from ..files import parse_json
 from .rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
 
 THRESHOLD = 7.0  # pKd: 100 nM
@@ -98,7 +98,7 @@ def find_roles(columns: Sequence[str]) -> dict[str, str]:
 def find_doubt(folder: str | Path) -> str | None:
     """What the record beside a model says against it, a clause; None where it beat every baseline on its test rows."""
     try:
-        verdict = json.loads((Path(folder) / "all_results.json").read_text(encoding="utf-8"))["verdict"]
+        verdict = parse_json((Path(folder) / "all_results.json").read_bytes())["verdict"]
         outcome, text = verdict["outcome"], str(verdict["text"])
     except (OSError, ValueError, KeyError, TypeError):
         return "what it is worth is not known: no verdict of its own test is beside it"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -37,6 +36,7 @@ from ..data.antibodies import (
 )
 from ..data.batching import batches_by_tokens
 from ..errors import ArgumentError, DataError
+from ..files import parse_json
 from ..models.encoders import load_tokenizer
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
@@ -88,7 +88,7 @@ def load_generator(
     folder = fetch_folder(name_or_path, revision, _FILES)
     remedy = "Give the output folder of hf-ext generate, or the Hub id it was pushed to."
     with reading(f"Model {name_or_path}: no config.json with a model_type there", folder, remedy):
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+        kind = parse_json((folder / "config.json").read_bytes())["model_type"]
     if kind != GeneratorConfig.model_type:
         raise ArgumentError(f"Model {name_or_path} is of type {kind!r}, not a generator of antibodies. {remedy}")
     model = open_model(AntibodyGenerator, folder, use_safetensors=True)

@@ -60,6 +60,7 @@ def build(run: Run, data: StageData) -> dict[str, Any]:
     """See `Task.build`; evaluations keep three sums per row, not scores of every token."""
     pairs, inputs = data.pairs, data.inputs
     tokens = {name: inputs.tokenize(pairs.antibodies(name), pairs.affinities(name)) for name in pairs.splits}
+    run.test_dataset = tokens["test"]
     run.log.info(summarize_data(pairs.report))
     return {
         "model": data.model,

@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from huggingface_hub import (
@@ -22,14 +22,18 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash
 
+from ..checkpoints.finished_model import MODEL_MANIFEST
+from ..checkpoints.manifest import hash_file
 from ..errors import HfExtError, RunEnded
+from ..files import parse_json
 from ..models.process_settings import replaced
 from .allowed import find_replaced, find_token, model_files
 
 WAITS_S = (2.0, 4.0, 8.0)  # before each further attempt
 SILENCE_S = 120.0  # after which a connection counts as lost: huggingface_hub 2.4 waits for ever
-# RuntimeError: of an LFS or Xet upload; ValueError: what the Hub answers makes no sense, or it rejects the card.
-_FAILURES = (HTTPError, OSError, RuntimeError, ValueError)
+# RuntimeError: of an LFS or Xet upload; the last three: what the Hub answers makes no sense, or it rejects the card.
+_NO_SENSE = (ValueError, LookupError, TypeError)
+_FAILURES = (HTTPError, OSError, RuntimeError, *_NO_SENSE)
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -88,10 +92,10 @@ def push_folder(
     Raises:
         ArgumentError: as `model_files`.
         HubError: the Hub cannot be reached or refuses; there is no token; a file contains a token (nothing is then
-            sent); the repository is public; what arrived is not what was sent.
+            sent); the repository is public; a file changed meanwhile; what arrived is not what was sent.
         OSError: a file cannot be read.
 
-    Cost: beside the upload 2 s per GB to verify and to hash, without the interpreter lock.
+    Cost: beside the upload 3 s per GB to verify and to hash twice, without the interpreter lock.
     """
     words = ["python", "-m", "hf_ext.hub", os.path.abspath(folder), repo_id, *([] if private else ["--public"])]
     repeat = shlex.join([*words, *([] if revision is None else ["--revision", revision])])
@@ -103,6 +107,8 @@ def push_folder(
             f"{named} contains an access token of the Hub; nothing was sent. Take it out of the file, and if others "
             "could read the file, revoke the token at https://huggingface.co/settings/tokens."
         )
+    manifest: Any = files.get(MODEL_MANIFEST, b'{"files": {}}')
+    promised = {name: record["sha256"] for name, record in parse_json(manifest)["files"].items()}
 
     def work() -> CommitInfo:
         before = _open(api, repo_id, private, revision)
@@ -110,6 +116,8 @@ def push_folder(
         adds = [CommitOperationAdd(name, content) for name, content in files.items()]
         for add in adds:  # several at once would go to a pool, whose threads keep Python from ending
             api.preupload_lfs_files(before.id, [add], revision=revision, free_memory=False)
+        if changed := ", ".join(_find_changed(adds, promised)):
+            raise HubError(f"{changed} in {folder} changed during the push; nothing was committed. Run: {repeat}")
         stale = find_replaced([sibling.rfilename for sibling in before.siblings or []], files)
         if stale:
             logger.warning("Deleted from %s, of an earlier push and not of this one: %s", before.id, ", ".join(stale))
@@ -148,6 +156,19 @@ def _open(api: HfApi, repo_id: str, private: bool, revision: str | None) -> Mode
     return there
 
 
+def _find_changed(adds: Sequence[CommitOperationAdd], promised: Mapping[str, str]) -> list[str]:
+    """Names of files that are, after their upload, not as they were hashed for it or by the manifest beside them."""
+    changed = []
+    for add in adds:
+        sent = add.upload_info.sha256.hex()
+        hashes = {sent, promised.get(add.path_in_repo, sent)}
+        if isinstance(add.path_or_fileobj, str):  # a file, read three times: for the manifest, the name, the upload
+            hashes.add(hash_file(add.path_or_fileobj).sha256)
+        if len(hashes) > 1:
+            changed.append(add.path_in_repo)
+    return changed
+
+
 def _find_different(api: HfApi, repo_id: str, commit: str, adds: Sequence[CommitOperationAdd]) -> list[str]:
     """Names of files that are not there as they were sent, by the Hub's own list."""
     entries = api.list_repo_tree(repo_id, recursive=True, revision=commit)
@@ -176,6 +197,8 @@ def _attempt(work: Callable[[], Result], failed: str, repeat: str, token: str) -
             cause = error.__cause__ or error  # of what an upload wraps
             said = "; ".join(f"{type(one).__name__}: {one}" for one in dict.fromkeys((error, cause)))
             reason = " ".join(said.replace(token, "<token>").split()).rstrip(".")
+            if isinstance(error, LookupError | TypeError):
+                reason = f"the Hub's answer was not understood ({reason}), so that what it holds now is not known"
             if wait_s is None or not _is_transient(error, cause):
                 # Not chained: the cause repeats what the server said, which may hold the token.
                 raise HubError(
@@ -192,4 +215,4 @@ def _is_transient(error: BaseException, cause: BaseException) -> bool:
     if statuses:
         return statuses[-1] in (408, 429) or statuses[-1] >= 500
     # What is left of OSError and RuntimeError: an upload that broke off.
-    return not isinstance(error, ValueError) and not isinstance(cause, OfflineModeIsEnabled)
+    return not isinstance(error, _NO_SENSE) and not isinstance(cause, OfflineModeIsEnabled)

@@ -271,6 +271,7 @@ def load(run: Run) -> MaskedLMData:
     loaded.report["inputs"] = check_inputs(collator, loaded.splits, data_args.dataset_name)
     run.log.info(summarize_data(loaded.report))
     splits = prepare_splits(loaded.splits, args, collator.columns, model_args.stock_trainer)
+    run.test_dataset = splits.get("test")
     if model_args.require and not {"validation", "test"} & {*splits}:
         raise ArgumentError("--require: there are no validation or test rows to score the model on.")
     return MaskedLMData(model, collator, loaded, splits)

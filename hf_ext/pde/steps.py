@@ -106,7 +106,9 @@ def load(run: Run) -> OperatorData:
         **({} if args.dataset_name else {"seed": args.samples_seed}),
     }
     run.log.info("Data, %s: %s", report["source"], "; ".join(report["tasks"].values()))
-    return OperatorData(samples, build_rows(samples), report)
+    rows = build_rows(samples)
+    run.test_dataset = rows["test"]
+    return OperatorData(samples, rows, report)
 
 
 def build(run: Run, data: OperatorData) -> dict[str, Any]:

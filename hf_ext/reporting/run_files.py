@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import read_cell
+from ..files import parse_json, read_cell
 from . import page
 
 FORMAT = 1  # of all_results.json
@@ -86,7 +85,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
             f"{path}: holds no all_results.json, so it is not the folder of a finished run. Name the --output_dir of a "
             "run (`hf-ext train`, `mlm`, `generate`) that came to its end."
         )
-    results = _read_json(record)
+    results = read_record(record)
     if not {"format", "task", "verdict", "page"} & results.keys():
         raise DataError(f"{record}: holds no record of a run of hf_ext (of another program?). Nothing was written.")
     for what, held, known in (("", results, FORMAT), ("page of ", as_dict(results.get("page")), page.FORMAT)):
@@ -99,18 +98,22 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     return RunFiles(
         folder=path,
         results=results,
-        plan=_read_json(path / "plan.json"),
-        state=_read_json(path / "trainer_state.json"),
+        plan=read_record(path / "plan.json"),
+        state=read_record(path / "trainer_state.json"),
         predictions=read_test_predictions(table, not results.get("label_kind")) if table.is_file() else None,
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file."""
+def read_record(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is no file.
+
+    Raises:
+        DataError: it holds something else.
+    """
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}). Restore it, or remove it and run this again.") from error
     if not isinstance(value, dict):

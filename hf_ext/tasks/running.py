@@ -46,6 +46,7 @@ class Run:
         args: `FastTrainingArguments`.
         explicit: names of the arguments that the user set.
         stage: which run this is, of a command that makes several.
+        test_dataset: rows that the task will score; None until its `load` or `build` says them.
         is_last: False where another run of the command follows, so that its processes stay connected.
         log: prints, and appends to `run.log`; only of the main process.
     """
@@ -55,6 +56,7 @@ class Run:
         self.model_args, *rest, self.args = parsed
         self.data_args: Any = rest[0] if rest else None
         self.stage, self.is_last, self.log = 1, True, logger
+        self.test_dataset: Any = None
         self._held = ExitStack()
 
     def __enter__(self) -> Run:
@@ -94,6 +96,7 @@ class Run:
             self.log.info("\nStock Trainer, no plan.\n")
             return build_stock_trainer(self.args, self.explicit, **parts)
         trainer = trainer_class(args=self.args, **parts)
+        trainer.test_dataset = self.test_dataset
         self.log.info("\n%s\n", trainer.plan.table())
         return trainer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,9 +28,9 @@ from .overrides import find_override
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
-BROKEN = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what a loader raises where a worker is gone
+_BROKEN = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what a loader raises where a worker is gone
 _ADVICE = (
-    "Workers are killed mostly where memory, or shared memory (/dev/shm), runs out: give fewer than "
+    "Workers are killed mostly where memory, or shared memory (/dev/shm, ulimit -f), runs out: give fewer than "
     "dataloader_num_workers={}. Or code of the dataset or of the collator ended it (sys.exit, os._exit), which "
     "dataloader_num_workers=0 shows."
 )
@@ -277,15 +278,15 @@ def take_rows(dataset: Any, rows: Any) -> Any:
 
 @contextmanager
 def naming_dead_workers(trainer: Any) -> Iterator[None]:
-    """Within it, a data worker that was killed, or whose process ended, is an error that says so.
+    """Within it, a data worker that was killed, or whose process ended, is an error that says so, however many did.
 
     Raises:
         DataWorkerDied: with what it died of, and where the run can go on.
     """
     try:
         yield
-    except BROKEN as error:
-        said = _DEATH.match(str(error))
+    except _BROKEN as error:
+        said = next(filter(None, (_DEATH.match(str(one)) for one in (error, *_hear_deaths()))), None)
         # A worker that a fork server started is not a child, whose death torch would hear of: only its pipe breaks.
         place = traceback.extract_tb(error.__traceback__)[-1].filename
         if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
@@ -297,3 +298,14 @@ def naming_dead_workers(trainer: Any) -> Iterator[None]:
             f"{words}. {newest} The same command with --resume auto (the recipes' default) goes "
             f"on. {_ADVICE.format(trainer.args.dataloader_num_workers)}"
         ) from error
+
+
+def _hear_deaths() -> list[RuntimeError]:
+    """Half a second for what torch raises wherever it hears of a death: several workers may die at once."""
+    heard, end = [], time.monotonic() + 0.5
+    while (left_s := end - time.monotonic()) > 0:
+        try:
+            time.sleep(left_s)
+        except RuntimeError as error:
+            heard.append(error)
+    return heard

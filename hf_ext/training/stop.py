@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.queues import Queue
 from typing import Any
 
 import psutil
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
-from ..errors import leave_terminal
+from ..errors import DataWorkerDied, leave_terminal
 
 STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
@@ -184,9 +185,16 @@ def _say(text: str) -> None:
         os.write(2, f"\n{text}\n".encode())
 
 
-def _leave_group(init: Any, worker_id: int) -> None:
+def _end_worker(error: Exception, batch: Any) -> None:
+    _say(f"A data worker could not hand over a batch. {type(error).__name__}: {error}")
+    os._exit(DataWorkerDied.exit_code)
+
+
+def _begin_worker(init: Any, worker_id: int) -> None:
     if hasattr(os, "setpgrp"):
         os.setpgrp()
+    # Else the training process waits for ever for a batch that shared memory, or pickle, refused (torch 2.13).
+    Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
     if init is not None:
         init(worker_id)
 
@@ -195,10 +203,11 @@ def keep_from_workers(loader: Any) -> Any:
     """The loader, whose workers, if it has any, get no signals that are sent to this process's group.
 
     A terminal, `timeout` or `kill -- -PID` would kill them, and torch raises an error in a process whose workers die.
-    They still end with the process that started them. Not covered: the milliseconds until a worker has its group.
+    They still end with the process that started them, or, saying why, where they cannot hand over a batch. Not
+    covered: the milliseconds until a worker has its group.
     """
     if getattr(loader, "num_workers", 0):
-        init = partial(_leave_group, loader.worker_init_fn)
+        init = partial(_begin_worker, loader.worker_init_fn)
         loader.worker_init_fn = init  # of loaders made from it, where a resumed run drops batches
         getattr(loader, "base_dataloader", loader).worker_init_fn = init  # of Accelerate's, which iterates
     return loader

@@ -155,6 +155,42 @@ def test_settings_of_the_collator_are_compared(bench, tmp_path):
     trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
+EVALS = {"eval_strategy": "steps", "eval_steps": 3}
+SETS = {  # what the changed set is called -> how the trainer has it
+    "eval_data": lambda trainer, rows: setattr(trainer, "eval_dataset", rows),
+    "eval_data, set 'far'": lambda trainer, rows: setattr(trainer, "eval_dataset", {"near": make_rows(4), "far": rows}),
+    "test_data": lambda trainer, rows: setattr(trainer, "test_dataset", rows),
+}
+
+
+@pytest.mark.parametrize("place", SETS)
+def test_held_out_rows_of_another_run_are_refused_by_the_name_of_their_set(bench, place, tmp_path):
+    def make(rows):
+        trainer, watch = bench.make(KIND, FastTrainer, tmp_path, **EVALS, resume="auto")
+        SETS[place](trainer, rows)
+        return trainer, watch
+
+    make(make_rows(6))[0].train()
+    checkpoint, group = tmp_path / f"checkpoint-{SAVED}", place.partition(",")[0]
+    for rows, difference in (
+        (make_rows(6, row3=9.0), "column 'labels' holds other values"),
+        (make_rows(6).rename_column("input_ids", "ids"), "column 'input_ids' is not there now"),
+        (make_rows(6).select([1, 0, 2, 3, 4, 5]), "column 'input_ids' holds other values"),
+        (make_rows(5), "rows: 6 in the checkpoint, 5 now"),
+    ):
+        message = refusal_of(make(rows)[0], checkpoint)
+        assert f"\n  {place}: {difference}" in message
+        assert "\n  data: " not in message
+    for rows, allowed in ((make_rows(6), []), (None, []), (make_rows(6, row3=9.0), [group])):
+        trainer, watch = make(make_rows(6) if rows is None else rows)
+        trainer.args.allow_changed = allowed
+        if rows is None:  # which contradicts no score of before
+            trainer.eval_dataset = {"another": make_rows(3)}
+            trainer.test_dataset = None
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert watch.began_at == SAVED
+
+
 # --- recorded --------------------------------------------------------------------------------------------------------
 
 

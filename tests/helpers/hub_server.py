@@ -41,6 +41,7 @@ class Fault:
         cut: the connection is reset in the middle of what the client sends (PUT, POST) or receives (GET).
         damaged: one bit is turned over in what is stored (PUT) or sent (GET).
         call: called before serving.
+        lacks: a key that is left out of the answer.
     """
 
     method: str
@@ -52,6 +53,7 @@ class Fault:
     cut: bool = False
     damaged: bool = False
     call: Callable[[], None] | None = None
+    lacks: str = ""
 
     def matches(self, method: str, path: str) -> bool:
         return self.times > 0 and method == self.method and bool(re.search(self.path, path))
@@ -210,6 +212,8 @@ class _Handler(BaseHTTPRequestHandler):
                     raise _Refusal(401, "Invalid credentials in Authorization header")
                 with self.hub.lock:
                     answer = serve(self.hub, *found.groups(), body=body, damaged=self._is_damaged())
+                if self.fault is not None and self.fault.lacks:
+                    del answer[self.fault.lacks]
                 return self._send_file(*answer) if isinstance(answer, tuple) else self._send_json(answer)
         raise _Refusal(404, f"No such page: {self.command} {path}", "EntryNotFound")
 

@@ -44,7 +44,7 @@ class Case:
     eval_sets: int = 1
     early_stopping: int | None = None
     crash: bool = False  # instead of a signal, end without a word
-    end: str = ""  # instead of a signal, what ends a run by itself: "NaN", "memory", "worker", "disk" or "bug"
+    end: str = ""  # instead of a signal, what ends a run by itself, as `send` knows it, or "NaN"
     new_group: bool = False  # so that a signal can be sent to the process and all it started
     in_thread: bool = False
     terminal: bool = False  # of its own, which the signal "close" closes
@@ -78,8 +78,15 @@ class Trigger(TrainerCallback):
 def send(case: Case) -> None:
     if case.crash:
         os._exit(9)
+    workers = [child.pid for child in active_children()]
     if case.end == "worker":
-        os.kill(active_children()[0].pid, signal.SIGKILL)
+        os.kill(workers[0], signal.SIGKILL)
+    elif case.end == "workers":  # the other while the first is being named
+        os.kill(workers[-1], signal.SIGKILL)
+        threading.Timer(0.05, os.kill, (workers[0], signal.SIGKILL)).start()
+    elif case.end == "file limit":  # as of `ulimit -f`: no batch fits into the memory that workers share
+        for pid in workers:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (8, 8))
     elif case.end == "disk":
         resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))  # messages fit, weights do not
     elif case.end == "memory":

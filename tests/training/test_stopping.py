@@ -226,6 +226,8 @@ def test_two_processes_agree_to_stop_when_one_is_signalled(tmp_path, whole, case
 ENDS = {  # what ends it by itself: (status, what the last lines say)
     "NaN": (65, "NotFiniteError: "),
     "worker": (71, "DataWorkerDied: DataLoader worker (pid"),
+    "workers": (71, "DataWorkerDied: DataLoader worker (pid"),
+    "file limit": (71, "DataWorkerDied: DataLoader worker (pid"),
     "disk": (74, "DiskFailure: "),
     "memory": (69, "MemoryExhausted: no room Give half of --per_device_train_batch_size"),
     "bug": (1, "KeyError: 'a bug'"),
@@ -236,7 +238,8 @@ ENDS = {  # what ends it by itself: (status, what the last lines say)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_process_with_a_data_worker_ends_with_its_status_and_message(tmp_path, name):
     status, words = ENDS[name]
-    case = Case({"num_train_epochs": 3, "dataloader_num_workers": 1}, ("on_step_end", 4), end=name)
+    event = "on_prediction_step" if name == "workers" else "on_step_end"  # those of training are there, too
+    case = Case({**EVALS, "num_train_epochs": 3, "dataloader_num_workers": 1}, (event, 4), end=name)
     finish(tmp_path, case, "ended", code=status)
     assert words in (tmp_path / "ended-0.txt").read_text()[-3000:]
 
