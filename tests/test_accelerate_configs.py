@@ -117,15 +117,15 @@ def test_every_key_of_fsdp_arrives_in_the_plugin_which_gathers_in_bf16(name, mon
 
 
 @WITH_DEEPSPEED
-def test_stage_and_offload_arrive_in_deepspeed(monkeypatch):
-    for flags, stage, device in (((), 3, "none"), (OFFLOAD, 3, "cpu"), (("--zero_stage", "2"), 2, "none")):
-        enter(monkeypatch, launcher_environment(FOLDER / "zero3.yaml", *FOUR, *flags))
-        zero = DeepSpeedPlugin().deepspeed_config["zero_optimization"]
-        assert (zero["stage"], zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (
-            stage,
-            *[device] * 2,
-        )
-        assert zero["stage3_gather_16bit_weights_on_model_save"]
+@pytest.mark.parametrize(
+    ("flags", "stage", "device"), [((), 3, "none"), (OFFLOAD, 3, "cpu"), (("--zero_stage", "2"), 2, "none")]
+)
+def test_stage_and_offload_arrive_in_deepspeed(flags, stage, device, monkeypatch):
+    enter(monkeypatch, launcher_environment(FOLDER / "zero3.yaml", *FOUR, *flags))
+    zero = DeepSpeedPlugin().deepspeed_config["zero_optimization"]
+    assert zero["stage"] == stage
+    assert (zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (device, device)
+    assert zero["stage3_gather_16bit_weights_on_model_save"]
 
 
 def test_two_machines_meet_where_the_command_line_says():
