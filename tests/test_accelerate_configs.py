@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from accelerate.commands.launch import deepspeed_launcher
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
@@ -126,6 +127,13 @@ def test_stage_and_offload_arrive_in_deepspeed(flags, stage, device, monkeypatch
     assert zero["stage"] == stage
     assert (zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (device, device)
     assert zero["stage3_gather_16bit_weights_on_model_save"]
+
+
+@pytest.mark.skipif(installed_version("deepspeed") is not None, reason="DeepSpeed is installed")
+def test_without_deepspeed_the_launcher_itself_stops_as_the_pages_say():
+    _, args = launcher_arguments(FOLDER / "zero3.yaml", *TWO)
+    with pytest.raises(ImportError, match="DeepSpeed is not installed"):
+        deepspeed_launcher(args)
 
 
 def test_two_machines_meet_where_the_command_line_says():
