@@ -54,9 +54,12 @@ def make_environment(folder: Path) -> Path:
     """The Python of a new environment that has all packages of this one but hf_ext."""
     venv.create(folder, symlinks=True)
     (own,) = (folder / "lib").glob("python*/site-packages")
+    linked = set()
     for place in map(Path, sys.path):
         for path in place.iterdir() if place.name in ("site-packages", "dist-packages") else ():
-            if "hf_ext" not in path.name and not (own / path.name).exists():
+            name = (path.name.partition("-")[0], path.suffix)  # without the version: the first of a package counts
+            if "hf_ext" not in path.name and name not in linked and path.suffix != ".pth":
+                linked.add(name)
                 (own / path.name).symlink_to(path)
     return folder / "bin" / "python"
 
