@@ -7,6 +7,9 @@ r"""The first half hour on a card that nobody has measured: one command, numbers
 Each part is a command in a process of its own with a time limit; `PARTS` says which. One that fails, crashes, hangs or
 is out of memory is written down with the end of its log, and the next begins. Started again, parts that finished on the
 same commit are not repeated. The exit code is 1 where a part did not finish.
+
+The test of faesm's flash kernel runs where flash-attn is installed: pip install --no-build-isolation -e ".[flash]"
+takes nvcc, or a wheel for this torch. Elsewhere it reads "not measured".
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ def make_command(part: str, size: str, hardware: Hardware, folder: Path) -> list
     result = ["--output", str(folder / "result.json")]
     if part == "tests":
         marked = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-        words = ["-m", "pytest", "-o", "addopts=", "-m", "gpu", "--disable-warnings"]
+        words = ["-m", "pytest", "-o", "addopts=", "-m", "gpu", "--disable-warnings", "-rs"]
         return [*words, *(["--collect-only"] if device == "cpu" else []), *marked]
     if part == "encoding":
         return [str(BENCHMARKS / "gpu_encoding.py"), "--size", size, *result]
@@ -225,6 +228,8 @@ def main(words: list[str] | None = None) -> int:
     done = {part for part, entry in session["parts"].items() if entry["status"] == "finished"}
     left = [part for part in PARTS if part in args.parts and part not in done]
     print(f"{hardware.name}, {session['commit']} -> {args.output}: {', '.join(left) or 'all parts finished before'}")
+    if "tests" in left and not session["versions"]["flash-attn"]:
+        print("flash-attn is not installed: faesm's flash kernel is not measured. pip install -e '.[flash]' brings it.")
     ends = time.monotonic() + 60 * args.minutes
     for number, part in enumerate(left):
         share = PARTS[part] / sum(PARTS[each] for each in left[number:])

@@ -68,14 +68,15 @@ def parts_table(folder: Path) -> str:
     for session in read_sessions(folder):
         for name in OTHERS:
             part = session["parts"].get(name, {"status": NOT_MEASURED, "result": None})
-            rows.append([session["machine"]["device"], name, part["status"], _summary(name, part)])
+            rows.append([session["machine"]["device"], name, part["status"], _summary(name, part, session["versions"])])
     rows = rows or [["any card", name, NOT_MEASURED, "-"] for name in OTHERS]
     return format_markdown_table(rows, ["card", "part", "it", "what it found"])
 
 
-def _summary(name: str, part: dict[str, Any]) -> str:
+def _summary(name: str, part: dict[str, Any], versions: dict[str, str | None]) -> str:
     if name == "tests":
-        return (part.get("log_end") or ["-"])[-1]
+        without = "" if versions["flash-attn"] else f"; flash-attn was not installed: faesm's kernel {NOT_MEASURED}"
+        return (part.get("log_end") or ["-"])[-1] + without
     rows = (part["result"] or {}).get("rows", [])
     if name == "processes":
         wrong = [row["file"] for row in rows if not row["passed"]]

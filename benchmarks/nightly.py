@@ -6,7 +6,8 @@
     python benchmarks/nightly.py --default 3     instead, the default suite three times, into `default_suite.json`
 
 A part is a folder of `tests/`, or a file where a folder would take longer. The last result of each
-stands in `benchmarks/results/nightly.json`: commit, counts, seconds of the clock and of processors.
+stands in `benchmarks/results/nightly.json`: commit, counts, seconds of the clock and of processors, and why tests were
+skipped. A part of which no test ran has not passed. The ZeRO tests need DeepSpeed, as `.ci/nightly` installs it.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def pytest(*words: str) -> list[str]:
 
 
 def run(*words: str) -> dict[str, object]:
-    """Counts, seconds, and what failed, of one run of pytest; what it started is ended with it."""
+    """Counts, seconds, what failed and what was skipped, of one run of pytest; what it started is ended with it."""
     began, used = time.monotonic(), processor_s()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    with subprocess.Popen(pytest("-rfE", *words), cwd=ROOT, **pipes) as process:
+    with subprocess.Popen(pytest("-rfEs", *words), cwd=ROOT, **pipes) as process:
         try:
             output, outcome = process.communicate(timeout=LIMIT_S)[0], "ended"
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as end:
@@ -71,10 +72,13 @@ def run(*words: str) -> dict[str, object]:
     counts = Counter(
         {name.rstrip("s"): int(num) for num, name in re.findall(r"(\d+) (passed|failed|errors?|skipped)", last)}
     )
-    is_green = process.returncode == 0 and outcome == "ended"
+    is_green = process.returncode == 0 and outcome == "ended" and counts["passed"] > 0
     failures = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     seconds = {"seconds": round(time.monotonic() - began), "cpu_seconds": round(processor_s() - used)}
-    return {"passes": is_green, **seconds, **counts} | ({} if is_green else {"failures": failures or [outcome, last]})
+    found = {"passes": is_green, **seconds, **counts}
+    if skips := [line for line in output.splitlines() if line.startswith("SKIPPED ")]:
+        found["skips"] = skips
+    return found if is_green else found | {"failures": failures or [outcome, last]}
 
 
 def processor_s() -> float:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
@@ -35,6 +36,7 @@ from .arguments.training_fields import (
     StepArguments,
 )
 from .errors import ArgumentError
+from .optional import require
 from .processes import check_together, need_cpu_backend, need_gloo
 from .reporting.units import less_is_better
 
@@ -77,6 +79,7 @@ class FastTrainingArguments(
     Raises:
         ArgumentError: a value of another type than the field's, a word or number that is not allowed, or arguments that
             contradict each other.
+        MissingDependencyError: DeepSpeed is asked for, here or by the launcher, and is not installed.
     """
 
     _VALID_DICT_FIELDS = [  # read from JSON
@@ -102,6 +105,8 @@ class FastTrainingArguments(
         if self.metric_for_best_model and self.greater_is_better is None:
             # The parent takes everything but a loss for a score, and would keep the model with the largest RMSE.
             self.greater_is_better = not less_is_better(self.metric_for_best_model)
+        if self.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):  # the parent says so in a traceback
+            require("deepspeed", "deepspeed", "--deepspeed or a launcher's zero3.yaml")
         moved = not self.use_cpu and need_cpu_backend()
         self.use_cpu = self.use_cpu or moved
         if not self.use_cpu and self.ddp_backend is None and need_gloo():

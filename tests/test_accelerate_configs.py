@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from accelerate.commands.launch import deepspeed_launcher
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
@@ -117,15 +118,22 @@ def test_every_key_of_fsdp_arrives_in_the_plugin_which_gathers_in_bf16(name, mon
 
 
 @WITH_DEEPSPEED
-def test_stage_and_offload_arrive_in_deepspeed(monkeypatch):
-    for flags, stage, device in (((), 3, "none"), (OFFLOAD, 3, "cpu"), (("--zero_stage", "2"), 2, "none")):
-        enter(monkeypatch, launcher_environment(FOLDER / "zero3.yaml", *FOUR, *flags))
-        zero = DeepSpeedPlugin().deepspeed_config["zero_optimization"]
-        assert (zero["stage"], zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (
-            stage,
-            *[device] * 2,
-        )
-        assert zero["stage3_gather_16bit_weights_on_model_save"]
+@pytest.mark.parametrize(
+    ("flags", "stage", "device"), [((), 3, "none"), (OFFLOAD, 3, "cpu"), (("--zero_stage", "2"), 2, "none")]
+)
+def test_stage_and_offload_arrive_in_deepspeed(flags, stage, device, monkeypatch):
+    enter(monkeypatch, launcher_environment(FOLDER / "zero3.yaml", *FOUR, *flags))
+    zero = DeepSpeedPlugin().deepspeed_config["zero_optimization"]
+    assert zero["stage"] == stage
+    assert (zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (device, device)
+    assert zero["stage3_gather_16bit_weights_on_model_save"]
+
+
+@pytest.mark.skipif(installed_version("deepspeed") is not None, reason="DeepSpeed is installed")
+def test_without_deepspeed_the_launcher_itself_stops_as_the_pages_say():
+    _, args = launcher_arguments(FOLDER / "zero3.yaml", *TWO)
+    with pytest.raises(ImportError, match="DeepSpeed is not installed"):
+        deepspeed_launcher(args)
 
 
 def test_two_machines_meet_where_the_command_line_says():

@@ -12,7 +12,8 @@ import torch
 from transformers import TrainingArguments
 
 from hf_ext import FastTrainingArguments
-from hf_ext.errors import ArgumentError
+from hf_ext.errors import ArgumentError, MissingDependencyError
+from hf_ext.optional import installed_version
 
 NAN, INF = float("nan"), float("inf")
 
@@ -94,6 +95,18 @@ def test_a_value_that_is_wrong_or_would_mean_something_else_is_refused_by_name()
     for end, use_cpu in (("", True), ("", False), ("_full_eval", False)):
         with pytest.raises(ArgumentError, match=f"bf16{end}=True with fp16{end}=True: a run computes in one precision"):
             make(use_cpu=use_cpu, **{f"bf16{end}": True, f"fp16{end}": True})
+
+
+@pytest.mark.skipif(installed_version("deepspeed") is not None, reason="DeepSpeed is installed")
+@pytest.mark.parametrize(("given", "launched"), [({"deepspeed": "zero.json"}, "false"), ({}, "true")])
+def test_a_missing_deepspeed_is_one_line_with_what_to_install(given, launched, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", launched)  # as the launcher does, of zero3.yaml
+    with pytest.raises(
+        MissingDependencyError, match=r'^deepspeed is needed .* Run: pip install "hf_ext\[deepspeed\]"$'
+    ):
+        make(**given)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "false")
+    assert make().deepspeed is None
 
 
 def test_what_stock_trainer_has_a_use_for_stays_allowed():

@@ -91,12 +91,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     task = guess_task(argv)
     run = find_task(task)
-    try:
-        _, (*arguments, args, doctor_args) = parse_command(
-            (*run.all_arguments, DoctorArguments), run.defaults, __doc__, argv
-        )
-    except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
-        raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
+    _, (*arguments, args, doctor_args) = parse_command(
+        (*run.all_arguments, DoctorArguments), run.defaults, __doc__, argv
+    )
     if args.process_index > 0:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints
     facts = gather(task, arguments, args, doctor_args.device, doctor_args.measure_seconds)

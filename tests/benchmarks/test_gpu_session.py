@@ -66,6 +66,15 @@ def test_a_session_of_a_card_fills_the_tables_with_what_failed_in_it_and_a_toy_d
     assert "ledger off by" in rows["memory"]
 
 
+def test_the_page_says_where_faesms_kernel_was_not_measured_and_why(tmp_path):
+    tests = {"status": "finished", "result": None, "log_end": ["3 passed, 1 skipped in 20 s"]}
+    for version in (None, "2.8.3"):
+        session = {**SESSION, "versions": {"flash-attn": version}, "parts": {"tests": tests}}
+        (tmp_path / "gpu_session.json").write_text(json.dumps(session))
+        (row,) = [line for line in parts_table(tmp_path).splitlines() if " tests " in line]
+        assert ("flash-attn was not installed: faesm's kernel not measured" in row) is (version is None)
+
+
 def test_parts_that_crash_raise_or_hang_are_recorded_and_later_ones_run(tmp_path, monkeypatch):
     codes = {
         "tests": "import os; os.abort()",

@@ -46,7 +46,7 @@ def launch(stage: int, folder: Path, mode: str, processes: int = 2) -> None:
     command = [*launcher, "--num_processes", str(processes), "--mixed_precision", "no", *script]
     paths = os.pathsep.join([str(ROOT), str(HELPERS)])
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CUDA_", "FSDP_"))}
-    done = subprocess.run(command, env={**clean, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(command, env={**clean, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

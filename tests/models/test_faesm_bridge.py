@@ -54,7 +54,9 @@ def test_the_comparison_sees_rotation_by_rank_and_a_missing_one():
 
 @pytest.mark.gpu
 def test_the_real_flash_kernel_in_bf16_stays_within_3_percent_of_transformers_sdpa():
-    pytest.importorskip("flash_attn")
+    pytest.importorskip(
+        "flash_attn", reason='pip install -e ".[flash]", and a compiler of CUDA, or a wheel for this torch'
+    )
     stock, faesm = (tiny_esm().cuda().bfloat16() for _ in range(2))
     swap_faesm(faesm)
     for batch in BATCHES.values():
