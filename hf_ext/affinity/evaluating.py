@@ -13,22 +13,24 @@ from numpy.typing import NDArray
 
 from ..arguments.training_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
-from ..data.arguments import DataArguments, LabelledArguments
+from ..data.arguments import DataArguments, LabelledArguments, TooLong
 from ..data.tokenization import SequenceCollator, check_inputs
-from ..errors import ArgumentError, DataError
+from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.row_metrics import unpack_labelled
 from ..labels import LabelKind
 from ..labels.kinds import describe_kind
 from ..labels.outputs import to_predictions
+from ..reporting.data_section import describe_unread
 from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments
 from .baselines import columns_of
-from .comparing import compare, describe, describe_unmet, load_labelled, load_test
+from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
 from .measure import scored_names
+from .predicted import LABEL
 from .prediction_file import read_predictions
 from .predictor import check_predictions, find_model, load_model, predicting, training_arguments
 from .scoring import RANKING_NOTE
@@ -58,39 +60,47 @@ class ScoredModel:
         """What it predicts; None of a CSV, which is read as the labels are."""
         return None if self.collator is None else self.collator.kind
 
-    def predict(
-        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
-    ) -> NDArray[Any]:
-        """Its predictions for the rows, (n, ...), as scores take them; of a model as its own run scored them.
+    def check(self, rows: Any, source: str, data_args: DataArguments) -> None:
+        """Says what of the rows it does not read.
 
         Args:
-            rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
+            rows: map-style; `source` says where they are from, for messages.
             data_args: as the rows were read.
-            args: of prediction: speed-ups, batch size, precision, embedding cache.
-            kind: of the labels.
 
         Raises:
-            ArgumentError: the model cannot be loaded, or reads other columns.
-            DataError: rows that it cannot read, or other ones than a CSV's; predictions that are not finite.
-
-        Cost: one pass over the rows.
+            ArgumentError: it reads other columns.
+            DataError: rows that it cannot read.
         """
         if self.collator is None:
-            return read_predictions(self.path, rows, data_args, kind)
+            return
         columns = columns_of(self.collator)
         if any(column not in data_args.sequence_columns for column in columns):
             raise ArgumentError(
                 f"{self.name} reads {', '.join(columns)}; the rows have the sequence columns "
                 f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
             )
-        check_inputs(self.collator, {"rows": rows}, source)
-        longest = self.collator.longest
-        is_cut = [len(sequence) > longest for sequence in rows[columns[0]][:]] if kind.per_residue and longest else []
-        if any(is_cut):
-            raise DataError(
-                f"{self.name} reads {longest} residues of a sequence, and {sum(is_cut):,} of {len(rows):,} rows have "
-                "more: labels behind them have no prediction. Leave these rows out, or cut sequences and labels alike."
-            )
+        for line in describe_unread(check_inputs(self.collator, {"rows": rows}, source)):
+            LOGGER.info("%s: %s", self.name, line)
+
+    def predict(
+        self, rows: Any, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
+    ) -> NDArray[Any]:
+        """Its predictions for the rows, (n, ...), as scores take them; of a model as its own run scored them.
+
+        Args:
+            rows: map-style, with labels and `source_row`, after `check`.
+            data_args: as the rows were read.
+            args: of prediction: speed-ups, batch size, precision, embedding cache.
+            kind: of the labels.
+
+        Raises:
+            ArgumentError: the model cannot be loaded.
+            DataError: other rows than a CSV's; predictions that are not finite.
+
+        Cost: one pass over the rows.
+        """
+        if self.collator is None:
+            return read_predictions(self.path, rows, data_args, kind)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             output = trainer.predict(rows)
         return to_predictions(kind, check_predictions(unpack_labelled(output, kind)[0]))
@@ -112,7 +122,7 @@ def evaluate_models(
     data_args = DataArguments(**vars(labelled))
     output = find_output(own.output)
     log = start_run_log(None)
-    models = find_models(own.models, labelled.too_long if "too_long" in explicit else None)
+    models = find_models(own.models, labelled.too_long if "too_long" in explicit else None, labelled.max_residues)
     if own.test_of is None:
         take_from_training(models, own, data_args, explicit)
         rows = load_labelled(data_args, own.binder_threshold, find_common_kind(models))
@@ -123,6 +133,9 @@ def evaluate_models(
         rows = load_test(own.test_of, data_args, own, explicit)
     kind = rows.kind
     find_common_kind([*models, rows])
+    for one in models:
+        one.check(rows.table, rows.source, data_args)
+    rows = cut_labels(models, rows)
     requirements = parse_requirements(own.require, scored_names(kind, rows.threshold, rows.groups is not None))
     decides = "spearman" if any(one.is_scale_free for one in models) else metrics_of(kind).decides
     metric = own.metric or decides
@@ -130,7 +143,7 @@ def evaluate_models(
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
     args = training_arguments(computing, explicit, seed=own.seed)
     found = compare(
-        {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models},
+        {one.name: one.predict(rows.table, data_args, args, kind) for one in models},
         rows,
         metric=metric,
         requirements=requirements,
@@ -146,12 +159,25 @@ def evaluate_models(
     return result
 
 
-def find_models(given: Sequence[str], too_long: str | None = None) -> list[ScoredModel]:
+def cut_labels(models: Sequence[ScoredModel], rows: LabelledRows) -> LabelledRows:
+    """Where each residue has a label: sequences and labels cut as the model reads them that reads least, for all."""
+    columns = {one.collator.longest: columns_of(one.collator) for one in models if one.collator is not None}
+    longest, table = min(filter(None, columns), default=None), rows.table
+    if longest is None or not rows.kind.per_residue:
+        return rows
+    for name in (*columns[longest], LABEL):
+        table = table.remove_columns(name).add_column(name, [values[:longest] for values in table[name][:]])
+    return dataclasses.replace(rows, table=table)
+
+
+def find_models(
+    given: Sequence[str], too_long: TooLong | None = None, max_residues: int | None = None
+) -> list[ScoredModel]:
     """What the user named: model folders, Hub ids, CSVs of predictions.
 
     Args:
         given: their names.
-        too_long: what models do with long sequences; None: each as it was trained.
+        too_long, max_residues: what models do with long sequences; None: each as it was trained.
 
     Raises:
         ArgumentError: one is neither, or there twice.
@@ -168,7 +194,7 @@ def find_models(given: Sequence[str], too_long: str | None = None) -> list[Score
         else:
             folder = find_model(one)
             collator = SequenceCollator.from_pretrained(folder)
-            collator.too_long = too_long or collator.too_long
+            collator.settle_long(too_long, max_residues)
             models.append(ScoredModel(name, folder, collator))
     return models
 

@@ -48,7 +48,7 @@ AS_SAID = "what the message says"
 REMEDIES = {
     "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of the model",
     "measure": "one of the metrics named; left out, the loss decides",
-    "inputs": "--too_long truncate, --max_residues N; another model where residues are unknown to it",
+    "inputs": "--too_long truncate; another model where residues are unknown to it",
 }
 
 
