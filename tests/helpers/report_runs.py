@@ -27,6 +27,14 @@ def make_score(
     return {"value": value, "low": low, "high": high, "n": 40, "undefined": undefined, "confidence": 0.95, **extra}
 
 
+CUT = {  # as `check_inputs` counts
+    "limit": "the 128 residues that --max_length 130 allows",
+    "how": "their ends are cut off",
+    **{"num_sequences": 2, "of_sequences": 900, "num_rows": 3, "of_rows": 3000, "lost_residues": 7},
+    "lost_share": 2e-5,
+}
+
+
 def affinity_results(**changes: Any) -> dict[str, Any]:
     """A record with everything in it; `changes` replace keys, None takes one out."""
     groups = {f"mAb{i}": {"value": 0.1 * i - 0.2, "n": 10 * (i + 1), "undefined": None} for i in range(9)}
@@ -109,7 +117,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "split": {"rule": "random", "seed": 42, "notes": ["Validation was taken out of train."]},
             "sizes": {"train": 2400, "validation": 300, "test": 300},
             "leaks": {"compared": "test", "columns": {"heavy": leak, "antigen": leak}, "row": leak},
-            "inputs": {"heavy": {"unknown_share": 0.0012, "longest": 131, "num_above_limit": 2}},
+            "inputs": {"heavy": {"unknown_share": 0.0012, "longest": 131, "cut": CUT}},
         },
         "settings": {
             "sequence_columns": ["heavy", "light", "antigen"],
