@@ -88,6 +88,11 @@ class AffinityArguments:
         "alone.",
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
+    stock_trainer: bool = option(
+        False,
+        "Train with transformers.Trainer itself, the control that comparisons measure against: one network, and frozen "
+        "encoders in every step.",
+    )
     binder_threshold: Annotated[float, FINITE] | None = option(
         None,
         "Labels at or above this count as hits: recall, precision, F1 and average precision are then in every "

@@ -60,19 +60,25 @@ class ScoredModel:
         """What it predicts; None of a CSV, which is read as the labels are."""
         return None if self.collator is None else self.collator.kind
 
-    def check(self, rows: Any, source: str, data_args: DataArguments) -> None:
-        """Says what of the rows it does not read.
+    def predict(
+        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
+    ) -> NDArray[Any]:
+        """Its predictions for the rows, (n, ...), as scores take them; of a model as its own run scored them.
 
         Args:
-            rows: map-style; `source` says where they are from, for messages.
+            rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
             data_args: as the rows were read.
+            args: of prediction: speed-ups, batch size, precision, embedding cache.
+            kind: of the labels.
 
         Raises:
-            ArgumentError: it reads other columns.
-            DataError: rows that it cannot read.
+            ArgumentError: the model cannot be loaded, or reads other columns.
+            DataError: rows that it cannot read, or other ones than a CSV's; predictions that are not finite.
+
+        Cost: one pass over the rows.
         """
         if self.collator is None:
-            return
+            return read_predictions(self.path, rows, data_args, kind)
         columns = columns_of(self.collator)
         if any(column not in data_args.sequence_columns for column in columns):
             raise ArgumentError(
@@ -81,26 +87,6 @@ class ScoredModel:
             )
         for line in describe_unread(check_inputs(self.collator, {"rows": rows}, source)):
             LOGGER.info("%s: %s", self.name, line)
-
-    def predict(
-        self, rows: Any, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
-    ) -> NDArray[Any]:
-        """Its predictions for the rows, (n, ...), as scores take them; of a model as its own run scored them.
-
-        Args:
-            rows: map-style, with labels and `source_row`, after `check`.
-            data_args: as the rows were read.
-            args: of prediction: speed-ups, batch size, precision, embedding cache.
-            kind: of the labels.
-
-        Raises:
-            ArgumentError: the model cannot be loaded.
-            DataError: other rows than a CSV's; predictions that are not finite.
-
-        Cost: one pass over the rows.
-        """
-        if self.collator is None:
-            return read_predictions(self.path, rows, data_args, kind)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             output = trainer.predict(rows)
         return to_predictions(kind, check_predictions(unpack_labelled(output, kind)[0]))
@@ -133,17 +119,17 @@ def evaluate_models(
         rows = load_test(own.test_of, data_args, own, explicit)
     kind = rows.kind
     find_common_kind([*models, rows])
-    for one in models:
-        one.check(rows.table, rows.source, data_args)
-    rows = cut_labels(models, rows)
     requirements = parse_requirements(own.require, scored_names(kind, rows.threshold, rows.groups is not None))
     decides = "spearman" if any(one.is_scale_free for one in models) else metrics_of(kind).decides
     metric = own.metric or decides
     if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
     args = training_arguments(computing, explicit, seed=own.seed)
+    predictions = {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models}
+    if kind.per_residue:
+        predictions, rows = cut_behind(predictions, rows)
     found = compare(
-        {one.name: one.predict(rows.table, data_args, args, kind) for one in models},
+        predictions,
         rows,
         metric=metric,
         requirements=requirements,
@@ -159,15 +145,15 @@ def evaluate_models(
     return result
 
 
-def cut_labels(models: Sequence[ScoredModel], rows: LabelledRows) -> LabelledRows:
-    """Where each residue has a label: sequences and labels cut as the model reads them that reads least, for all."""
-    columns = {one.collator.longest: columns_of(one.collator) for one in models if one.collator is not None}
-    longest, table = min(filter(None, columns), default=None), rows.table
-    if longest is None or not rows.kind.per_residue:
-        return rows
-    for name in (*columns[longest], LABEL):
-        table = table.remove_columns(name).add_column(name, [values[:longest] for values in table[name][:]])
-    return dataclasses.replace(rows, table=table)
+def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[str, Any], LabelledRows]:
+    """Predictions of residues and their labels, without those behind what some model has read."""
+    longest, table = min(max(map(len, one)) for one in predictions.values()), rows.table
+    labels = [values[:longest] for values in table[LABEL][:]]
+    cut = dataclasses.replace(rows, table=table.remove_columns(LABEL).add_column(LABEL, labels))
+    return {
+        name: [row[:longest] for row in one] if isinstance(one, list) else one[:, :longest]
+        for name, one in predictions.items()
+    }, cut
 
 
 def find_models(

@@ -256,9 +256,7 @@ class Sketch:
         def check() -> dict[str, int | None]:
             collator = build_collator()
             self.report["inputs"] = check_inputs(collator, splits, data_args.dataset_name)
-            own = data_args.max_residues if data_args.too_long != "error" else None
-            limits = {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
-            return {name: min(filter(None, (limit, own)), default=None) for name, limit in limits.items()}
+            return {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
 
         return (self.attempt("inputs", check) if splits else None) or {}
 
