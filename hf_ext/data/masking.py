@@ -72,7 +72,7 @@ class MaskedLMCollator:
     Cost: about 20 M residues/s on one core.
     """
 
-    CUT = "a window of each is read, drawn anew in every epoch"
+    CUT = "A window of each is read, drawn anew in every epoch"
 
     def __init__(
         self,

@@ -221,8 +221,8 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
         source: where the rows are from, for messages.
 
     Returns:
-        Per input: the share of unknown residues; the longest row in residues; and where rows are cut `cut`: of rows and
-        of distinct sequences how many there are and how many are too long, the residues lost, and their share of all.
+        Per input: the share of unknown residues; the longest row in residues; and where rows are cut `cut`, a sentence
+        that says by what, how many sequences and rows, and how much is lost.
 
     Raises:
         DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
@@ -244,16 +244,13 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
                 rows_above = _list_long(splits, columns, limit, source)
                 raise DataError(f"{error}\n{rows_above}") from error
             lost = sum((length - limit) * counts[row] for row, length in above.items())
-            report[name]["cut"] = {
-                "limit": f"the {limit:,} residues that {tokenizer.limited_by}",
-                "how": collator.CUT,
-                "num_sequences": len(above),
-                "of_sequences": len(counts),
-                "num_rows": sum(counts[row] for row in above),
-                "of_rows": counts.total(),
-                "lost_residues": lost,
-                "lost_share": lost / sum(length * counts[row] for row, length in lengths.items()),
-            }
+            share = lost / sum(length * counts[row] for row, length in lengths.items())
+            rows = f"{sum(counts[row] for row in above):,} of {counts.total():,} rows"
+            report[name]["cut"] = (
+                f"longer than the {limit:,} residues that {tokenizer.limited_by}: {len(above):,} of {len(counts):,} "
+                f"sequences ({rows}). {collator.CUT}; {lost:,} residues, {share:.2%} of all, are not read. Instead: "
+                "cut them into domains, take an encoder for longer ones, or refuse them with --too_long error."
+            )
     return report
 
 
@@ -299,7 +296,7 @@ class SequenceCollator:
         DataError: (when called) an input is too long and `too_long` is "error".
     """
 
-    CUT = "their ends are cut off"
+    CUT = "Their ends are cut off"
 
     def __init__(
         self,

@@ -167,13 +167,7 @@ def describe_unread(inputs: Mapping[str, Any]) -> Iterator[str]:
     """What encoders do not see of their inputs, as sentences; `inputs` as `check_inputs` gives."""
     for name, facts in inputs.items():
         if cut := facts.get("cut"):
-            rows = f"{cut['num_rows']:,} of {cut['of_rows']:,} rows"
-            lost = f"{cut['lost_residues']:,} residues, {units.share(cut['lost_share'])} of all"
-            yield (
-                f"{name}: longer than {cut['limit']}: {cut['num_sequences']:,} of {cut['of_sequences']:,} sequences "
-                f"({rows}). {units.capitalize(cut['how'])}; {lost}, are not read. Instead: cut them into domains, take "
-                "an encoder for longer ones, or refuse them with --too_long error."
-            )
+            yield f"{name}: {cut}"
         if share := facts.get("unknown_share"):
             yield f"{name}: {units.share(share)} of the residues are unknown to its tokenizer."
 

@@ -164,7 +164,7 @@ SEQUENCES = [
         Case({(5, "sequence"): LONG, (9, "sequence"): LONG}),  # 58 rows of 20 residues, and these
         (
             "sequence: longer than the 1,022 residues that its encoder takes: 1 of 59 sequences (2 of 60 rows)",
-            "156 residues, 4.64 % of all, are not read",
+            "156 residues, 4.64% of all, are not read",
             "--too_long error",
         ),
         cell(LONG[:1022]),
