@@ -89,9 +89,7 @@ class AffinityArguments:
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     stock_trainer: bool = option(
-        False,
-        "Train with transformers.Trainer itself, the control that comparisons measure against: one network, and frozen "
-        "encoders in every step.",
+        False, "Train with transformers.Trainer itself, the control of comparisons: frozen encoders run in every step."
     )
     binder_threshold: Annotated[float, FINITE] | None = option(
         None,

@@ -149,11 +149,10 @@ def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[st
     """Predictions of residues and their labels, without those behind what some model has read."""
     longest, table = min(max(map(len, one)) for one in predictions.values()), rows.table
     labels = [values[:longest] for values in table[LABEL][:]]
-    cut = dataclasses.replace(rows, table=table.remove_columns(LABEL).add_column(LABEL, labels))
-    return {
-        name: [row[:longest] for row in one] if isinstance(one, list) else one[:, :longest]
-        for name, one in predictions.items()
-    }, cut
+    rows = dataclasses.replace(rows, table=table.remove_columns(LABEL).add_column(LABEL, labels))
+    for name, one in predictions.items():
+        predictions[name] = [row[:longest] for row in one] if isinstance(one, list) else one[:, :longest]
+    return predictions, rows
 
 
 def find_models(

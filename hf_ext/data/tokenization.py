@@ -234,10 +234,10 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
         tokenizer = collator.tokenizers[name]
         unknown = tokenizer.check_contract([part for row in counts for part in row], name)
         lengths = {row: sum(map(len, row)) for row in counts}
-        limit = tokenizer.max_residues
-        above = {row: length for row, length in lengths.items() if limit is not None and length > limit}
+        limit = tokenizer.max_residues or _NO_LIMIT
+        above = {row: length for row, length in lengths.items() if length > limit}
         report[name] = {"unknown_share": unknown, "longest": max(lengths.values())}
-        if above and limit is not None:
+        if above:
             try:
                 collator.encode(name, *zip(max(above.items(), key=itemgetter(1))[0]))  # raises unless allowed
             except DataError as error:
@@ -361,7 +361,7 @@ class SequenceCollator:
             with reading(f"{place}: no tokenizer there for input '{name}'", place, "Copy the model again."):
                 tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
-            tokenizers[name].limit(max_residues, "this model reads")
+            tokenizers[name].max_residues, tokenizers[name].limited_by = max_residues, "this model reads"
         return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind)
 
     def __call__(self, features: Any) -> dict[str, Any]:
