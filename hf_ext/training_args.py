@@ -118,7 +118,11 @@ class FastTrainingArguments(
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
         self.bf16 = bool(bf16 and (self.use_cpu or is_torch_bf16_gpu_available()))
+        saves_best_apart = self.load_best_model_at_end and evaluates_apart(self)
+        if saves_best_apart:  # Trainer would refuse that: where it is evaluated, nothing would be saved
+            self.load_best_model_at_end, self.metric_for_best_model = False, self.metric_for_best_model or "loss"
         super().__post_init__()
+        self.load_best_model_at_end |= saves_best_apart
         check_together(self.world_size)
         if moved and self.process_index == 0:
             logger.warning("No accelerator here: the %d processes train together on the CPU (gloo).", self.world_size)
@@ -158,6 +162,11 @@ class FastTrainingArguments(
 STOCK_FIELDS = frozenset(spec.name for spec in dataclasses.fields(TrainingArguments))
 RANGES = STOCK_RANGES | ranges_in_types(FastTrainingArguments)
 OWN_FIELDS = {spec.name: spec for spec in dataclasses.fields(FastTrainingArguments) if spec.name not in STOCK_FIELDS}
+
+
+def evaluates_apart(args: Any) -> bool:
+    """Whether it is evaluated by epochs and saved by steps, or the reverse: each new best model is then saved too."""
+    return (args.eval_strategy, args.save_strategy) in (("epoch", "steps"), ("steps", "epoch"))
 
 
 def default_of(spec: dataclasses.Field) -> Any:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import runpy
 
 import pytest
 from recipe_runs import RECIPES, Finished, kill_at, run
@@ -30,6 +31,12 @@ def test_every_example_is_of_a_page():
     paths = {path.stem: path for path in EXAMPLES.glob("*.py") if path.stem != "any_model"}
     assert sorted(paths) == sorted([*NAMES, "pde_operator"])
     assert all(len(path.read_text().splitlines()) < 125 for path in paths.values())
+
+
+def test_what_the_examples_share_says_that_it_is_no_program(capsys):
+    runpy.run_path(str(EXAMPLES / "any_model.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert all(f"{name}.py" in said for name in NAMES)
 
 
 @pytest.mark.sampled(3)

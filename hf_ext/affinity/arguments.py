@@ -88,6 +88,9 @@ class AffinityArguments:
         "alone.",
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
+    stock_trainer: bool = option(
+        False, "Train with transformers.Trainer itself, the control of comparisons: frozen encoders run in every step."
+    )
     binder_threshold: Annotated[float, FINITE] | None = option(
         None,
         "Labels at or above this count as hits: recall, precision, F1 and average precision are then in every "

@@ -238,8 +238,9 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
         index = model.tower_of(name).encoder
         own = limit_of_positions(specs[index].config) or loaded[index].model_max_length
         tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), min(own, max_length or own))
-        if data_args.max_residues and data_args.too_long != "error":
-            residues = tokenizers[name].max_residues or data_args.max_residues
-            tokenizers[name].max_residues = min(residues, data_args.max_residues)
+        if max_length is not None and max_length < own:
+            tokenizers[name].limited_by = f"--max_length {max_length} allows"
     given = data_args.too_long, [*data_args.missing_chains], model.config.kind
-    return SequenceCollator(tokenizers, model.config.input_columns, *given)
+    collator = SequenceCollator(tokenizers, model.config.input_columns, *given)
+    collator.settle_long(None, data_args.max_residues)
+    return collator

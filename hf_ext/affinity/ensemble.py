@@ -90,6 +90,9 @@ def settle_head(
     args.head_sizes = [*SIZES]
     if "head_dropout" not in explicit:
         args.head_dropout = DROPOUT
+    if args.stock_trainer:
+        args.head = PLAIN
+        return "Head: one mlp 256-64, which --head auto trains too; stock Trainer mixes it with no others."
     return ""
 
 

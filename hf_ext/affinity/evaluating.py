@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ..arguments.training_fields import PredictingArguments
 from ..checkpoints.run_lock import make_folder
-from ..data.arguments import DataArguments, LabelledArguments
+from ..data.arguments import DataArguments, LabelledArguments, TooLong
 from ..data.tokenization import SequenceCollator, check_inputs
-from ..errors import ArgumentError, DataError
+from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.row_metrics import unpack_labelled
@@ -22,13 +22,15 @@ from ..files import parse_json
 from ..labels import LabelKind
 from ..labels.kinds import describe_kind
 from ..labels.outputs import to_predictions
+from ..reporting.data_section import describe_unread
 from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
 from ..training_args import FastTrainingArguments
 from .arguments import EvaluateArguments
 from .baselines import columns_of
-from .comparing import compare, describe, describe_unmet, load_labelled, load_test
+from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
 from .measure import scored_names
+from .predicted import LABEL
 from .prediction_file import read_predictions
 from .predictor import check_predictions, find_model, load_model, predicting, training_arguments
 from .scoring import RANKING_NOTE
@@ -83,14 +85,8 @@ class ScoredModel:
                 f"{self.name} reads {', '.join(columns)}; the rows have the sequence columns "
                 f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
             )
-        check_inputs(self.collator, {"rows": rows}, source)
-        longest = self.collator.longest
-        is_cut = [len(sequence) > longest for sequence in rows[columns[0]][:]] if kind.per_residue and longest else []
-        if any(is_cut):
-            raise DataError(
-                f"{self.name} reads {longest} residues of a sequence, and {sum(is_cut):,} of {len(rows):,} rows have "
-                "more: labels behind them have no prediction. Leave these rows out, or cut sequences and labels alike."
-            )
+        for line in describe_unread(check_inputs(self.collator, {"rows": rows}, source)):
+            LOGGER.info("%s: %s", self.name, line)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             output = trainer.predict(rows)
         return to_predictions(kind, check_predictions(unpack_labelled(output, kind)[0]))
@@ -112,7 +108,7 @@ def evaluate_models(
     data_args = DataArguments(**vars(labelled))
     output = find_output(own.output)
     log = start_run_log(None)
-    models = find_models(own.models, labelled.too_long if "too_long" in explicit else None)
+    models = find_models(own.models, labelled.too_long if "too_long" in explicit else None, labelled.max_residues)
     if own.test_of is None:
         take_from_training(models, own, data_args, explicit)
         rows = load_labelled(data_args, own.binder_threshold, find_common_kind(models))
@@ -129,8 +125,11 @@ def evaluate_models(
     if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
     args = training_arguments(computing, explicit, seed=own.seed)
+    predictions = {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models}
+    if kind.per_residue:
+        predictions, rows = cut_behind(predictions, rows)
     found = compare(
-        {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models},
+        predictions,
         rows,
         metric=metric,
         requirements=requirements,
@@ -146,12 +145,24 @@ def evaluate_models(
     return result
 
 
-def find_models(given: Sequence[str], too_long: str | None = None) -> list[ScoredModel]:
+def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[str, Any], LabelledRows]:
+    """Predictions of residues and their labels, without those behind what some model has read."""
+    longest, table = min(max(map(len, one)) for one in predictions.values()), rows.table
+    labels = [values[:longest] for values in table[LABEL][:]]
+    rows = dataclasses.replace(rows, table=table.remove_columns(LABEL).add_column(LABEL, labels))
+    for name, one in predictions.items():
+        predictions[name] = [row[:longest] for row in one] if isinstance(one, list) else one[:, :longest]
+    return predictions, rows
+
+
+def find_models(
+    given: Sequence[str], too_long: TooLong | None = None, max_residues: int | None = None
+) -> list[ScoredModel]:
     """What the user named: model folders, Hub ids, CSVs of predictions.
 
     Args:
         given: their names.
-        too_long: what models do with long sequences; None: each as it was trained.
+        too_long, max_residues: what models do with long sequences; None: each as it was trained.
 
     Raises:
         ArgumentError: one is neither, or there twice.
@@ -168,7 +179,7 @@ def find_models(given: Sequence[str], too_long: str | None = None) -> list[Score
         else:
             folder = find_model(one)
             collator = SequenceCollator.from_pretrained(folder)
-            collator.too_long = too_long or collator.too_long
+            collator.settle_long(too_long, max_residues)
             models.append(ScoredModel(name, folder, collator))
     return models
 

@@ -13,6 +13,7 @@ from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW, peek_columns
 from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
+from ..reporting.data_section import describe_unread
 from ..reporting.progress import start_run_log
 from .arguments import PredictArguments
 from .baselines import columns_of
@@ -57,8 +58,9 @@ def predict_table(
         reach = half_width(stored, own.interval)
         log.info("Intervals are the prediction +- %.4g, from %s.", reach, describe_basis(stored))
     collator = SequenceCollator.from_pretrained(folder)
-    if "too_long" in explicit:
-        collator.too_long = reading.too_long
+    if "too_long" not in explicit:
+        reading.too_long = collator.too_long  # rows are refused as the model's own run refused them
+    collator.settle_long(reading.too_long, reading.max_residues)
     data_args = DataArguments(
         **vars(reading), sequence_columns=columns_of(collator), missing_chains=collator.missing_chains
     )
@@ -66,7 +68,8 @@ def predict_table(
     rows = loaded.table
     if loaded.as_read is not None:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
-    check_inputs(collator, {"rows": rows}, reading.dataset_name)
+    for line in describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)):
+        log.info(line)
     with predicting(model, collator, args) as trainer:
         outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
         if trainer.is_world_process_zero():

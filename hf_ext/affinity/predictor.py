@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,10 +29,13 @@ from ..errors import ArgumentError, DataError
 from ..labels.outputs import decode, split_rows, to_predictions
 from ..models.affinity import AffinityModel
 from ..pretrained import fetch_folder
+from ..reporting.data_section import describe_unread
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
 from .intervals import half_width
+
+logger = logging.getLogger(__name__)
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"
@@ -102,8 +106,10 @@ class AffinityPredictor:
 
         Raises:
             DataError: a column is missing; a sequence is missing, empty, holds what is no residue, or is too long for
-                its encoder (`predictor.collator.too_long` may be set to "truncate"); a prediction is not finite; all
-                refused rows are named, counted from 1.
+                its encoder and `predictor.collator.too_long` is "error"; a prediction is not finite; all refused
+                rows are named, counted from 1.
+
+        A model that was trained on cut sequences (`--too_long truncate`) cuts, with a warning.
 
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
@@ -134,8 +140,8 @@ class AffinityPredictor:
     def _logits(self, rows: Any) -> Any:
         """What the model puts out, float32: (n, ...), or of residues a list of n arrays."""
         table = _read_rows(rows, self.columns, self.collator.missing_chains)
-        if len(table):
-            check_inputs(self.collator, {"rows": table})
+        for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
+            logger.warning(line)
         if self.model.config.kind.per_residue:
             return self._residue_logits(table)
         numbers, tables, optional = {}, {}, self.collator.optional_inputs

@@ -64,6 +64,7 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
         sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, kind, splits.get("validation")))
         if model is None:
             return sketch
+        args = sketch.settle_stock(given, args)
         inputs = model.config.input_columns
         collate = partial(build_collator, model, data_args, given.max_length)
         limits = sketch.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)

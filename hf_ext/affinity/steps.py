@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from ..arguments.training_fields import LoraArguments
 from ..data.demo import make_demo_encoders
 from ..data.loading import LoadedData
 from ..data.tokenization import check_inputs
@@ -16,7 +19,8 @@ from ..evaluation.verdict import MODEL
 from ..hardware import detect_hardware
 from ..labels import LabelKind
 from ..speedups.lora import lora_settings
-from ..tasks.running import Run
+from ..tasks.running import Run, stock_arguments
+from ..trainer import FastTrainer
 from .arguments import AUTO_LAYER
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_residue_steps, settle_training
 from .calibration import calibrate
@@ -24,12 +28,13 @@ from .ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
 from .intervals import fit_intervals, score_intervals
 from .layers import choose_layers, describe_layers, find_known_layers, why_last
 from .measure import check_measure, describe_measure, settle_measure
+from .predictor import predicting
 from .results import collect_results
 from .rows import describe_rows, find_units, held_out_values, load_rows
 from .scoring import read_requirements, score_split
 
 
-@dataclass
+@dataclasses.dataclass
 class AffinityData:
     """Rows, and what is known of them before a model is built.
 
@@ -55,6 +60,9 @@ class AffinityData:
 def check(run: Run) -> None:
     """See `Task.check`."""
     settle_training(run.model_args, run.args.use_peft)
+    if run.model_args.stock_trainer:
+        run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
+        stock_arguments(run.args, run.explicit)
 
 
 def evaluated(run: Run, kind: LabelKind) -> RowMetrics:
@@ -109,6 +117,10 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     if model.config.layer_choice:
         run.log.info("\n".join(describe_layers(model.config.layer_choice)))
     run.log.info(describe_measure(args, model_args.loss, evaluated(run, kind)))
+    if model_args.stock_trainer:
+        with beside_stock(run, model, collator) as scaler:  # what FastTrainer does before the first step
+            scaler.train_dataset = data.splits["train"]
+            scaler.fit_scaling()
     return {
         "model": model,
         "data_collator": collator,
@@ -118,9 +130,19 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     }
 
 
+def beside_stock(run: Run, model: Any, collator: Any) -> AbstractContextManager[FastTrainer]:
+    """A trainer without speed-ups, for what stock Trainer lacks: embeddings, by which scales and baselines are made."""
+    args = copy.copy(run.args)
+    args.speedups, args.eval_strategy = [], "no"
+    args.load_best_model_at_end = args.push_to_hub = False
+    return predicting(model, collator, args)
+
+
 def train(run: Run, trainer: Any, data: AffinityData) -> Any:
     """Trains the network, then fits what is fitted on its embeddings and outputs: heads, probabilities, intervals."""
     trained, predicted = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint), None
+    if run.model_args.stock_trainer:
+        trainer.data_collator.save_pretrained(run.folder)
     if run.model_args.head == AUTO:
         fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
         data.ensemble, predicted = fitted.facts, fitted.predicted
@@ -134,7 +156,9 @@ def score(run: Run, trainer: Any, trained: Any, data: AffinityData) -> dict[str,
     """Scores the test split; writes `predictions.csv`."""
     splits, units = data.splits, data.units
     scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
-    test = score_split(trainer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
+    is_stock = run.model_args.stock_trainer
+    with beside_stock(run, trainer.model, trainer.data_collator) if is_stock else nullcontext(trainer) as scorer:
+        test = score_split(scorer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
     intervals = None
     if test.kind.is_one_number:
         stored = trainer.model.config.prediction_intervals

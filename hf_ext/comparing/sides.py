@@ -100,12 +100,14 @@ def make_sides(args: CompareArguments, shared: Sequence[str] = ()) -> list[Side]
     """All baselines, then the optimized side; equal names are numbered.
 
     Raises:
-        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; it is a YAML file while
-            `shared` names one; or see `read_launch`.
+        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; is 'stock' of a generator; is a
+            YAML file while `shared` names one; or see `read_launch`.
     """
     sides = [_make_side(text, "baseline", args.baseline_launch) for text in args.baseline]
     sides.append(_make_side(args.optimized, "optimized", args.optimized_launch))
     for side in sides:
+        if side.name == "stock" and args.recipe == "generate":
+            raise ArgumentError("--baseline stock: hf-ext generate has no stock side, give --baseline baseline.")
         if "--config" in side.arguments and "--config" in shared:
             raise ArgumentError(f"--{side.role} {side.name}: a YAML file, and --config after -- is another: give one.")
     return number_names(sides)

@@ -15,6 +15,7 @@ SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which r
 CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
+TooLong = Literal["error", "truncate"]
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
 
@@ -44,8 +45,10 @@ class ReadingArguments:
     max_residues: Annotated[int, COUNT] | None = option(
         None, "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."
     )
-    too_long: Literal["error", "truncate"] = option(
-        "error", "Sequences that are too long: error (unusable), or truncate."
+    too_long: TooLong = option(
+        "truncate",
+        "Sequences that are too long: truncate (the end is cut off), or error (unusable). Left out, predict and "
+        "evaluate do as the model was trained.",
     )
 
 

@@ -156,7 +156,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             raise DataError(
                 f"Row {too_long[0]} has {self.totals[too_long[0]]} tokens, special ones included, but "
                 f"max_tokens_per_batch is {max_tokens} ({len(too_long)} rows are above it). Use at least "
-                f"{self.totals.max()}, or shorten the rows with --max_residues and --too_long truncate."
+                f"{self.totals.max()}, or shorten the rows with --max_residues."
             )
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
         self.seed, self.packed, self.epoch, self.world_size = seed, packed, 0, world_size

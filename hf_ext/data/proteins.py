@@ -65,10 +65,9 @@ def clean_chains(
     """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
-    ("whitespace_stripped"), lower case ("upper_cased"), a stop codon `*` at the end ("stop_codon_trimmed"). Counted
-    only: "longer_than_max_residues" where `args` leave long sequences to the tokenizer. Refused: missing cells,
-    missing-value markers, non-text, DNA, RNA, residues with 3Di states between them, any other character, too long; and
-    rows without any sequence.
+    ("whitespace_stripped"), lower case ("upper_cased"), a stop codon `*` at the end ("stop_codon_trimmed"). Refused:
+    missing cells, missing-value markers, non-text, DNA, RNA, residues with 3Di states between them, any other
+    character, too long (where `args` do not leave that to the tokenizer); and rows without any sequence.
 
     Args:
         columns: name -> n cells, one per row; None and NaN are missing.
@@ -129,11 +128,9 @@ def judge_sequence(
         if not sequence:
             return Judged("", "the sequence is a stop codon alone", if_missing)
         changes += ["upper_cased"] * (sequence != sequence.upper()) + ["stop_codon_trimmed"] * (sequence != text)
-    if args.max_residues is not None and len(sequence) > args.max_residues:
-        if args.too_long == "error":
-            rule = f"{len(sequence)} residues are more than max_residues={args.max_residues}"
-            return Judged("", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate.")
-        changes.append("longer_than_max_residues")
+    if args.max_residues is not None and args.too_long == "error" and len(sequence) > args.max_residues:
+        rule = f"{len(sequence)} residues are more than max_residues={args.max_residues}"
+        return Judged("", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate.")
     return Judged(sequence.upper(), changes=tuple(changes))
 
 

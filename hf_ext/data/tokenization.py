@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ..errors import ArgumentError, DataError
 from ..files import parse_json, write_text
 from ..labels import ONE_NUMBER, LabelKind
 from ..pretrained import reading
+from .arguments import TooLong
 from .columns import column_names, read_columns, row_lengths
 from .label_tensors import stack_labels
 from .proteins import RARE, STANDARD, UNKNOWN
@@ -78,11 +81,17 @@ class ResidueTokenizer:
         self.table = _read_table(tokenizer, self.template)
         limit = int(min(max_length or tokenizer.model_max_length, _NO_LIMIT))
         self.max_residues: int | None = None if limit >= _NO_LIMIT else limit - self.template.num_special
+        self.limited_by = "its encoder takes"  # with the number of residues behind it
         if limit - self.template.num_special < num_parts:
             raise ArgumentError(
                 f"max_length={limit}: {self.template.num_special} tokens are special ones, so nothing is left for "
                 "residues. Give more, or leave it out."
             )
+
+    def limit(self, max_residues: int | None, limited_by: str) -> None:
+        """Lowers `max_residues`, of both parts of a pair; `limited_by` are the words before the number in messages."""
+        if max_residues is not None and max_residues < (self.max_residues or _NO_LIMIT):
+            self.max_residues, self.limited_by = max_residues, limited_by
 
     def __call__(self, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes n rows; `parts` holds one list of n strings per part.
@@ -203,7 +212,7 @@ def _not_for_proteins(tokenizer: Any, problem: str) -> DataError:
     return DataError(f"{name} {problem}. Use the tokenizer of a protein language model with one token per residue.")
 
 
-def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, float]]:
+def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, Any]]:
     """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
 
     Args:
@@ -212,27 +221,36 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
         source: where the rows are from, for messages.
 
     Returns:
-        Per input: share of unknown residues, longest row in residues, number of rows above the limit.
+        Per input: the share of unknown residues; the longest row in residues; and where rows are cut `cut`, a sentence
+        that says by what, how many sequences and rows, and how much is lost.
 
     Raises:
         DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
             first ones with file row and length.
     """
-    report = {}
+    report: dict[str, dict[str, Any]] = {}
     for name, columns in collator.columns.items():
-        rows = [row for split in splits.values() for row in _distinct(split, columns)]
+        counts = Counter(row for split in splits.values() for row in _read_rows(split, columns))
         tokenizer = collator.tokenizers[name]
-        unknown = tokenizer.check_contract([part for row in rows for part in row], name)
-        lengths = [sum(map(len, row)) for row in rows]
-        limit = tokenizer.max_residues
-        above = [row for row, length in zip(rows, lengths) if limit is not None and length > limit]
+        unknown = tokenizer.check_contract([part for row in counts for part in row], name)
+        lengths = {row: sum(map(len, row)) for row in counts}
+        limit = tokenizer.max_residues or _NO_LIMIT
+        above = {row: length for row, length in lengths.items() if length > limit}
+        report[name] = {"unknown_share": unknown, "longest": max(lengths.values())}
         if above:
             try:
-                collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
+                collator.encode(name, *zip(max(above.items(), key=itemgetter(1))[0]))  # raises unless allowed
             except DataError as error:
                 rows_above = _list_long(splits, columns, limit, source)
                 raise DataError(f"{error}\n{rows_above}") from error
-        report[name] = {"unknown_share": unknown, "longest": max(lengths), "num_above_limit": len(above)}
+            lost = sum((length - limit) * counts[row] for row, length in above.items())
+            share = lost / sum(length * counts[row] for row, length in lengths.items())
+            rows = f"{sum(counts[row] for row in above):,} of {counts.total():,} rows"
+            report[name]["cut"] = (
+                f"longer than the {limit:,} residues that {tokenizer.limited_by}: {len(above):,} of {len(counts):,} "
+                f"sequences ({rows}). {collator.CUT}; {lost:,} residues, {share:.2%} of all, are not read. Instead: "
+                "cut them into domains, take an encoder for longer ones, or refuse them with --too_long error."
+            )
     return report
 
 
@@ -248,14 +266,15 @@ def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, so
     more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
     return (
         f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
-        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --max_residues N --bad_rows drop, N per column."
+        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --too_long error --max_residues N "
+        "--bad_rows drop, N per column."
     )
 
 
-def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
+def _read_rows(split: Any, columns: Sequence[str]) -> Iterable[Any]:
     if hasattr(split, "__len__"):
-        return dict.fromkeys(read_columns(split, columns))
-    return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
+        return read_columns(split, columns)
+    return (tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
 
 
 class SequenceCollator:
@@ -277,21 +296,30 @@ class SequenceCollator:
         DataError: (when called) an input is too long and `too_long` is "error".
     """
 
+    CUT = "Their ends are cut off"
+
     def __init__(
         self,
         tokenizers: Mapping[str, ResidueTokenizer],
         columns: Mapping[str, Sequence[str]],
-        too_long: str = "error",
+        too_long: TooLong = "error",
         missing_chains: Sequence[str] = (),
         kind: LabelKind = ONE_NUMBER,
     ):
         self.tokenizers, self.kind = dict(tokenizers), kind
         self.columns = {name: list(parts) for name, parts in columns.items()}
-        self.too_long, self.missing_chains = too_long, [*missing_chains]
+        self.too_long: TooLong = too_long
+        self.missing_chains = [*missing_chains]
 
     @property
     def optional_inputs(self) -> list[str]:
         return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
+
+    def settle_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
+        """What becomes of long inputs from here on; None leaves it as it is."""
+        self.too_long = too_long or self.too_long
+        for tokenizer in self.tokenizers.values() if self.too_long == "truncate" else ():
+            tokenizer.limit(max_residues, "--max_residues allows")
 
     @property
     def longest(self) -> int | None:
@@ -333,7 +361,7 @@ class SequenceCollator:
             with reading(f"{place}: no tokenizer there for input '{name}'", place, "Copy the model again."):
                 tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
-            tokenizers[name].max_residues = max_residues
+            tokenizers[name].max_residues, tokenizers[name].limited_by = max_residues, "this model reads"
         return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind)
 
     def __call__(self, features: Any) -> dict[str, Any]:
@@ -386,7 +414,8 @@ class SequenceCollator:
             return tokenizer(*parts)
         if self.too_long == "truncate":
             return tokenizer(*_truncate(parts, limit))
-        raise DataError(f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate.")
+        told = f"Input '{name}' has {longest} residues; {tokenizer.limited_by} {limit}"
+        raise DataError(f"{told}. Use --too_long truncate.")
 
 
 def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:

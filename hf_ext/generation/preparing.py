@@ -104,11 +104,12 @@ def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit:
         raise ArgumentError(f"--label_column {' '.join(data_args.label_column)}: a generator learns one affinity.")
     if data_args.streaming:
         raise ArgumentError("--streaming: a generator's rows are read at once, since baselines and scores need all.")
-    if data_args.too_long != "error":
+    if "too_long" in explicit and data_args.too_long != "error":
         raise ArgumentError(
             f"--too_long {data_args.too_long}: what is cut off cannot be written; only error is allowed. Leave rows "
             "above --max_residues out with --bad_rows drop."
         )
+    data_args.too_long = "error"
     data_args.sequence_columns = args.sequence_columns
     data_args.missing_chains = [str(args.light_column)] if args.may_lack_light else []
     data_args.__post_init__()  # its own checks, of these columns

@@ -97,7 +97,7 @@ class SampleArguments(WritingArguments):
 
 def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     """Runs the command; returns the paths of the CSV and of the FASTA."""
-    _, (args, reading) = parse_command((SampleArguments, ReadingArguments), {}, __doc__, argv)
+    _, (args, reading) = parse_command((SampleArguments, ReadingArguments), {"too_long": "error"}, __doc__, argv)
     refuse_several("sample")
     data_args = DataArguments(**vars(reading))
     _check_arguments(args, data_args)

@@ -41,6 +41,7 @@ class GenerationTask(Task):
     defaults = {
         "preset": "max_speed",
         "output_dir": "outputs/generator",
+        "too_long": "error",
         "weight_decay": 0.01,
         "warmup_steps": 0.05,
         "per_device_eval_batch_size": 64,

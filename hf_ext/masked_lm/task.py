@@ -24,7 +24,6 @@ class MaskedLMTask(Task):
     defaults = {
         "preset": "max_speed",
         "output_dir": "outputs/mlm",
-        "too_long": "truncate",
         # ESM-2's own (Lin et al. 2023, supplement): Adam with these, 4e-4 after a warm-up, then linear decay.
         "learning_rate": 4e-4,
         "adam_beta2": 0.98,

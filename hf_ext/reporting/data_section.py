@@ -122,10 +122,10 @@ def data_limits(run: RunFiles) -> list[str]:
     lines += [*filter(None, [describe_repeated(leaks)]), *describe_near_copies(leaks)]
     inputs = as_dict(data.get("inputs"))
     for name, facts in inputs.items():
-        if facts.get("longest"):
+        if facts.get("longest") and not facts.get("cut"):
             longest = units.number(facts["longest"])
             lines.append(f"{name}: the longest input seen has {longest} residues; longer ones are untested.")
-    return [*lines, *_describe_unread(inputs)]
+    return [*lines, *describe_unread(inputs)]
 
 
 # --- in the log -------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def summarize_data(report: Mapping[str, Any]) -> str:
     inputs = report.get("inputs", {})
     longest = ", ".join(f"{name} {facts['longest']:,}" for name, facts in inputs.items())
     lines += [f"  residues of the longest input: {longest}"] if inputs else []
-    return "\n".join([*lines, *(f"  {line}" for line in _describe_unread(inputs)), *notes])
+    return "\n".join([*lines, *(f"  WARNING: {line}" for line in describe_unread(inputs)), *notes])
 
 
 def _describe_missing(data: Mapping[str, Any]) -> list[str]:
@@ -163,11 +163,11 @@ def _describe_missing(data: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _describe_unread(inputs: Mapping[str, Any]) -> Iterator[str]:
-    """What encoders do not see of their inputs, as sentences."""
+def describe_unread(inputs: Mapping[str, Any]) -> Iterator[str]:
+    """What encoders do not see of their inputs, as sentences; `inputs` as `check_inputs` gives."""
     for name, facts in inputs.items():
-        if num := facts.get("num_above_limit"):
-            yield f"{name}: {num:,} sequences above the encoder's limit were cut."
+        if cut := facts.get("cut"):
+            yield f"{name}: {cut}"
         if share := facts.get("unknown_share"):
             yield f"{name}: {units.share(share)} of the residues are unknown to its tokenizer."
 

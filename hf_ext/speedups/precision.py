@@ -121,7 +121,7 @@ class Precision:
         """
         hardware, asked = context.hardware, context.args.mixed_precision
         if asked in ("bf16", "fp16"):
-            return cls._decide_asked(asked, hardware)
+            return cls._decide_asked(asked, hardware, context.user_set(asked))
         if not context.wants(cls.NAME, cls.KIND):
             return off()
         best = best_precision(hardware)
@@ -138,11 +138,14 @@ class Precision:
         return applied(f"{hardware.name} {has}", {"mixed_precision": best})
 
     @classmethod
-    def _decide_asked(cls, asked: str, hardware: Hardware) -> Decision:
+    def _decide_asked(cls, asked: str, hardware: Hardware, by_user: bool) -> Decision:
         if hardware.native_bf16 if asked == "bf16" else hardware.native_fp16 and hardware.kind == "cuda":
             return applied(f"asked for; native on {hardware.name}", {"mixed_precision": asked})
         other = best_precision(hardware)
         remedy = "leave it out" if other == "fp32" else f"use --{other}"
+        if not by_user:
+            asked += " comes from the launcher (mixed_precision of its file, ACCELERATE_MIXED_PRECISION),"
+            remedy = "accelerate launch --mixed_precision no, or --config_file accelerate_configs/cpu.yaml"
         return refused(f"{asked} is not native on {hardware.name} and would be emulated: {remedy}")
 
     @classmethod

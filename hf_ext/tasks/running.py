@@ -25,7 +25,7 @@ from ..reporting.report import write_card, write_report
 from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer
-from ..training_args import OWN_FIELDS
+from ..training_args import OWN_FIELDS, evaluates_apart
 
 logger = logging.getLogger(__name__)
 
@@ -177,12 +177,14 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
         changed: what has another value there.
 
     Raises:
-        ArgumentError: the user set a field that the stock Trainer does not have.
+        ArgumentError: the user set what the stock Trainer does not have.
     """
     foreign = explicit & OWN_FIELDS.keys() - {"preset", "embedding_cache_dir"}
     asked = sorted(name for name in foreign if getattr(args, name) not in (None, False, [], "no"))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
+    if args.load_best_model_at_end and evaluates_apart(args):
+        raise ArgumentError("--stock_trainer finds the best model only where it saves: give --save_strategy epoch.")
     values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(TrainingArguments) if spec.init}
     # On a machine without a GPU it takes bf16 only together with `use_cpu`.
     return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})

@@ -48,7 +48,7 @@ AS_SAID = "what the message says"
 REMEDIES = {
     "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of the model",
     "measure": "one of the metrics named; left out, the loss decides",
-    "inputs": "--too_long truncate, --max_residues N; another model where residues are unknown to it",
+    "inputs": "--too_long truncate; another model where residues are unknown to it",
 }
 
 
@@ -257,9 +257,7 @@ class Sketch:
         def check() -> dict[str, int | None]:
             collator = build_collator()
             self.report["inputs"] = check_inputs(collator, splits, data_args.dataset_name)
-            own = data_args.max_residues if data_args.too_long != "error" else None
-            limits = {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
-            return {name: min(filter(None, (limit, own)), default=None) for name, limit in limits.items()}
+            return {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
 
         return (self.attempt("inputs", check) if splits else None) or {}
 

@@ -18,6 +18,7 @@ from ..data.fingerprint import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation.row_metrics import ChosenRows, choose_rows
 from ..models.process_settings import replaced
+from ..training_args import evaluates_apart
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp
 from .watchers import check_metric_on_rows, make_comparable
@@ -280,6 +281,7 @@ class Evaluator(TrainerCallback):
             return {**decided, key: math.nan if best is None else best}
         if self._beats(decided[key], best):
             self._best_on_subset = metrics[key]
+            trainer.control.should_save |= trainer.args.load_best_model_at_end and evaluates_apart(trainer.args)
         return decided
 
     # --- when -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 What the scripts of `recipes/examples` share. Nothing here knows what the model is: a classifier of text or images is
 judged by `ClassifierTask`, a causal language model by `judge_next_tokens`.
+
+This is no program. Run one of the scripts beside it: text_classifier.py, image_classifier.py or causal_lm.py.
 """
 
 from __future__ import annotations
@@ -218,3 +220,7 @@ def format_scores(scores: Mapping[str, Any]) -> str:
     metrics = list(scores["model"])
     rows = [[name, *(entry[metric]["value"] for metric in metrics)] for name, entry in scores.items()]
     return format_table(rows, ["held-out rows", *metrics])
+
+
+if __name__ == "__main__":
+    print(__doc__)

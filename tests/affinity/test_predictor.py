@@ -132,17 +132,18 @@ def test_what_cannot_be_read_is_refused_with_its_row(predictor: AffinityPredicto
         ({**GOOD}, r"rows cannot be read as a table \(If using all scalar values.*: give a list of dicts"),
         ({"heavy": ["E"], "light": ["D", "D"], "antigen": ["M"]}, r"must be of the same length\): give a list"),
         ("EVQL", r"give a list of dicts, .* with heavy, light, antigen"),
-        ([GOOD, {**GOOD, "heavy": "E" * 511}], r"'heavy' has 511 residues; its encoder takes 510.*\n.*row 2 of rows"),
     ):
         with pytest.raises(DataError, match=message):
             predictor.predict(rows)
 
 
-def test_a_long_sequence_is_cut_once_that_is_said(frozen: Any) -> None:
+def test_a_long_sequence_is_cut_or_refused_where_that_is_said(frozen: Any) -> None:
     predictor = AffinityPredictor.from_pretrained(frozen[0], device="cpu")
-    predictor.collator.too_long = "truncate"
     cut, long = predictor.predict([{**GOOD, "heavy": "EV" * 255}, {**GOOD, "heavy": "EV" * 300}])
     assert cut == long
+    predictor.collator.too_long = "error"
+    with pytest.raises(DataError, match=r"'heavy' has 511 residues; this model reads 510.*\n.*row 2 of rows"):
+        predictor.predict([GOOD, {**GOOD, "heavy": "E" * 511}])
 
 
 def test_a_model_that_is_not_there_is_named_with_the_remedy(

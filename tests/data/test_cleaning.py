@@ -72,7 +72,7 @@ def test_each_unusable_cell_is_refused_with_its_rule_and_others_are_read(tmp_pat
 
 def test_changes_are_made_and_counted_in_rows(tmp_path):
     cells = ["mktv", " MKTV\n", "mktv", "MKTVL*", "mktv *", "MKTVLA"]
-    loaded, refused = load_cells(tmp_path, cells, max_residues=5)
+    loaded, refused = load_cells(tmp_path, cells, max_residues=5, too_long="error")
     assert loaded.table["sequence"][:] == ["MKTV", "MKTV", "MKTV", "MKTVL"]
     changes = {"upper_cased": 2, "whitespace_stripped": 1, "stop_codon_trimmed": 1}
     assert loaded.report["changes"] == {"sequence": changes}
@@ -80,8 +80,8 @@ def test_changes_are_made_and_counted_in_rows(tmp_path):
         5: "white space inside the sequence, at position 5 of 6",
         6: "6 residues are more than max_residues=5",
     }
-    loaded, refused = load_cells(tmp_path, cells[-1:], max_residues=5, too_long="truncate")
-    assert (refused, loaded.report["changes"]["sequence"]) == ({}, {"longer_than_max_residues": 1})
+    loaded, refused = load_cells(tmp_path, cells[-1:], max_residues=5)
+    assert (refused, loaded.table["sequence"][:]) == ({}, ["MKTVLA"])  # whoever reads it cuts it
 
 
 LABELS = {

@@ -107,7 +107,7 @@ def test_a_file_that_is_not_there_stops_the_run(demo_encoders, tmp_path):
 
 def test_rows_above_a_length_limit_stop_the_run(demo_encoders, tmp_path):
     data = write_table(tmp_path / "data.csv")
-    data.max_residues = 20
+    data.max_residues, data.too_long = 20, "error"
     assert ("data", "stops") in names(look(model=towers(demo_encoders, "frozen"), data=data))
     data.too_long = "truncate"
     facts = look(model=towers(demo_encoders, "frozen"), data=data)

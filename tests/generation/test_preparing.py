@@ -112,7 +112,7 @@ def test_what_a_generator_cannot_do_and_bad_rows_are_refused(tmp_path):
         ({"task"}, {"task": "classification"}, "is an affinity, a number"),
         ((), {"label_column": ["pKd", "tm"]}, "--label_column pKd tm: a generator learns one affinity"),
         ((), {"streaming": True}, "are read at once"),
-        ((), {"too_long": "truncate"}, "only error is allowed"),
+        ({"too_long"}, {"too_long": "truncate"}, "only error is allowed"),
     ):
         with pytest.raises(ArgumentError, match=says):
             load(tmp_path, explicit=explicit, data=data)

@@ -238,20 +238,33 @@ SEQUENCES = [
     Mistake("a gap", cell("MK-TVL"), said("gap '-' at position 3 of 6", "Take gaps out")),
     Mistake(
         "too long for the limit",
-        cell(LONG, "--max_residues 1000"),
+        cell(LONG, "--max_residues 1000 --too_long error"),
         said("1100 residues are more than max_residues=1000", "--too_long truncate"),
-        cell(LONG, "--max_residues 1000 --too_long truncate"),
+        cell(LONG[:1000], "--max_residues 1000 --too_long error"),
     ),
     Mistake(
         "too long for the encoder",
-        Case({(5, "sequence"): LONG, (9, "sequence"): LONG + "A"}, words="--split_sizes 0.98 0.01 0.01"),
+        Case(
+            {(5, "sequence"): LONG, (9, "sequence"): LONG + "A"}, words="--split_sizes 0.98 0.01 0.01 --too_long error"
+        ),
         (
             "Input 'sequence' has 1101 residues; its encoder takes 1022",
             "{file}: 2 rows are too long: row 5 of train (1,100 residues), row 9 of train (1,101 residues)",
             "--too_long truncate",
             "--max_residues N --bad_rows drop",
         ),
-        cell(LONG, "--too_long truncate"),
+        cell(LONG[:1022], "--too_long error"),
+    ),
+    Mistake(
+        "too long for the encoder, and nothing was said of it",
+        Case({(5, "sequence"): LONG, (9, "sequence"): LONG}),  # 58 rows of 20 residues, and these
+        (
+            "sequence: longer than the 1,022 residues that its encoder takes: 1 of 59 sequences (2 of 60 rows)",
+            "156 residues, 4.64% of all, are not read",
+            "--too_long error",
+        ),
+        cell(LONG[:1022]),
+        kind="warning",
     ),
 ]
 

@@ -129,8 +129,10 @@ def splits(*antigens):
 
 def test_rows_above_the_limit_are_refused_before_anything_is_computed(demo_encoders):
     pair = ["heavy+light", "antigen"]
+    collator = collator_of(demo_encoders, pair)
+    collator.too_long = "error"
     with pytest.raises(DataError, match=r"Input 'antigen' has 1030 residues; its encoder takes 1022. Use --too_long"):
-        check_inputs(collator_of(demo_encoders, pair), splits("A" * 1025, "A" * 1030, "A"))
+        check_inputs(collator, splits("A" * 1025, "A" * 1030, "A"))
 
 
 def test_unknown_residues_are_refused_in_every_split(demo_encoders, tmp_path):

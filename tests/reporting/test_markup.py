@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from page_checks import Page
-from report_runs import affinity_results, operator_results, read_pages, write_run
+from report_runs import CUT, affinity_results, operator_results, read_pages, write_run
 
 markdown_it = pytest.importorskip("markdown_it")
 
@@ -71,7 +71,7 @@ def hostile_record(name: str) -> dict[str, Any]:
     data = record["data"]
     data |= {"split": {"rule": f"group:{name}", "seed": 1}, "source": f"/home/ann/{name}"}
     data["leaks"]["columns"] = {name: data["leaks"]["columns"]["heavy"], "light": data["leaks"]["columns"]["antigen"]}
-    data["inputs"] = {name: {"longest": 127, "num_above_limit": 3}}
+    data["inputs"] = {name: {"longest": 127, "cut": CUT}}
     record["settings"] |= {"label_column": [name], "sequence_columns": [name]}
     record["settings_from"] |= {"label_column": "command line", "sequence_columns": f"{name}.yaml"}
     return record

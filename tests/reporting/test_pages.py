@@ -136,7 +136,7 @@ def test_the_report_has_everything_and_the_card_what_a_stranger_needs(tmp_path) 
         "Split by: random, seed 42. split rows share",
         "packing (same mathematics)",
         "Seed 7, 1 x cpu, torch 2.13.0.",
-        "heavy: 2 sequences above the encoder's limit were cut.",
+        "max_length 130 allows: 2 of 900 sequences. Their ends are cut off.",
         "It needs the weights of esm, which came from a local folder",
         "Lin et al. 2023, https://doi.org/10.1126/science.ade2574",
     ]
@@ -166,7 +166,7 @@ def test_a_limit_stands_there_when_the_run_recorded_it_and_only_then(tmp_path) -
         ("data.split.rule", "group:antigen", "Whole groups were held out (group:antigen)"),
         ("data.split.rule", "column:fold", "The split came with the data (column:fold)"),
         ("data.leaks.row.num_test_rows_in_train", 5, "5 of 300 test rows (1.7%) stand in train, too. On these, any"),
-        ("data.inputs.heavy.longest", 600, "the longest input seen has 600 residues; longer ones are untested."),
+        ("data.inputs.heavy", {"longest": 600}, "the longest input seen has 600 residues; longer ones are untested."),
         ("labels.train.censored_share", 0.25, "25 % of the train labels are bounds, taken as exact."),
         ("labels.train.max", 11.0, "Training labels go from 4 to 11; a prediction outside"),
         ("settings.save_full", False, "It needs the weights of esm"),

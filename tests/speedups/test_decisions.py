@@ -10,6 +10,7 @@ from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 
+from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import (
@@ -573,6 +574,15 @@ def test_applied_settings_land_in_the_fields_that_trainer_reads(demo_rows, make_
     assert args.accelerator_config.non_blocking is True
     assert args.dataloader_pin_memory is True
     assert args.train_sampling_strategy in ("random", "group_by_length")
+
+
+def test_half_precision_of_a_launchers_file_is_refused_by_the_name_of_the_file(tmp_path, monkeypatch):
+    with pytest.raises(PlanRefused, match=r"fp16 is not native on cpu\S* and would be emulated: "):
+        make_trainer(tmp_path, fp16=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    said = r"fp16 comes from the launcher \(mixed_precision of its file.*launch --mixed_precision no, or .*cpu\.yaml"
+    with pytest.raises(PlanRefused, match=said):
+        make_trainer(tmp_path)
 
 
 # --- encoder precision -----------------------------------------------------------------------------------------------
