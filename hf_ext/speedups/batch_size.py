@@ -14,8 +14,6 @@ Malladi et al., arXiv:2205.10287 (with the square root, for Adam).
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from .base import Context, Decision, Kind, applied, off, refused
 from .trainer_fields import ByTrainer, SetsFields
 
@@ -101,7 +99,7 @@ def _passes(number: int) -> str:
     return f"{number} pass{'es' if number > 1 else ''}"
 
 
-apply = SetsFields.apply  # they are Trainer's own
+apply = SetsFields().apply  # they are Trainer's own
 
 
 class TokenBudget(ByTrainer):
@@ -115,17 +113,16 @@ class TokenBudget(ByTrainer):
     Source: fairseq's `--max-tokens` (Ott et al., arXiv:1904.01038).
     """
 
-    NAME: ClassVar[str] = "token_budget"
-    KIND: ClassVar[Kind] = "L"
+    NAME = "token_budget"
+    KIND: Kind = "L"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies where a budget is given; a budget that cannot be met, or contradicts another request, is refused."""
         args = context.args
-        if cls.NAME in (args.without or []):
+        if self.NAME in (args.without or []):
             return off()
         if args.max_tokens_per_batch is None:
-            if cls.NAME not in (args.speedups or []):
+            if self.NAME not in (args.speedups or []):
                 return off()
             return refused("it needs a budget: give --max_tokens_per_batch")
         problem = _contradiction(context) or _missing_lengths(context)
