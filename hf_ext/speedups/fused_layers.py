@@ -14,7 +14,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from ..data.varlen_layout import locate_labels
 from ..models.losses import exact_loss, has_loss_of
-from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
+from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward, restore_forwards
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, off, skipped
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch
@@ -47,7 +47,7 @@ class FusedGelu:
         """Fuses now, and in encoders that the model loads later."""
         if run.change_encoders(fuse_gelu) == 0:
             return skipped(OTHER_FORWARD)
-        run.on_end(partial(unfuse_gelu, run.model))
+        run.on_end(partial(restore_forwards, run.model, EsmIntermediate))
         return decision
 
 
@@ -57,13 +57,6 @@ def fuse_gelu(model: nn.Module) -> int:
     for layer, _ in layers:
         replace_forward(layer, _gelu_forward)
     return len(layers)
-
-
-def unfuse_gelu(model: nn.Module) -> None:
-    """Gives the layers that `fuse_gelu` changed their own forward functions back."""
-    for module in model.modules():
-        if isinstance(module, EsmIntermediate):
-            restore_forward(module)
 
 
 def _gelu_forward(layer: EsmIntermediate, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
 
-from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
+from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forwards
 from . import compile
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, are_weights_split, off, skipped
 
@@ -50,7 +50,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     """Changes attention layers now, and those of encoders that the model loads later."""
     if run.change_encoders(fuse_qkv) == 0:
         return skipped(OTHER_FORWARD)
-    run.on_end(partial(unfuse_qkv, run.model))
+    run.on_end(partial(restore_forwards, run.model, EsmSelfAttention))
     return decision
 
 
@@ -61,13 +61,6 @@ def fuse_qkv(model: nn.Module) -> int:
     for layer in layers:
         replace_forward(layer, _forward)
     return len(layers)
-
-
-def unfuse_qkv(model: nn.Module) -> None:
-    """Gives the layers that `fuse_qkv` changed their own forward functions back."""
-    for module in model.modules():
-        if isinstance(module, EsmSelfAttention):
-            restore_forward(module)
 
 
 def _forward(
