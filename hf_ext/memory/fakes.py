@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -179,15 +178,6 @@ def _widened(value: Any) -> Any:
     return value.float() if is_half else value
 
 
-@contextmanager
-def autocast_rule(half: bool, kind: str) -> Iterator[Callable[[], Any]]:
-    """Gives what opens autocast as a device of `kind` has it, on CPU tensors; backward must be inside of this too."""
-
-    def opened() -> Any:
-        return torch.autocast("cpu", HALF, enabled=half)
-
-    if half and kind != "cpu":
-        with _CudaRule():
-            yield opened
-    else:
-        yield opened
+def autocast_rule(kind: str) -> AbstractContextManager[Any]:
+    """Within it, autocast on CPU tensors computes as that of a device of `kind`; backward must be inside of it too."""
+    return nullcontext() if kind == "cpu" else _CudaRule()
