@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..data.varlen_layout import BatchLayout, VarlenLayout
 from ..models.blocks import block_lists, find_base_layers
-from ..models.lora import HalfLinear
+from ..models.lora import narrow
 from ..models.packing import find_encoders, is_packed, pack_encoders
 
 HALF = torch.bfloat16  # float16 takes as much
@@ -101,7 +101,7 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
             memo[id(part.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
     if is_narrow:
-        _store_base(made)
+        narrow(find_base_layers(made), HALF)
     return made
 
 
@@ -115,13 +115,6 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, nn.Parameter):
         return fake
     return nn.Parameter(fake, requires_grad=tensor.requires_grad)
-
-
-def _store_base(model: nn.Module) -> None:
-    """Stores frozen linear layers beside adapters in the precision that they are used in."""
-    for layer in find_base_layers(model):
-        layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
-        layer.__class__ = HalfLinear
 
 
 def fake_batch(mode: FakeTensorMode, value: Any) -> Any:
