@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,14 +95,6 @@ class Sampling:
         """What functions of `evaluation` take to draw intervals of some rows, (n,) bool."""
         units = self.units.select(chosen)
         return {"units": units, "num_resamples": self.num_resamples, "seed": self.seed, "confidence": CONFIDENCE}
-
-
-def places_of(values: Iterable[Any]) -> dict[Any, list[int]]:
-    """Value -> the rows that have it, in the order in which values first occur."""
-    places: dict[Any, list[int]] = {}
-    for row, value in enumerate(values):
-        places.setdefault(value, []).append(row)
-    return places
 
 
 def mean_score(values: Any, sampling: Sampling) -> Score:
