@@ -7,10 +7,8 @@ from typing import Any
 from accelerate.utils import parse_flag_from_env
 
 from ..processes.sharding import fsdp_version
-from .base import Context, Decision, Kind, applied, off, optimizer_name, refused
+from .base import ADAMW, Context, Decision, Kind, applied, off, optimizer_name, refused
 from .trainer_fields import ByTrainer
-
-ADAMW = ("adamw_torch_fused", "adamw_torch")
 
 
 class Muon(ByTrainer):
