@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Literal
 
-from ..arguments.checks import (
-    COUNT,
-    FINITE,
-    SEED,
-    SHARE_BELOW_ONE,
-    WIDTH,
-    check_choices,
-    check_ranges,
-    ranges_in_types,
-)
+from ..arguments.checks import COUNT, FINITE, SEED, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges, ranges_in_types
 from ..arguments.training_fields import REQUIRE, option
 from ..errors import ArgumentError
 

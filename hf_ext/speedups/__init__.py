@@ -5,15 +5,7 @@ The order there is the order of application.
 
 from __future__ import annotations
 
-from . import (
-    attention,
-    batch_size,
-    compile,
-    encoder_precision,
-    fused_qkv,
-    packing,
-    sharding,
-)
+from . import attention, batch_size, compile, encoder_precision, fused_qkv, packing, sharding
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 from .batch_size import TokenBudget
 from .fused_layers import FusedGelu, MaskedLMHead
