@@ -92,7 +92,7 @@ def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encode
     args = make_args(speedups=["all"])
     context = Context(describe_hardware("A100"), args, facts, DataFacts(has_lengths=True, padding_share_random=0.5))
     assert packing.decide(context).status == ("applied" if families else "skipped")
-    assert LengthGrouping.decide(context).status == "applied"  # the decoder's tokens are not packed
+    assert LengthGrouping().decide(context).status == "applied"  # the decoder's tokens are not packed
     assert compile.decide(context).status == "skipped"
 
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Literal
 
-from ..arguments.checks import (
-    COUNT,
-    FINITE,
-    SEED,
-    SHARE_BELOW_ONE,
-    WIDTH,
-    check_choices,
-    check_ranges,
-    ranges_in_types,
-)
+from ..arguments.checks import COUNT, FINITE, SEED, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges, ranges_in_types
 from ..arguments.training_fields import REQUIRE, option
 from ..errors import ArgumentError
 
@@ -135,7 +126,7 @@ class PredictArguments:
     _argument_group_name = "prediction"  # in --help
     _only_reads = "predict"
 
-    model: str = field(metadata={"help": "Folder that hf-ext train wrote, or Hub id."})
+    model: str = option(MISSING, "Folder that hf-ext train wrote, or Hub id.")
     output: str = option(
         "predictions.csv",
         "CSV to write. Rows that --bad_rows drop leaves out are listed beside, in NAME.rejected_rows.csv.",
@@ -158,10 +149,8 @@ class EvaluateArguments:
     _argument_group_name = "scoring"  # in --help
     _only_reads = "evaluate"
 
-    models: list[str] = field(
-        metadata={
-            "help": "Model folders, Hub ids, or CSVs with a column prediction; later ones are compared with the first."
-        }
+    models: list[str] = option(
+        MISSING, "Model folders, Hub ids, or CSVs with a column prediction; later ones are compared with the first."
     )
     test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
     require: list[str] = field(default_factory=list, metadata=REQUIRE)

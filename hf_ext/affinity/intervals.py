@@ -158,11 +158,7 @@ def describe_basis(stored: Mapping[str, Any]) -> str:
 
 
 def score_intervals(
-    stored: Mapping[str, Any],
-    predictions: np.ndarray,
-    labels: np.ndarray,
-    rows: Any,
-    units: ResamplingUnits | None,
+    stored: Mapping[str, Any], predictions: np.ndarray, labels: np.ndarray, rows: Any, units: ResamplingUnits | None
 ) -> dict[str, Any]:
     """Which share of test rows the stored intervals hold.
 

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..evaluation._arrays import FloatArray
 from ..evaluation.baselines import solve_ridges
 from ..evaluation.logistic import find_shares, fit_logistic
 from ..labels import UNKNOWN
 from ..models.ensemble import LEAST
 from ..models.losses import class_losses
-
-FloatArray = NDArray[np.float64]
 
 PENALTIES = np.logspace(-4, 3, 8)  # of ridges, relative to the mean eigenvalue of the features
 CLASS_PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)  # of logistic regressions

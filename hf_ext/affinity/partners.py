@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..evaluation._arrays import FloatArray, places_of
 from ..evaluation.baselines import Columns, RidgeBaseline
-
-FloatArray = NDArray[np.float64]
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
 MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
@@ -64,7 +63,7 @@ def predict_by_partner(
         pooled: (n,) of the rows to predict.
         standardize: as in `RidgeBaseline`.
     """
-    train, validation, asked = (_places(_keys(columns, partner.columns)) for columns in sequences)
+    train, validation, asked = (places_of(_keys(columns, partner.columns)) for columns in sequences)
     predicted = pooled.copy()
     for key in train.keys() & validation.keys() & asked.keys():
         of_train = features[0][train[key]]
@@ -79,10 +78,3 @@ def predict_by_partner(
 
 def _keys(sequences: Columns, columns: Sequence[int]) -> list[tuple[str, ...]]:
     return list(zip(*(sequences[i] for i in columns)))
-
-
-def _places(keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[int]]:
-    places: dict[tuple[str, ...], list[int]] = {}
-    for row, key in enumerate(keys):
-        places.setdefault(key, []).append(row)
-    return places

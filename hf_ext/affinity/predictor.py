@@ -217,7 +217,7 @@ def load_model(folder: str | Path) -> AffinityModel:
 
     Cost: as `open_model`.
     """
-    return open_model(AffinityModel, folder, use_safetensors=True)
+    return open_model(AffinityModel, folder)
 
 
 def training_arguments(

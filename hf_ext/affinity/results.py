@@ -65,11 +65,7 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
 
 
 def collect_results(
-    run: Run,
-    trainer: Any,
-    test: SplitScores,
-    data: LoadedData,
-    records: Mapping[str, Any],
+    run: Run, trainer: Any, test: SplitScores, data: LoadedData, records: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `all_results.json` says of the task; writes predictions and a plot into the output folder.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
-from ..tasks import Task
+from ..tasks import USUAL, Task
 from .arguments import AffinityArguments
 
 if TYPE_CHECKING:
@@ -29,24 +29,17 @@ class AffinityTask(Task):
     name = "affinity"
     arguments = (AffinityArguments, DataArguments)
     defaults = {
-        "preset": "max_speed",
+        **USUAL,
         "output_dir": "outputs/affinity",
         "learning_rate": 1e-3,
-        "weight_decay": 0.01,
-        "warmup_steps": 0.05,
         "num_train_epochs": 30,
         "per_device_train_batch_size": 32,
         "per_device_eval_batch_size": 256,
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
-        "save_total_limit": 2,
-        "resume": "auto",
         "load_best_model_at_end": True,
         "metric_for_best_model": "rmse",  # by loss, see `settle_measure`
         "logging_strategy": "epoch",
-        "logging_nan_inf_filter": False,
-        "report_to": "none",
-        "hub_strategy": "end",
     }
 
     def train(self, run: Run, trainer: Any, data: Any) -> Any:

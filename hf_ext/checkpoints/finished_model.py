@@ -62,25 +62,21 @@ def check_model(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def open_model(cls: Any, name: str | os.PathLike[str], *, what: str = "", remedy: str = "", **options: Any) -> Any:
-    """What `cls.from_pretrained(name, **options)` returns: of a folder verified by its manifest, with finite weights.
+def open_model(cls: Any, folder: str | os.PathLike[str]) -> Any:
+    """The model of class `cls` in a folder, from safetensors alone: verified by its manifest, with finite weights.
 
     Args:
-        cls: a class of transformers' models, or an Auto class.
-        name: folder, or what else `cls` knows; a folder's files are those that were saved, where it has a manifest.
-        what: begins the error of a model that cannot be read; left out, "Model NAME cannot be loaded".
-        remedy: the sentence after it; left out, to copy it again.
+        folder: its files are those that were saved, where it has a manifest.
 
     Raises:
         ArgumentError: files are missing, damaged or not those of the manifest, or weights are not finite.
 
     Cost: one read of a folder's files to verify them, see `hash_file`, and one to load them.
     """
-    if os.path.isdir(name):
-        check_model(name)
-    with reading(what or f"Model {name} cannot be loaded", str(name), remedy or "Copy it, or download it, again."):
-        opened = cls.from_pretrained(name, **options)
-    check_finite(name, (opened[0] if isinstance(opened, tuple) else opened).state_dict())
+    check_model(folder)
+    with reading(f"Model {folder} cannot be loaded", str(folder), "Copy it, or download it, again."):
+        opened = cls.from_pretrained(folder, use_safetensors=True)
+    check_finite(folder, opened.state_dict())
     return opened
 
 

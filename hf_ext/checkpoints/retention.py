@@ -154,10 +154,11 @@ def check_budget(sizes: Sizes, policy: Policy, other_bytes: int) -> None:
     lines = [*needs, ("sum, at the moment of a save", total), ("budget", budget)]
     width = max(len(what) for what, _ in lines)
     table = "\n".join(f"  {what:<{width}}  {num_bytes / GB:12.6f} GB" for what, num_bytes in lines)
+    smallest = f"{math.ceil(total / 1000) / 10**6:.6f}".rstrip("0").rstrip(".")  # rounded up, so that it works
     raise ArgumentError(
         f"save_total_size_gb={budget / GB:g} cannot hold this run's checkpoints (each: weights "
         f"{sizes.weights / GB:.6f}, optimizer {sizes.optimizer / GB:.6f}, other {sizes.other / GB:.6f} GB):\n{table}\n"
-        f"Smallest budget that works: --save_total_size_gb {_gb(total)}."
+        f"Smallest budget that works: --save_total_size_gb {smallest}."
     )
 
 
@@ -170,11 +171,6 @@ def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[st
     ]
     needs += [("best checkpoint", sizes.full_bytes)] if policy.keep_best else []
     return needs
-
-
-def _gb(num_bytes: int) -> str:
-    """GB rounded up to a microGB, so that the printed budget works."""
-    return f"{math.ceil(num_bytes / 1000) / 10**6:.6f}".rstrip("0").rstrip(".")
 
 
 # --- carrying it out ------------------------------------------------------------------------------------------------

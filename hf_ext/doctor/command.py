@@ -19,12 +19,13 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import yaml
 from transformers.utils.logging import disable_progress_bar
 
 from ..arguments.parser import parse_command
+from ..arguments.training_fields import option
 from ..data.arguments import DataArguments
 from ..errors import ArgumentError, show_text
 from ..files import CONFIGS, find_shipped
@@ -45,15 +46,11 @@ class DoctorArguments:
     _argument_group_name = "doctor"  # in --help
     _first_flags = ("device",)  # beside those of the run
 
-    device: None | str = field(  # noqa: RUF036
-        default=None,
-        metadata={
-            "help": "Look at another card instead of this machine: t4, a100, a100-80gb, h100, rtx-4090, sm86, ..."
-        },
+    device: str | None = option(
+        None, "Look at another card instead of this machine: t4, a100, a100-80gb, h100, rtx-4090, sm86, ..."
     )
-    measure_seconds: float = field(
-        default=2.0,
-        metadata={"help": "Seconds for timing a layer, or steps, of the model on this machine; 0 times nothing."},
+    measure_seconds: float = option(
+        2.0, "Seconds for timing a layer, or steps, of the model on this machine; 0 times nothing."
     )
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
 from ..optional import installed_version
+from ..speedups.base import optimizer_name
 from ..speedups.encoder_precision import asked_bits
 from ..speedups.optimizers import BITSANDBYTES
 from ..tasks.sketch import Finding
@@ -39,7 +40,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "install", "warns", "hf_ext is not installed, so wanted versions are not known", "pip install -e ."
         )
-    optimizer = getattr(facts.args.optim, "value", facts.args.optim)
+    optimizer = optimizer_name(facts.args)
     asked = {
         "torchao": optimizer in TORCHAO_OPTIMIZERS,
         "bitsandbytes": asked_bits(facts.args) is not None or optimizer in BITSANDBYTES,

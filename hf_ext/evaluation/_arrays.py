@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,14 @@ def count_not_finite(values: NDArray[Any], name: str, row: NDArray[np.int64] | N
         return None
     first = bad[0] if row is None else row[bad[0]]
     return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {first})"
+
+
+def places_of(values: Iterable[Any]) -> dict[Any, list[int]]:
+    """Value -> the rows that have it, in the order in which values first occur."""
+    places: dict[Any, list[int]] = {}
+    for row, value in enumerate(values):
+        places.setdefault(value, []).append(row)
+    return places
 
 
 def divide(part: FloatArray, whole: FloatArray) -> FloatArray:

@@ -75,8 +75,6 @@ class RidgeBaseline:
     def __init__(self, lambdas: Sequence[float] = DEFAULT_LAMBDAS, *, standardize: bool = True) -> None:
         self.lambdas: FloatArray = np.unique(np.asarray(lambdas, dtype=np.float64))
         self.standardize = standardize
-        self.weights: FloatArray = np.empty(0)
-        self.intercept = self.best_lambda = self.validation_rmse = 0.0
 
     def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> RidgeBaseline:
         """Fit every penalty of the grid at once and keep the one with the smallest validation RMSE.

@@ -170,12 +170,8 @@ class LogisticBaseline:
 
     def summary(self) -> dict[str, Any]:
         """What was fitted, JSON-able; after `fit`."""
-        names = ("num_rows", "penalty", "validation_log_loss")
-        return {
-            "kind": "logistic",
-            "num_features": len(self.fitted[0]),
-            **{name: getattr(self, name) for name in names},
-        }
+        chosen = {"penalty": self.penalty, "validation_log_loss": self.validation_log_loss}
+        return {"kind": "logistic", "num_features": len(self.fitted[0]), "num_rows": self.num_rows, **chosen}
 
     def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
         logits = [(chunk @ weights + intercepts).astype(np.float32) for _, chunk in chunks(np.asanyarray(features))]

@@ -76,14 +76,19 @@ def score_mean(
     seed: int,
     confidence: float = 0.95,
     units: ResamplingUnits | None = None,
+    are_rows_units: bool = False,
 ) -> Score:
     """The mean of numbers that rows have of their own, (n,) finite, n >= 1, with the interval of further rows or units.
 
     A share (bool) that is 0 or 1 in all rows has the exact binomial interval (C. Clopper, E. Pearson, Biometrika 26,
     1934) of as many tries as there are rows, or effective units: resamples of it would all be the same.
+
+    Args:
+        are_rows_units: units of one row each count as units, of which there may be too few; else they are rows.
     """
     column = np.asarray(values, np.float64)
-    units = check_units(units, len(column))
+    drawn = check_units(units, len(column))
+    units = units if are_rows_units else drawn
     mean = MetricValue(float(column.mean()))
     num_tries = len(column) if units is None else units.num_effective
     if np.asarray(values).dtype == bool and num_tries > 1 and column.min() == column.max():
@@ -91,7 +96,7 @@ def score_mean(
         reach = ((1 - confidence) / 2) ** (1 / num_tries)
         score["low"], score["high"] = (reach, 1.0) if mean.value == 1 else (0.0, 1 - reach)
         return score
-    samples = resample(lambda counts: counts @ column / counts.sum(axis=1), len(column), num_resamples, seed, units)
+    samples = resample(lambda counts: counts @ column / counts.sum(axis=1), len(column), num_resamples, seed, drawn)
     return make_score(mean, samples, len(column), confidence, units)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..arguments.checks import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges
+from ..arguments.training_fields import option
 from ..errors import ArgumentError
 from ..files import parse_json
 from ..models.generation import configuration
@@ -26,22 +27,17 @@ _RANGES = {
 }
 
 
-def flag(default: Any, text: str) -> Any:
-    """A field with its default and its line in --help."""
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
 class WritingArguments:
     """How antibodies are drawn, and what they are examined by: for all recipes that write some."""
 
     _argument_group_name = "sampling"  # in --help
 
-    temperature: float = flag(
+    temperature: float = option(
         TEMPERATURE, "Of sampling; below 1, likely tokens become likelier. 0: the likeliest each time."
     )
-    top_p: float | None = flag(None, "Draw only from the likeliest tokens that together have this probability.")
-    discriminator: str | None = flag(
+    top_p: float | None = option(None, "Draw only from the likeliest tokens that together have this probability.")
+    discriminator: str | None = option(
         None, "Folder or Hub id of a model of `hf-ext train`, which predicts affinities of outputs."
     )
 
@@ -63,63 +59,63 @@ class GeneratorArguments(WritingArguments):
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
 
-    stage: Literal["1", "2", "3", "auto"] = flag(
+    stage: Literal["1", "2", "3", "auto"] = option(
         "1",
         "1: proof, 2: quality, 3: full. auto: one after the other, each in a folder of its own and with new weights, "
         "as long as gates pass.",
     )
-    antigen_column: str = flag("antigen", "Column with the antigen's sequence.")
-    heavy_column: str = flag("heavy", "Column with the heavy chain's variable domain.")
-    light_column: str | None = flag(
+    antigen_column: str = option("antigen", "Column with the antigen's sequence.")
+    heavy_column: str = option("heavy", "Column with the heavy chain's variable domain.")
+    light_column: str | None = option(
         "light", "Column with the light chain's variable domain; '' for heavy chains alone."
     )
-    may_lack_light: bool = flag(
+    may_lack_light: bool = option(
         False,
         "Rows may have an empty light chain; then a heavy chain alone is a valid antibody, also in hf-ext sample.",
     )
-    min_affinity: float | None = flag(
+    min_affinity: float | None = option(
         None,
         "Train on rows with a larger label only; validation and test keep all of theirs. Left out: of --stage.",
     )
-    max_validation_samples: int | None = flag(
+    max_validation_samples: int | None = option(
         None, "Validate on a random subset of this many rows. Left out: of --stage."
     )
-    architecture: Literal["lstm", "transformer", "light", "esm"] = flag(
+    architecture: Literal["lstm", "transformer", "light", "esm"] = option(
         "lstm", "lstm, transformer, light (linear attention, one layer's weights), esm (--antigen_encoder)."
     )
-    size: Literal["tiny", "small", "full"] | None = flag(
+    size: Literal["tiny", "small", "full"] | None = option(
         None, "Size of the model; the flags below change parts of it. Left out: of --stage."
     )
-    d_model: int | None = flag(None, "Width of embeddings and layers.")
-    d_ff: int | None = flag(None, "Feed-forward width of a Transformer.")
-    hidden_size: int | None = flag(None, "Width of the LSTM's states.")
-    num_heads: int | None = flag(None, "Attention heads.")
-    num_encoder_layers: int | None = flag(None, "Layers of the encoder.")
-    num_decoder_layers: int | None = flag(None, "Layers of the decoder.")
-    attend: bool = flag(False, "The LSTM's decoder attends to the encoder's states.")
-    dropout: float = flag(0.1, "Dropout of layers, wherever the architecture has some.")
-    unknown_affinity_dropout: float = flag(
+    d_model: int | None = option(None, "Width of embeddings and layers.")
+    d_ff: int | None = option(None, "Feed-forward width of a Transformer.")
+    hidden_size: int | None = option(None, "Width of the LSTM's states.")
+    num_heads: int | None = option(None, "Attention heads.")
+    num_encoder_layers: int | None = option(None, "Layers of the encoder.")
+    num_decoder_layers: int | None = option(None, "Layers of the decoder.")
+    attend: bool = option(False, "The LSTM's decoder attends to the encoder's states.")
+    dropout: float = option(0.1, "Dropout of layers, wherever the architecture has some.")
+    unknown_affinity_dropout: float = option(
         0.1, "With --label_column: share of training rows whose affinity is hidden in a pass."
     )
-    antigen_encoder: str | None = flag(None, "ESM-2 that reads antigens, Hub id or folder; with --architecture esm.")
-    antigen_encoder_revision: str | None = flag(None, "Commit, tag or branch of --antigen_encoder.")
-    encoder_training: Literal["frozen", "lora", "full"] = flag(
+    antigen_encoder: str | None = option(None, "ESM-2 that reads antigens, Hub id or folder; with --architecture esm.")
+    antigen_encoder_revision: str | None = option(None, "Commit, tag or branch of --antigen_encoder.")
+    encoder_training: Literal["frozen", "lora", "full"] = option(
         "frozen",
         "How --antigen_encoder trains. Frozen, each distinct antigen is encoded once, before training; lora adds "
         "adapters (--lora_r and the like).",
     )
-    save_full: bool = flag(False, "Save a frozen encoder's weights too, not its id alone.")
-    num_epoch_samples: int = flag(
+    save_full: bool = option(False, "Save a frozen encoder's weights too, not its id alone.")
+    num_epoch_samples: int = option(
         16, "Antibodies written and scored at each evaluation, for some validation antigens; 0: none."
     )
-    num_judged: int = flag(
+    num_judged: int = option(
         200,
         "Antibodies that are written for test antigens and judged in full, the same number for each antigen; "
         "if there are more antigens, for a random choice of them.",
     )
-    num_reproduced: int = flag(100, "Training antigens for which greedy decoding should reproduce the antibody.")
-    affinity_threshold: float = flag(THRESHOLD, "Outputs that the discriminator predicts at or above it are counted.")
-    gates: dict[str, Any] | str | None = flag(
+    num_reproduced: int = option(100, "Training antigens for which greedy decoding should reproduce the antibody.")
+    affinity_threshold: float = option(THRESHOLD, "Outputs that the discriminator predicts at or above it are counted.")
+    gates: dict[str, Any] | str | None = option(
         None,
         "Thresholds of your own, by name: a table in YAML (gates: {valid: 0.9}), JSON on the command line. "
         + describe_gates(),

@@ -29,14 +29,7 @@ from .arguments import GeneratorArguments
 from .building import Inputs
 from .describing import PASSED, score_rows
 from .discriminator import Discriminator
-from .judgement import (
-    Effect,
-    find_gate_numbers,
-    judge_condition,
-    judge_generated,
-    shuffle_affinities,
-    shuffle_antigens,
-)
+from .judgement import Effect, find_gate_numbers, judge_condition, judge_generated, shuffle_affinities, shuffle_antigens
 from .preparing import PairData
 from .rows import AntibodyRows, Sampling, find_problems
 from .sampling import sample_pairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from ..data.antibodies import AntibodyPair
 from ..data.proteins import STANDARD
 from ..evaluation._arrays import as_column, as_pair
 from ..evaluation.metrics import MetricValue
-from ..evaluation.resampling import ResamplingUnits, check_units, resample, unit_facts
-from ..evaluation.scores import PairedComparison, Score, compare_paired, make_score
+from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
+from ..evaluation.scores import PairedComparison, Score, compare_paired, make_score, score_mean
 
 CHAINS = ("heavy", "light")
 CONFIDENCE = 0.95  # of all intervals
@@ -97,14 +97,6 @@ class Sampling:
         return {"units": units, "num_resamples": self.num_resamples, "seed": self.seed, "confidence": CONFIDENCE}
 
 
-def places_of(values: Iterable[Any]) -> dict[Any, list[int]]:
-    """Value -> the rows that have it, in the order in which values first occur."""
-    places: dict[Any, list[int]] = {}
-    for row, value in enumerate(values):
-        places.setdefault(value, []).append(row)
-    return places
-
-
 def mean_score(values: Any, sampling: Sampling) -> Score:
     """The mean of rows, with the interval of further units.
 
@@ -124,19 +116,11 @@ def mean_score(values: Any, sampling: Sampling) -> Score:
     column = as_column(values, "values")
     check_units(sampling.units, len(column))
     has_value = ~np.isnan(column)
-    column, units = column[has_value], sampling.units.select(has_value)
-    if not len(column):
-        return make_score(MetricValue(math.nan, "no row has a value"), column, 0, CONFIDENCE, units)
-    is_constant = is_share and units.num_units > 1 and column.min() == column.max()
-    samples = np.empty(0)
-    if not is_constant:
-        drawn, num = check_units(units, len(column)), sampling.num_resamples
-        samples = resample(lambda n: n @ column / n.sum(axis=1), len(column), num, sampling.seed, drawn)
-    score = make_score(MetricValue(float(column.mean())), samples, len(column), CONFIDENCE, units)
-    if is_constant:
-        reach = ((1 - CONFIDENCE) / 2) ** (1 / units.num_effective)  # Clopper and Pearson's
-        score["low"], score["high"] = (reach, 1.0) if column[0] == 1 else (0.0, 1 - reach)
-    return score
+    drawn = sampling.of_rows(has_value)
+    if not has_value.any():
+        return make_score(MetricValue(math.nan, "no row has a value"), np.empty(0), 0, CONFIDENCE, drawn["units"])
+    column = column[has_value]
+    return score_mean(column == 1 if is_share else column, are_rows_units=True, **drawn)
 
 
 def of_units(score: Score, units: ResamplingUnits) -> Score:

@@ -16,7 +16,7 @@ tested in a laboratory: an output is a sequence to examine, not a binder and not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from datasets import Dataset
 from ..affinity.prediction_file import find_output, find_rejected
 from ..arguments.checks import FINITE, check_choices, check_ranges
 from ..arguments.parser import parse_command
+from ..arguments.training_fields import option
 from ..data.antibodies import AntibodyPair
 from ..data.arguments import DataArguments, ReadingArguments
 from ..data.loading import load_sequences
@@ -38,7 +39,7 @@ from ..models.families import limit_of_positions
 from ..models.generation.configuration import GeneratorConfig
 from ..processes import refuse_several
 from ..reporting.progress import start_run_log
-from .arguments import WritingArguments, flag
+from .arguments import WritingArguments
 from .copies import find_nearest
 from .discriminator import Discriminator
 from .rows import AntibodyRows, find_cdr3, find_problems
@@ -70,22 +71,21 @@ class SampleArguments(WritingArguments):
         *("training_data", "training_columns", "discriminator"),
     )
 
-    model: str = field(metadata={"help": "Folder that hf-ext generate wrote, or Hub id."})
-    revision: str | None = flag(None, "Commit, tag or branch of a Hub model.")
-    antigen: str | None = flag(None, "One antigen's sequence, in place of --dataset_name.")
-    antigen_column: str | None = flag(
+    model: str = option(MISSING, "Folder that hf-ext generate wrote, or Hub id.")
+    revision: str | None = option(None, "Commit, tag or branch of a Hub model.")
+    antigen: str | None = option(None, "One antigen's sequence, in place of --dataset_name.")
+    antigen_column: str | None = option(
         None, "Column with the antigen's sequence. Left out: antigen; of a FASTA sequence."
     )
-    output: str = flag("antibodies.csv", "CSV to write; a FASTA of that name is written beside it.")
-    num_samples: int = flag(10, "Antibodies per antigen.")
-    affinity: float | None = flag(None, "Affinity to ask for, in the unit of training (pKd). Left out: unknown.")
-    seed: int = flag(0, "The same seed gives the same antibodies, in batches of any size.")
-    max_new_tokens: int = flag(MAX_TOKENS, "Tokens of a pair; longer ones are cut off and marked.")
-    max_tokens_per_batch: int = flag(TOKENS_PER_BATCH, "Tokens that are written together; less needs less memory.")
-    training_data: str | None = flag(None, "File that the model was trained on: copies of it are marked.")
-    training_columns: list[str] = field(
-        default_factory=lambda: ["heavy", "light"],
-        metadata={"help": "Its columns of heavy and light chains, or of heavy chains alone."},
+    output: str = option("antibodies.csv", "CSV to write; a FASTA of that name is written beside it.")
+    num_samples: int = option(10, "Antibodies per antigen.")
+    affinity: float | None = option(None, "Affinity to ask for, in the unit of training (pKd). Left out: unknown.")
+    seed: int = option(0, "The same seed gives the same antibodies, in batches of any size.")
+    max_new_tokens: int = option(MAX_TOKENS, "Tokens of a pair; longer ones are cut off and marked.")
+    max_tokens_per_batch: int = option(TOKENS_PER_BATCH, "Tokens that are written together; less needs less memory.")
+    training_data: str | None = option(None, "File that the model was trained on: copies of it are marked.")
+    training_columns: list[str] = option(
+        ["heavy", "light"], "Its columns of heavy and light chains, or of heavy chains alone."
     )
 
     def __post_init__(self) -> None:

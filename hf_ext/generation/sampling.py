@@ -91,7 +91,7 @@ def load_generator(
         kind = parse_json((folder / "config.json").read_bytes())["model_type"]
     if kind != GeneratorConfig.model_type:
         raise ArgumentError(f"Model {name_or_path} is of type {kind!r}, not a generator of antibodies. {remedy}")
-    model = open_model(AntibodyGenerator, folder, use_safetensors=True)
+    model = open_model(AntibodyGenerator, folder)
     tokenizer, own = None, folder / ANTIGEN_TOKENIZER
     if model.config.architecture == "esm":
         spec = model.encoder.spec

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..data.arguments import DataArguments
-from ..tasks import Task
+from ..tasks import USUAL, Task
 from .arguments import GeneratorArguments
 from .stages import GATES_NAME, check_auto, check_passed, write_gates
 
@@ -39,23 +39,16 @@ class GenerationTask(Task):
     name = "generation"
     arguments = (GeneratorArguments, DataArguments)
     defaults = {
-        "preset": "max_speed",
+        **USUAL,
         "output_dir": "outputs/generator",
         "too_long": "error",
-        "weight_decay": 0.01,
-        "warmup_steps": 0.05,
         "per_device_eval_batch_size": 64,
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
-        "save_total_limit": 2,
-        "resume": "auto",
         "metric_for_best_model": "token_loss",
         "greater_is_better": False,
         "remove_unused_columns": False,  # the lengths of rows, by which batches are made, are no input of the model
         "logging_steps": 0.05,
-        "logging_nan_inf_filter": False,
-        "report_to": "none",
-        "hub_strategy": "end",
     }
 
     def parse_stages(self, argv: Sequence[str] | None = None) -> list[Run]:

@@ -40,15 +40,7 @@ from ..pretrained import reading
 from ..reporting.data_section import summarize_data
 from ..tasks.running import Run, with_absolute_path
 from .arguments import MaskedLMArguments
-from .results import (
-    EVALUATION_METRICS,
-    SCORES,
-    UnigramBaseline,
-    compute_metrics,
-    format_scores,
-    score_split,
-    sum_rows,
-)
+from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metrics, format_scores, score_split, sum_rows
 
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..data.arguments import DataArguments
-from ..tasks import Task
+from ..tasks import USUAL, Task
 from .arguments import MaskedLMArguments
 
 
@@ -22,13 +22,12 @@ class MaskedLMTask(Task):
     name = "masked_lm"
     arguments = (MaskedLMArguments, DataArguments)
     defaults = {
-        "preset": "max_speed",
+        **USUAL,
         "output_dir": "outputs/mlm",
-        # ESM-2's own (Lin et al. 2023, supplement): Adam with these, 4e-4 after a warm-up, then linear decay.
+        # ESM-2's own (Lin et al. 2023, supplement), as is the usual decay of weights: Adam with these, 4e-4 after a
+        # warm-up, then linear decay.
         "learning_rate": 4e-4,
         "adam_beta2": 0.98,
-        "weight_decay": 0.01,
-        "warmup_steps": 0.05,
         "num_train_epochs": 10,
         "per_device_train_batch_size": 16,
         "per_device_eval_batch_size": 64,
@@ -37,14 +36,9 @@ class MaskedLMTask(Task):
         "eval_steps": 0.1,
         "save_strategy": "steps",
         "save_steps": 0.1,
-        "save_total_limit": 2,
-        "resume": "auto",
         "logging_steps": 0.05,
         "metric_for_best_model": "token_loss",
         "greater_is_better": False,
-        "logging_nan_inf_filter": False,
-        "report_to": "none",
-        "hub_strategy": "end",
     }
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -18,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..data.varlen_layout import BatchLayout, VarlenLayout
 from ..models.blocks import block_lists, find_base_layers
-from ..models.lora import HalfLinear
+from ..models.lora import narrow
 from ..models.packing import find_encoders, is_packed, pack_encoders
 
 HALF = torch.bfloat16  # float16 takes as much
@@ -102,7 +101,7 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
             memo[id(part.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
     if is_narrow:
-        _store_base(made)
+        narrow(find_base_layers(made), HALF)
     return made
 
 
@@ -116,13 +115,6 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, nn.Parameter):
         return fake
     return nn.Parameter(fake, requires_grad=tensor.requires_grad)
-
-
-def _store_base(model: nn.Module) -> None:
-    """Stores frozen linear layers beside adapters in the precision that they are used in."""
-    for layer in find_base_layers(model):
-        layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
-        layer.__class__ = HalfLinear
 
 
 def fake_batch(mode: FakeTensorMode, value: Any) -> Any:
@@ -179,15 +171,6 @@ def _widened(value: Any) -> Any:
     return value.float() if is_half else value
 
 
-@contextmanager
-def autocast_rule(half: bool, kind: str) -> Iterator[Callable[[], Any]]:
-    """Gives what opens autocast as a device of `kind` has it, on CPU tensors; backward must be inside of this too."""
-
-    def opened() -> Any:
-        return torch.autocast("cpu", HALF, enabled=half)
-
-    if half and kind != "cpu":
-        with _CudaRule():
-            yield opened
-    else:
-        yield opened
+def autocast_rule(kind: str) -> AbstractContextManager[Any]:
+    """Within it, autocast on CPU tensors computes as that of a device of `kind`; backward must be inside of it too."""
+    return nullcontext() if kind == "cpu" else _CudaRule()

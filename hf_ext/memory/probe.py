@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..models.lora import unwrap_peft
-from .fakes import LayerSlice, autocast_rule
+from .fakes import HALF, LayerSlice, autocast_rule
 
 Direction = Literal["forward", "backward"]
 BLOCK_BYTES = 512  # CUDA's caching allocator rounds to it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
@@ -233,7 +233,7 @@ def record_pass(
         Exception: whatever the model raises on tensors without values.
     """
     with ExitStack() as around:
-        opened = around.enter_context(autocast_rule(half, kind))
+        around.enter_context(autocast_rule(kind))
         ledger.know([*model.parameters(), *model.buffers()])
         weights = ledger.total
         ledger.know(_tensors(batch), OTHER)
@@ -246,7 +246,7 @@ def record_pass(
                 for number, layer in enumerate(unwrap_peft(model).get_submodule(part.name).children()):
                     ledger.follow(layer, number, part)
         around.enter_context(ledger)
-        with opened():
+        with torch.autocast("cpu", HALF, enabled=half):
             loss = _loss(model(**batch))
         if loss.requires_grad:
             loss.backward()

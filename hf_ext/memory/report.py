@@ -60,15 +60,14 @@ def find_switches(memory: MemoryModel, config: TrainConfig) -> list[Switch]:
     """Those that would change something, in the order in which they are tried."""
     trains_much = memory.all_gradients > memory.forecast(config).peak // 50
     is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
-    changes = {
-        RECOMPUTE.option: not config.recomputes and getattr(memory.model, "supports_gradient_checkpointing", False),
-        HALF_BASE.option: config.half and not config.has_half_base and bool(memory.base_layers),
-        HALF.option: memory.has_half and not config.half,
-        STATES.option: is_adamw and trains_much,
-        HOST.option: is_adamw and trains_much and memory.kind != "cpu",
-    }
-    switches = (RECOMPUTE, HALF_BASE, HALF, STATES, HOST)
-    return [switch for switch in switches if changes[switch.option]]
+    switches = (
+        (RECOMPUTE, not config.recomputes and getattr(memory.model, "supports_gradient_checkpointing", False)),
+        (HALF_BASE, config.half and not config.has_half_base and bool(memory.base_layers)),
+        (HALF, memory.has_half and not config.half),
+        (STATES, is_adamw and trains_much),
+        (HOST, is_adamw and trains_much and memory.kind != "cpu"),
+    )
+    return [switch for switch, changes_something in switches if changes_something]
 
 
 def largest_rows(memory: MemoryModel, config: TrainConfig, room: int) -> int:

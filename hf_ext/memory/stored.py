@@ -9,7 +9,7 @@ from torch import nn
 
 from ..models.optimizers import block_matrices
 
-WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, HALF_BYTES = 4, 4, 8, 2  # AdamW has two float32 states
+WEIGHT_BYTES, HALF_BYTES = 4, 2
 # bitsandbytes keeps tensors below this size in 32 bits, and a float32 scale per 256 numbers of the others
 # (bitsandbytes/optim/optimizer.py, init_state); torchao likewise (torchao/optim/adam.py).
 SMALL_TENSOR, STATE_BLOCK, STATE_BLOCK_4BIT = 4096, 256, 128

@@ -333,10 +333,8 @@ class AffinityModel(PreTrainedModel):
         the smallest change of the encoder into a large one. Rows that lack an input have no part in its scale.
         """
         spreads = [std if std > 0 else 1.0 for std in (label_std if isinstance(label_std, list) else [label_std])]
-        self.config.label_mean, self.config.label_std = (
-            label_mean,
-            spreads if isinstance(label_std, list) else spreads[0],
-        )
+        self.config.label_mean = label_mean
+        self.config.label_std = spreads if isinstance(label_std, list) else spreads[0]
         blocks = {name: embeddings[name].float() for name in self.embedding_sizes}
         scales = [
             block.std(0, unbiased=False)

@@ -189,8 +189,7 @@ class HeadEnsemble(nn.Module):
             sizes = [weight.shape[2] for weight in weights[-2 if is_product else 0 : -1]]
             form = PRODUCT if is_product else PERCEPTRON
             networks.append({"view": view, "number": len(weights[0]), "sizes": sizes, "form": form})
-        shapes = {"ranks": self.ranks, "networks": networks}
-        return {**shapes, "num_outputs": self.num_outputs, "link": self.link}
+        return {"ranks": self.ranks, "networks": networks, "num_outputs": self.num_outputs, "link": self.link}
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:

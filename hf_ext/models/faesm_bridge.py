@@ -20,10 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import (
-    BaseModelOutputWithCrossAttentions,
-    BaseModelOutputWithPastAndCrossAttentions,
-)
+from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions, BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.esm import modeling_esm
 from transformers.models.esm.modeling_esm import EsmEncoder, EsmSelfAttention
 

@@ -72,16 +72,21 @@ class MuonAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both; returns what `closure` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _compute_loss(closure)
         for name, inner in (("muon", self._muon), ("adamw", self._adamw)):
             # Handed over anew each time: loading a state and splitting groups replace both.
             inner.state = self.state
             inner.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
             inner.step()
         return loss
+
+
+def _compute_loss(closure: Callable[[], Any] | None) -> Any:
+    """What `closure` returns, if there is one, with gradients although a step is taken without."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
@@ -158,10 +163,7 @@ class HostOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on the host; returns what `closure` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _compute_loss(closure)
         twins = self._find_twins()
         moving = [parameter for parameter in twins if parameter.grad is not None]
         devices = {parameter.device for parameter in moving if parameter.is_cuda}

@@ -69,3 +69,10 @@ def restore_forward(module: nn.Module) -> None:
     for name in (_NAME, _BENEATH):
         if any(is_from(function, ("hf_ext",)) for function in with_wrapped(vars(module).get(name))):
             del vars(module)[name]
+
+
+def restore_forwards(model: nn.Module, family: type[nn.Module]) -> None:
+    """`restore_forward` of all modules of a class in `model`."""
+    for module in model.modules():
+        if isinstance(module, family):
+            restore_forward(module)

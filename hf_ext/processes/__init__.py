@@ -9,11 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.parallelism_config import ParallelismConfig
-from accelerate.utils import (
-    DistributedType,
-    is_deepspeed_available,
-    parse_flag_from_env,
-)
+from accelerate.utils import DistributedType, is_deepspeed_available, parse_flag_from_env
 from transformers.utils import is_torch_xla_available
 
 from ..errors import ArgumentError, PlanRefused

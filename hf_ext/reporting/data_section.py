@@ -49,8 +49,7 @@ def data_blocks(run: RunFiles) -> list[Block]:
     counts = [[name.replace("_", " "), data.get(name)] for name in ("rows_read", "rows_rejected")]
     blocks = facts_table([["source", source], *counts])
     if data.get("streaming"):
-        text = "Rows were streamed, so they are not counted and leaks between splits are not looked for."
-        blocks.append(Text(text))
+        blocks.append(Text("Rows were streamed, so they are not counted and leaks between splits are not looked for."))
     split, sizes = as_dict(data.get("split")), as_dict(data.get("sizes"))
     if sizes:
         seed = f", seed {split['seed']}" if split.get("seed") is not None else ""

@@ -77,10 +77,10 @@ Block = Text | Points | Code | Table | Figures
 _RECORDED: dict[str, type[Any]] = {"text": Text, "points": Points, "code": Code, "table": Table}
 
 
-def facts_table(rows: Sequence[Sequence[Any]], caption: str = "", fold: str = "") -> list[Block]:
+def facts_table(rows: Sequence[Sequence[Any]], caption: str = "") -> list[Block]:
     """A table of two columns, without what was not recorded; nothing where nothing was."""
     known = [row for row in rows if row[1] not in (None, "", NOT_MEASURED)]
-    return [Table(["", ""], known, caption, fold=fold)] if known else []
+    return [Table(["", ""], known, caption)] if known else []
 
 
 @dataclass(frozen=True)

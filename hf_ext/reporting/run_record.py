@@ -115,10 +115,7 @@ def record_evaluations(trainer: Any) -> dict[str, Any]:
     stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
     patience = trainer.args.early_stopping_patience
     early_stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
-    return {
-        "alarms": trainer.collapse_alarms,
-        "early_stopping": early_stopping if patience else None,
-    }
+    return {"alarms": trainer.collapse_alarms, "early_stopping": early_stopping if patience else None}
 
 
 def _setting(args: Any, settings: Mapping[str, Any], name: str) -> Any:

@@ -61,17 +61,16 @@ def score_blocks(split: Mapping[str, Any], leaks: Mapping[str, Any] | None = Non
     return [*blocks, Points(list(dict.fromkeys(notes)))] if notes else blocks
 
 
-def score_table(scores: Mapping[str, Any], caption: str = "", fold: str = "") -> Table:
+def score_table(scores: Mapping[str, Any], caption: str) -> Table:
     """A row per metric, a column per predictor: there are more metrics than a page is wide.
 
     Args:
         scores: predictor -> metric -> score, or a number that has no interval.
-        fold: as of `Table`.
     """
     found = dict.fromkeys(metric for entries in scores.values() for metric in as_dict(entries))
     columns = [as_dict(entries) for entries in scores.values()]
     rows = [[metric_title(m), *(units.score(e[m]) if m in e else units.MISSING for e in columns)] for m in found]
-    return Table(["", *scores], rows, caption, fold=fold)
+    return Table(["", *scores], rows, caption)
 
 
 def score_notes(scores: Mapping[str, Any]) -> list[str]:

@@ -94,7 +94,7 @@ def _flash_problem(context: Context) -> str | None:
         capability = ".".join(map(str, hardware.compute_capability or ()))
         have = f"has compute capability {capability}" if capability else "is no CUDA device"
         return f"flash attention needs compute capability 8.0, {hardware.name} {have}"
-    if not any(module.decide(context).status == "applied" for module in (Precision, encoder_precision)):
+    if not any(module.decide(context).status == "applied" for module in (Precision(), encoder_precision)):
         return "flash attention needs bf16 or fp16, this run is in float32"
     missing = import_problem("torch.nn.attention.varlen")
     return missing and f"torch.nn.attention.varlen: {missing}"

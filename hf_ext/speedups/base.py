@@ -20,6 +20,7 @@ T = TypeVar("T")
 Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
+ADAMW = ("adamw_torch_fused", "adamw_torch")  # values of `--optim` for torch's own
 MIN_PADDING = 0.02  # share of a random batch below which taking padding away gains nothing
 
 

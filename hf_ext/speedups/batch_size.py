@@ -14,8 +14,6 @@ Malladi et al., arXiv:2205.10287 (with the square root, for Adam).
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from .base import Context, Decision, Kind, applied, off, refused
 from .trainer_fields import ByTrainer, SetsFields
 
@@ -49,16 +47,6 @@ def cached_batch_size(num_rows: int, largest: int) -> int:
     return batch
 
 
-def split_batch(effective: int, world_size: int, largest: int) -> tuple[int, int] | None:
-    """Rows per device, at most `largest` and as many as possible, and passes, whose product with the processes is
-    `effective`; None where there are none."""
-    if effective % world_size:
-        return None
-    each = effective // world_size
-    rows = next(rows for rows in range(min(largest, each), 0, -1) if each % rows == 0)
-    return rows, each // rows
-
-
 def nearest_multiples(value: int, unit: int) -> str:
     """The multiples of `unit` around `value`, as words."""
     below, above = value // unit * unit, -(-value // unit) * unit
@@ -80,28 +68,27 @@ def _accumulate(context: Context, effective: int) -> Decision:
             + [f"--gradient_accumulation_steps {passes}"] * has_passes
         )
         return refused(f"{asked} is not a multiple of {unit} ({given}): use {nearest_multiples(effective, unit)}")
+    each = effective // devices
     if has_rows:
-        found = rows, effective // (devices * rows)
-        if has_passes and found[1] != passes:
-            why = f"{asked} is {found[1]} passes of {devices * rows} rows, but {passes} are asked for"
-            return refused(f"{why}: leave --gradient_accumulation_steps out")
+        num_rows = rows
     elif has_passes:
-        found = effective // (devices * passes), passes
+        num_rows = each // passes
     else:
         largest = args.cached_batch_size if args.cached_batch_size and context.caches_all_inputs else rows
-        found = split_batch(effective, devices, largest) or (1, 1)  # never None: `unit` is the devices alone
-    settings = {"gradient_accumulation_steps": found[1]}
-    if found[0] != rows:
-        settings["per_device_train_batch_size"] = found[0]
-    reason = f"{effective} rows per optimizer step: {found[0]} x {devices} device{'s' if devices > 1 else ''}"
-    return applied(f"{reason} x {_passes(found[1])}; the learning rate stays as given", settings)
+        num_rows = next(number for number in range(min(largest, each), 0, -1) if each % number == 0)
+    num_passes = each // num_rows
+    if has_rows and has_passes and num_passes != passes:
+        why = f"{asked} is {num_passes} passes of {devices * rows} rows, but {passes} are asked for"
+        return refused(f"{why}: leave --gradient_accumulation_steps out")
+    settings = {"gradient_accumulation_steps": num_passes}
+    if num_rows != rows:
+        settings["per_device_train_batch_size"] = num_rows
+    reason = f"{effective} rows per optimizer step: {num_rows} x {devices} device{'s' if devices > 1 else ''}"
+    how = f"{num_passes} pass{'es' if num_passes > 1 else ''}"
+    return applied(f"{reason} x {how}; the learning rate stays as given", settings)
 
 
-def _passes(number: int) -> str:
-    return f"{number} pass{'es' if number > 1 else ''}"
-
-
-apply = SetsFields.apply  # they are Trainer's own
+apply = SetsFields().apply  # they are Trainer's own
 
 
 class TokenBudget(ByTrainer):
@@ -115,17 +102,16 @@ class TokenBudget(ByTrainer):
     Source: fairseq's `--max-tokens` (Ott et al., arXiv:1904.01038).
     """
 
-    NAME: ClassVar[str] = "token_budget"
-    KIND: ClassVar[Kind] = "L"
+    NAME = "token_budget"
+    KIND: Kind = "L"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies where a budget is given; a budget that cannot be met, or contradicts another request, is refused."""
         args = context.args
-        if cls.NAME in (args.without or []):
+        if self.NAME in (args.without or []):
             return off()
         if args.max_tokens_per_batch is None:
-            if cls.NAME not in (args.speedups or []):
+            if self.NAME not in (args.speedups or []):
                 return off()
             return refused("it needs a budget: give --max_tokens_per_batch")
         problem = _contradiction(context) or _missing_lengths(context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from ..data.varlen_layout import locate_labels
 from ..models.losses import exact_loss, has_loss_of
-from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
+from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward, restore_forwards
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, off, skipped
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch
@@ -31,25 +31,23 @@ class FusedGelu:
     Remove when `EsmIntermediate` calls `torch.nn.functional.gelu` (modeling_esm.py, transformers 5.24).
     """
 
-    NAME: ClassVar[str] = "fused_gelu"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "fused_gelu"
+    KIND: Kind = "I"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies to models with ESM encoders."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         problem = context.replicas or (None if "esm" in context.model.families else "no ESM encoder")
         if problem:
             return skipped(problem)
         return applied("ESM's feed-forward layers")
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Fuses now, and in encoders that the model loads later."""
         if run.change_encoders(fuse_gelu) == 0:
             return skipped(OTHER_FORWARD)
-        run.on_end(partial(unfuse_gelu, run.model))
+        run.on_end(partial(restore_forwards, run.model, EsmIntermediate))
         return decision
 
 
@@ -59,13 +57,6 @@ def fuse_gelu(model: nn.Module) -> int:
     for layer, _ in layers:
         replace_forward(layer, _gelu_forward)
     return len(layers)
-
-
-def unfuse_gelu(model: nn.Module) -> None:
-    """Gives the layers that `fuse_gelu` changed their own forward functions back."""
-    for module in model.modules():
-        if isinstance(module, EsmIntermediate):
-            restore_forward(module)
 
 
 def _gelu_forward(layer: EsmIntermediate, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -83,13 +74,12 @@ class MaskedLMHead:
     Cost: training outputs carry no `logits`; on a GPU one read from the device per pass where it is read.
     """
 
-    NAME: ClassVar[str] = "masked_lm_head"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "masked_lm_head"
+    KIND: Kind = "I"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies to the masked language models of `HEADS`, unless the loss is someone else's."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         known = [model.__name__ for model in HEADS]
         if context.replicas:
@@ -100,8 +90,7 @@ class MaskedLMHead:
             return skipped("--label_smoothing_factor needs all logits")
         return applied("computed where there is a label")
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Changes every such model in the run's, until the run ends; none where a user's loss may need the logits."""
         if run.own_loss is not None:
             return skipped(f"the loss is the user's own ({run.own_loss}) and may need all logits")

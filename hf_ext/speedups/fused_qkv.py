@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
 
-from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
+from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forwards
 from . import compile
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, are_weights_split, off, skipped
 
@@ -50,7 +50,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     """Changes attention layers now, and those of encoders that the model loads later."""
     if run.change_encoders(fuse_qkv) == 0:
         return skipped(OTHER_FORWARD)
-    run.on_end(partial(unfuse_qkv, run.model))
+    run.on_end(partial(restore_forwards, run.model, EsmSelfAttention))
     return decision
 
 
@@ -61,13 +61,6 @@ def fuse_qkv(model: nn.Module) -> int:
     for layer in layers:
         replace_forward(layer, _forward)
     return len(layers)
-
-
-def unfuse_qkv(model: nn.Module) -> None:
-    """Gives the layers that `fuse_qkv` changed their own forward functions back."""
-    for module in model.modules():
-        if isinstance(module, EsmSelfAttention):
-            restore_forward(module)
 
 
 def _forward(
@@ -85,7 +78,9 @@ def _forward(
         others = (encoder_hidden_states, encoder_attention_mask, position_embeddings)
         return type(layer).forward(layer, hidden_states, attention_mask, *others, **kwargs)
     heads, size = layer.num_attention_heads, layer.attention_head_size
-    joined = _project(hidden_states, parts, heads).unflatten(-1, (3, heads, size))
+    # Side by side, queries and keys interleaved: (..., width) -> (..., 3 * width).
+    weight, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("weight", "bias"))
+    joined = linear(hidden_states, weight, bias).unflatten(-1, (3, heads, size))
     rotated, value = joined.split([2, 1], -3)
     cos, sin = (part[..., None, : size // 2].float() for part in position_embeddings)
     turn = torch.complex(cos, sin)
@@ -104,12 +99,6 @@ def _are_plain(parts: Sequence[nn.Module]) -> bool:
     if any(type(part) is not nn.Linear or part.bias is None for part in parts):
         return False
     return not any("forward" in vars(part) or any(getattr(part, name) for name in _HOOKS) for part in parts)
-
-
-def _project(states: Tensor, parts: Sequence[Any], heads: int) -> Tensor:
-    """Queries, keys and values side by side: (..., width) -> (..., 3 * width), the former two interleaved."""
-    weight, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("weight", "bias"))
-    return linear(states, weight, bias)
 
 
 def _join(parts: Sequence[Tensor], heads: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -45,16 +45,15 @@ class Lora:
     to adapt.
     """
 
-    NAME: ClassVar[str] = "lora"
-    KIND: ClassVar[Kind] = "L"
+    NAME = "lora"
+    KIND: Kind = "L"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
         args, model = context.args, context.model
         if not args.use_peft:
-            return context.unasked(cls.NAME, "give --use_peft: it changes what is learned")
-        if cls.NAME in (args.without or []):
+            return context.unasked(self.NAME, "give --use_peft: it changes what is learned")
+        if self.NAME in (args.without or []):
             return refused("--use_peft and --without lora contradict each other: keep one")
         if not model.num_parameters:
             return refused("there is no model yet to adapt: pass the model itself instead of model_init")
@@ -69,8 +68,7 @@ class Lora:
         reason = f"adapters train beside {'frozen' if is_known else 'all'} linear layers"
         return applied(reason if is_known else f"{reason} that repeat", settings)
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Wraps `run.model` where it has no adapters yet, seeded by `args.seed`; counts what trains.
 
         Raises:
@@ -110,15 +108,14 @@ class HalfBase:
     again (`AffinityModel`) or the rounded weights.
     """
 
-    NAME: ClassVar[str] = "lora_base"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "lora_base"
+    KIND: Kind = "I"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
-        args, trains_in = context.args, Precision.decide(context)
+        args, trains_in = context.args, Precision().decide(context)
         if not (args.use_peft or context.model.has_adapters):
             return skipped("no LoRA")
         if trains_in.status != "applied":
@@ -128,8 +125,7 @@ class HalfBase:
         dtype = trains_in.settings["mixed_precision"]
         return applied(f"{dtype}, as autocast rounds them", {"dtype": dtype})
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Narrows the frozen linear layers of `run.model`."""
         if getattr(run.model.config, "save_full", False):
             return skipped("--save_full keeps the weights that are saved in float32")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
 from ..processes.sharding import fsdp_version
-from .base import Context, Decision, Kind, applied, off, optimizer_name, refused
+from .base import ADAMW, Context, Decision, Kind, applied, off, optimizer_name, refused
 from .trainer_fields import ByTrainer
-
-ADAMW = ("adamw_torch_fused", "adamw_torch")
 
 
 class Muon(ByTrainer):
@@ -33,13 +31,12 @@ class Muon(ByTrainer):
     Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand the optimizer flat slices.
     """
 
-    NAME: ClassVar[str] = "muon"
-    KIND: ClassVar[Kind] = "L"
+    NAME = "muon"
+    KIND: Kind = "L"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies by name where whole matrices of repeated layers train; anything else is refused."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off("not asked for: it changes what is learned")
         if problem := _muon_problem(context):
             return refused(problem)
@@ -101,15 +98,14 @@ class CpuOffload(ByTrainer):
     Source: `models/optimizers.py`; ZeRO-Offload, arXiv:2101.06840; torch, `CPUOffloadPolicy` of `fully_shard`.
     """
 
-    NAME: ClassVar[str] = "cpu_offload"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "cpu_offload"
+    KIND: Kind = "I"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Ours on request; FSDP2's is reported where the launcher asked for it. What cannot step there is refused."""
         args = context.args
         optimizer = optimizer_name(args)
-        if context.names(cls.NAME):
+        if context.names(self.NAME):
             if problem := _offload_problem(context, optimizer):
                 return refused(problem)
             return applied(_describe(context, optimizer), {"by": "host"})

@@ -85,7 +85,7 @@ def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
     found = [_judge(*measured) for measured in zip(exact, before, after, samples)]
     worst = max(found, key=lambda parity: (parity.problem is not None, parity.max_difference), default=None)
     for sample, old, new in zip(around, losses, losses_after):
-        distance, bound = _distance(old, new), MAX_HALF_DISTANCE if _is_half(sample.dtype) else MAX_DIFFERENCE
+        distance, bound = _distance(old, new), MAX_HALF_DISTANCE if sample.is_half else MAX_DIFFERENCE
         if worst and not worst.problem and not distance <= bound:
             reads = "the loss reads positions that attention_mask leaves out (a mean without the mask?)"
             worst = replace(worst, problem=f"{reads}: it differs by {distance:.3g} (bound {bound})")
@@ -123,7 +123,7 @@ def _compare(
         ratio = _noise_ratio(exact, before, after)
         too_noisy = f"{what} have {ratio:.3g} times the rounding noise of the old ones (bound {MAX_NOISE_RATIO})"
         return ratio, None if ratio <= MAX_NOISE_RATIO else too_noisy
-    if _is_half(sample.dtype):
+    if sample.is_half:
         distance, bound = _distance(before, after), MAX_HALF_DISTANCE
     elif what == "states":  # a norm has made them of about 1
         distance = (after - before).abs().max().item() / max(1.0, before.abs().max().item())
@@ -137,10 +137,6 @@ def one_line(error: BaseException) -> str:
     """Type and first two lines of an error (torch's compilers name the cause in the second), 200 characters at most."""
     lines = " ".join(str(error).strip().splitlines()[:2])
     return f"{type(error).__name__}: {lines[:200]}" if lines else type(error).__name__
-
-
-def _is_half(dtype: torch.dtype) -> bool:
-    return torch.finfo(dtype).bits < 32
 
 
 def _distance(before: torch.Tensor, after: torch.Tensor) -> float:

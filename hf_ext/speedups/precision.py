@@ -11,7 +11,6 @@ import ctypes
 import os
 import platform
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 
@@ -35,14 +34,13 @@ class CpuMatmul:
     Cost: a few milliseconds.
     """
 
-    NAME: ClassVar[str] = "cpu_matmul"
-    KIND: ClassVar[Kind] = "N"
+    NAME = "cpu_matmul"
+    KIND: Kind = "N"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies to CPUs of AMD with a torch that has oneDNN."""
         hardware = context.hardware
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         if hardware.kind != "cpu":
             return skipped(f"{hardware.name} is not a CPU")
@@ -52,8 +50,7 @@ class CpuMatmul:
             return skipped("no CPU of AMD: torch's default library is made for this one")
         return applied("oneDNN's products are float32 too, and faster on AMD's CPUs")
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Switches to oneDNN where it is exact here."""
         generator = torch.Generator().manual_seed(0)
         left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
@@ -74,25 +71,23 @@ class Tf32:
     Source: NVIDIA A100 white paper (2020), "TF32 tensor cores".
     """
 
-    NAME: ClassVar[str] = "tf32"
-    KIND: ClassVar[Kind] = "N"
+    NAME = "tf32"
+    KIND: Kind = "N"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """An explicit `--tf32` is met or refused; otherwise on where the hardware has it."""
         has_it, missing = context.hardware.tf32, f"{context.hardware.name} has no TF32"
         if context.user_set("tf32") and context.args.tf32 is not None:
             if context.args.tf32 and not has_it:
                 return refused(f"{missing}: leave --tf32 out")
             return applied("asked for") if context.args.tf32 else off("asked for")
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         if not has_it:
             return skipped(missing)
         return applied(f"{context.hardware.name} has TF32")
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets torch's float32 matmul precision to "high" for this run."""
         run.hold(HELD_MATMUL, FAST_GPU)
         return decision
@@ -110,19 +105,18 @@ class Precision:
     Source: Micikevicius et al., Mixed Precision Training, arXiv:1710.03740.
     """
 
-    NAME: ClassVar[str] = "precision"
-    KIND: ClassVar[Kind] = "N"
+    NAME = "precision"
+    KIND: Kind = "N"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision.
 
         `--bf16 false` where bf16 would be chosen leaves float32; so does `--fp16 false`.
         """
         hardware, asked = context.hardware, context.args.mixed_precision
         if asked in ("bf16", "fp16"):
-            return cls._decide_asked(asked, hardware, context.user_set(asked))
-        if not context.wants(cls.NAME, cls.KIND):
+            return self._decide_asked(asked, hardware, context.user_set(asked))
+        if not context.wants(self.NAME, self.KIND):
             return off()
         best = best_precision(hardware)
         if context.args.deepspeed_plugin is not None:
@@ -137,8 +131,7 @@ class Precision:
         has = "has native bf16" if best == "bf16" else "has fp16 but no native bf16"
         return applied(f"{hardware.name} {has}", {"mixed_precision": best})
 
-    @classmethod
-    def _decide_asked(cls, asked: str, hardware: Hardware, by_user: bool) -> Decision:
+    def _decide_asked(self, asked: str, hardware: Hardware, by_user: bool) -> Decision:
         if hardware.native_bf16 if asked == "bf16" else hardware.native_fp16 and hardware.kind == "cuda":
             return applied(f"asked for; native on {hardware.name}", {"mixed_precision": asked})
         other = best_precision(hardware)
@@ -148,8 +141,7 @@ class Precision:
             remedy = "accelerate launch --mixed_precision no, or --config_file accelerate_configs/cpu.yaml"
         return refused(f"{asked} is not native on {hardware.name} and would be emulated: {remedy}")
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets the Trainer's own precision fields."""
         precision = decision.settings["mixed_precision"]
         run.args.bf16, run.args.fp16 = precision == "bf16", precision == "fp16"
@@ -192,13 +184,12 @@ class CpuThreads:
     has.
     """
 
-    NAME: ClassVar[str] = "cpu_threads"
-    KIND: ClassVar[Kind] = "N"
+    NAME = "cpu_threads"
+    KIND: Kind = "N"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """On where one process has several cores, and the user has not said how many threads."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")
@@ -210,8 +201,7 @@ class CpuThreads:
             return skipped(f"{name}={os.environ[name]} is set")
         return applied(f"one for each of {context.cpu_cores} cores", {"threads": context.cpu_cores})
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets the number until the run is over."""
         run.hold(_HELD_THREADS, decision.settings["threads"])
         return decision
@@ -240,13 +230,12 @@ class CpuMemory:
     Cost: up to 512 MiB that would have been given back between steps.
     """
 
-    NAME: ClassVar[str] = "cpu_memory"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "cpu_memory"
+    KIND: Kind = "I"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """On for CPUs with glibc, unless the user has set its thresholds."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")
@@ -256,8 +245,7 @@ class CpuMemory:
             return skipped(f"{name} is set")
         return applied("up to 512 MiB stay for the next step")
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets both thresholds of this process."""
         return decision if keep_freed_memory() else skipped("glibc did not take the thresholds")
 

@@ -34,8 +34,8 @@ MADE_UP_LENGTHS = (17, 33, 50, 64)  # tokens, where the data does not say how to
 STATES = ("last_hidden_state", "logits")  # of what a model puts out, which is compared; else the first tensor
 
 
-def first_rows(dataset: Any, number: int = NUM_ROWS, is_spread: bool = False) -> list[Any]:
-    """Up to so many rows; none of an iterator, which would lack them afterwards.
+def first_rows(dataset: Any, is_spread: bool = False) -> list[Any]:
+    """Up to `NUM_ROWS` rows; none of an iterator, which would lack them afterwards.
 
     Args:
         is_spread: from the first to the last where they are numbered: of sorted data, the first are alike.
@@ -43,9 +43,9 @@ def first_rows(dataset: Any, number: int = NUM_ROWS, is_spread: bool = False) ->
     if dataset is None or isinstance(dataset, Iterator):
         return []
     if not hasattr(dataset, "__len__"):
-        return list(islice(iter(dataset), number))
+        return list(islice(iter(dataset), NUM_ROWS))
     last = len(dataset) - 1
-    places = {last * i // (number - 1) for i in range(number)} if is_spread else range(min(number, last + 1))
+    places = {last * i // (NUM_ROWS - 1) for i in range(NUM_ROWS)} if is_spread else range(min(NUM_ROWS, last + 1))
     return [dataset[i] for i in sorted(places)] if last >= 0 else []
 
 
@@ -120,8 +120,10 @@ class Sample:
         return next(self.module.parameters()).device
 
     @property
-    def dtype(self) -> torch.dtype:
-        return next(weight.dtype for weight in self.module.parameters() if weight.is_floating_point())
+    def is_half(self) -> bool:
+        """Whether the weights are stored in less than 32 bits."""
+        dtype = next(weight.dtype for weight in self.module.parameters() if weight.is_floating_point())
+        return torch.finfo(dtype).bits < 32
 
     @property
     def trains(self) -> bool:

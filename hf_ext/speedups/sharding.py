@@ -29,7 +29,7 @@ from peft import PeftModel
 from ..errors import ArgumentError
 from ..models.blocks import choose_classes, unused_parameters
 from ..processes.sharding import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
-from .base import Context, Decision, Kind, Run, applied, off, optimizer_name, recomputes, refused
+from .base import ADAMW, Context, Decision, Kind, Run, applied, off, optimizer_name, recomputes, refused
 
 NAME = "sharding"
 KIND: Kind = "I"
@@ -42,7 +42,6 @@ LOADS_IN_ONE = (
     "accelerate cannot hand out these models from one process, since they hold more than parameters: set "
     "fsdp_cpu_ram_efficient_loading: false in the YAML"
 )
-ADAMW = ("adamw_torch_fused", "adamw_torch")  # whose steps DeepSpeed's CPU Adam makes
 SPLIT_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")  # others were not tried, or fail
 ENCODES_APART = (
     "--save_full keeps frozen encoders in the model, so that they are split, and the embedding cache calls them by "
@@ -94,7 +93,7 @@ def _decide_zero(args: Any) -> Decision:
     stage, device = zero_stage(args), offload_device(args)
     optimizer = optimizer_name(args)
     if replaces_optimizer(args) and "optimizer" not in args.deepspeed_plugin.deepspeed_config:
-        if optimizer not in ADAMW:
+        if optimizer not in ADAMW:  # whose steps DeepSpeed's CPU Adam makes
             reason = (
                 f"ZeRO-{stage} with its optimizer on the {device} would step DeepSpeed's CPU Adam, not --optim "
                 f"{optimizer}: use --optim {' or '.join(ADAMW)}, leave offload_optimizer_device out, or set "

@@ -5,7 +5,7 @@ Trainer's sampler and loaders where they pay; embedding once; steps that do not 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ..processes.sharding import fsdp_version
 from . import packing
@@ -20,11 +20,9 @@ GPU_TOKENS_PER_BATCH = 65536  # halves itself where it does not fit
 class ByTrainer:
     """What these share: `settings` are fields of Trainer's arguments, or nothing that anybody sets."""
 
-    NAME: ClassVar[str]
-    KIND: ClassVar[Kind] = "I"
+    KIND: Kind = "I"
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Changes nothing: a part of `hf_ext/training` does what was decided."""
         return decision
 
@@ -32,8 +30,7 @@ class ByTrainer:
 class SetsFields(ByTrainer):
     """Those whose settings are fields."""
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
+    def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets Trainer's fields of the same names as the settings; `non_blocking` is one of Accelerate's."""
         for name, value in decision.settings.items():
             setattr(run.args.accelerator_config if name == "non_blocking" else run.args, name, value)
@@ -52,13 +49,12 @@ class LengthGrouping(SetsFields):
 
     NAME = "length_grouping"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """On where an encoder runs on batches whose padding is worth removing."""
         args = context.args
         if context.user_set("train_sampling_strategy"):
             return skipped(f"--train_sampling_strategy {args.train_sampling_strategy} was asked for")
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         if args.max_tokens_per_batch is not None and "token_budget" not in (args.without or []):
             return skipped("--max_tokens_per_batch sorts rows into batches itself")
@@ -89,14 +85,13 @@ class DataLoading(SetsFields):
 
     NAME = "data_loading"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Leaves alone every field that the user set, and pinning where something switched it off."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         on_gpu = context.hardware.kind == "cuda"
         pinned = on_gpu and context.args.dataloader_pin_memory
-        workers, why = cls._num_workers(context, on_gpu)
+        workers, why = self._num_workers(context, on_gpu)
         settings: dict[str, Any] = {
             "dataloader_num_workers": workers,
             "dataloader_pin_memory": pinned,
@@ -131,10 +126,9 @@ class EmbeddingCache(ByTrainer):
 
     NAME = "embedding_cache"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """Applies to the frozen inputs of a model with an `encode` method, on data that can be read twice."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         frozen = list(context.model.frozen_inputs)
         if not frozen:
@@ -160,10 +154,9 @@ class Ddp(ByTrainer):
 
     NAME = "ddp"
 
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
+    def decide(self, context: Context) -> Decision:
         """On under DDP."""
-        if not context.wants(cls.NAME, cls.KIND):
+        if not context.wants(self.NAME, self.KIND):
             return off()
         if context.world_size == 1:
             return off("one process")

@@ -30,6 +30,18 @@ TASKS = {
     "generation": "hf_ext.generation.task",
     "pde_operator": "hf_ext.pde.task",
 }
+# What tasks set alike, of training arguments that the user does not: all speed-ups that leave learning as it is, a run
+# that goes on where it was, and neither tracker nor upload while it trains.
+USUAL: Mapping[str, Any] = {
+    "preset": "max_speed",
+    "weight_decay": 0.01,
+    "warmup_steps": 0.05,
+    "save_total_limit": 2,
+    "resume": "auto",
+    "logging_nan_inf_filter": False,
+    "report_to": "none",
+    "hub_strategy": "end",
+}
 
 
 class Task:

@@ -147,7 +147,7 @@ def test_fake_tensors_hold_what_real_ones_hold(name):
 @pytest.mark.parametrize(("kind", "dtype"), [("cuda", torch.float32), ("cpu", torch.bfloat16)])
 def test_cuda_keeps_norms_and_softmax_in_float32_and_a_cpu_does_not(kind, dtype):
     states = torch.zeros(2, 8, dtype=torch.bfloat16)
-    with autocast_rule(True, kind) as opened, opened():
+    with autocast_rule(kind), torch.autocast("cpu", torch.bfloat16):
         assert functional.layer_norm(states, (8,)).dtype == dtype
         assert (states @ states.T).dtype == torch.bfloat16
         assert functional.softmax(states, -1).dtype == (torch.float32 if kind == "cuda" else states.softmax(-1).dtype)

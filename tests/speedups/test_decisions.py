@@ -397,7 +397,7 @@ def nobody_said(monkeypatch):
 
 def decide_threads(hardware="cpu", cores=4, world_size=1, **given):
     args = make_args(**{"speedups": ["all"], **given})
-    return CpuThreads.decide(Context(describe_hardware(hardware), args, world_size=world_size, cpu_cores=cores))
+    return CpuThreads().decide(Context(describe_hardware(hardware), args, world_size=world_size, cpu_cores=cores))
 
 
 def test_a_cpu_of_several_cores_gets_a_thread_for_each(nobody_said):
