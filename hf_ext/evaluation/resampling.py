@@ -177,13 +177,7 @@ def t_quantile(share: float, num_units: float) -> float:
 
 
 def mean_loss_interval(
-    loss: FloatArray,
-    units: ResamplingUnits,
-    numbers: FloatArray,
-    *,
-    confidence: float,
-    num_resamples: int,
-    seed: int,
+    loss: FloatArray, units: ResamplingUnits, numbers: FloatArray, *, confidence: float, num_resamples: int, seed: int
 ) -> tuple[float, float] | None:
     """The interval of a mean loss by unit: a bootstrap-t of its logarithm.
 
