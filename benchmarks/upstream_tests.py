@@ -60,23 +60,20 @@ REASONS = {
 }
 
 
-def put_in_place() -> None:
-    """In the process of the tests, before they import anything: FastTrainer under the name of Trainer."""
-    import transformers
+def pytest_configure(config: object) -> None:
+    """As a plugin of pytest, before it imports the tests: puts FastTrainer under the name of Trainer."""
+    side = os.environ["TRAINER_UNDER_TEST"]
+    if side == "FastTrainer":
+        from hf_ext.trainer import FastSeq2SeqTrainer, FastTrainer
+        from hf_ext.training_args import FastTrainingArguments
+    import transformers  # only now: it puts another module object in its place while others import it
 
     for name in ("GlueDataset", "GlueDataTrainingArguments"):  # that older tests import, and do not use without the Hub
         if not hasattr(transformers, name):
             setattr(transformers, name, None)
-    if os.environ["TRAINER_UNDER_TEST"] == "FastTrainer":
-        from hf_ext.trainer import FastSeq2SeqTrainer, FastTrainer
-        from hf_ext.training_args import FastTrainingArguments
-
+    if side == "FastTrainer":
         transformers.Trainer, transformers.Seq2SeqTrainer = FastTrainer, FastSeq2SeqTrainer
         transformers.TrainingArguments = FastTrainingArguments
-
-
-if "TRAINER_UNDER_TEST" in os.environ:  # as a plugin of pytest
-    put_in_place()
 
 
 def make_models(folder: Path) -> None:
