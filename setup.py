@@ -55,6 +55,7 @@ setup(
             *DOCS,
             *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.14", "mypy>=1.18", "types-PyYAML"),
             *("nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"),  # the notebook is executed by a test
+            "optuna>=4.5",  # a hyperparameter search is tested against that of stock Trainer
             "tensorboard>=2.18",  # what report_to writes is read back by a test
             "bitsandbytes>=0.50",
             "h5py>=3.12",  # tests write files as PDEBench and biotrainer do

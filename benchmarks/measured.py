@@ -610,6 +610,25 @@ def pde_terms() -> str:
     return table(rows, ["terms", "predicted", "measured", "advection, nRMSE", "Darcy flow, nRMSE", "mean"])
 
 
+def upstream_tests() -> str:
+    """Why tests of transformers pass with Trainer alone, and which they are."""
+    tests: dict[str, list[str]] = {}
+    for name, reason in read("upstream_tests")["pass with Trainer alone"].items():
+        tests.setdefault(reason, []).append(f"`{name.removeprefix('test_')}`")
+    rows = [[str(len(names)), reason, ", ".join(names)] for reason, names in tests.items()]
+    return table(rows, ["tests", "the test", "names, without `test_`"])
+
+
+def upstream_counts() -> str:
+    """What became of transformers' own tests on both sides, and of which versions they are."""
+    found = read("upstream_tests")
+    versions = found["versions"]
+    words = ("passed", "failed", "skipped")
+    rows = [[side, *(str(found[side].get(word, 0)) for word in words)] for side in ("Trainer", "FastTrainer")]
+    tested = f"transformers {versions['transformers']}, tests of {found['tests of transformers']}"
+    return table(rows, [tested, *words])
+
+
 MEASURED: dict[str, Callable[[], str]] = {
     **{
         made.__name__: made
@@ -626,6 +645,7 @@ MEASURED: dict[str, Callable[[], str]] = {
     "generator_affinities": partial(generator_runs, with_affinities=True),
     "progression_affinity": partial(progression, "progression_affinity_cpu"),
     "progression_pde": partial(progression, "progression_pde_cpu"),
+    **{made.__name__: made for made in (upstream_tests, upstream_counts)},
     "gpu_speed": partial(speed_table, RESULTS),
     "gpu_parts": partial(parts_table, RESULTS),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -23,7 +24,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .checkpoints.resume import Resumer
 from .checkpoints.retention import Sizes
@@ -32,7 +33,7 @@ from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
 from .data.batching import RepeatedRows
 from .data.masking import MaskingEpochCallback
-from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
+from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
 from .hub.pusher import Pusher
 from .models.process_settings import replaced
@@ -51,7 +52,7 @@ from .training.losses import Losses
 from .training.nan_guard import NanGuard
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
-from .training.planned import plan_run
+from .training.planned import plan_run, seed_process
 from .training.progress import SpeedLine
 from .training.stop import Stopper, keep_from_workers
 from .training.watchers import CollapseAlarm, EarlyStopping
@@ -87,6 +88,12 @@ class FastTrainer(Trainer):
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
+        model_init = given.get("model_init") if given.get("model") is None else None
+        if model_init is not None:  # the plan is for the model that it makes
+            self.model_init = model_init
+            given["args"] = complete_arguments(given.get("args"))
+            seed_process(given["args"])
+            given["model"] = super().call_model_init()
         own_loss = find_own_loss(self, given.get("compute_loss_func"))
         self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
@@ -95,7 +102,12 @@ class FastTrainer(Trainer):
         self._ext_team, self._ext_losses = Team(self), Losses(self)
         with self._ext_planned.applying():  # before Trainer reads arguments, and puts the model on its device
             with replaced(run.args, push_to_hub=False):  # Trainer would open the repository, and a public one
-                super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
+                model = {"model": run.model}  # a speed-up may have wrapped it
+                if model_init is not None:
+                    model = {"model": None, "model_init": lambda: run.model}
+                super().__init__(**{**given, "args": run.args, **model})
+            if model_init is not None:
+                self.model_init = model_init
             self._ext_pusher = Pusher(self)
             if self.args.push_to_hub:
                 self._ext_pusher.open()
@@ -137,7 +149,7 @@ class FastTrainer(Trainer):
             run_clock=RunClockCallback(),
             loaders=Loaders(self),
             masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
-            nan_guard=NanGuard(self, planned.run.padding),
+            nan_guard=NanGuard(self),
             evaluator=Evaluator(self, (early_stopping, collapse_alarm)),
             stopper=Stopper(self),
             early_stopping=early_stopping,
@@ -193,6 +205,8 @@ class FastTrainer(Trainer):
             TrainingStopped: a signal or a time limit stopped training, after a checkpoint; `StoppedForGood`, which is
                 one too, where the same call would not go on from it.
         """
+        if self.model_init is not None:
+            self._ext_make_model(trial)
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
         with hold_folders(self.args):  # before anything in it is looked at
@@ -200,13 +214,29 @@ class FastTrainer(Trainer):
             # Once all others have said what is due.
             self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Stopper | Events))
             self._ext_planned.save()  # the folder may be another one than when it was planned
-            folder = self._ext_resumer.begin(resume_from_checkpoint)
+            folder = self._ext_resumer.begin(resume_from_checkpoint, is_trial=trial is not None)
             train = partial(super().train, folder, trial, ignore_keys_for_eval)
-            output = self._ext_train_and_copy(train, self._ext_around_training(folder))
+            try:
+                output = self._ext_train_and_copy(train, self._ext_around_training(folder))
+            except NotFiniteError as error:
+                if trial is None:
+                    raise
+                logger.error("This trial is given up: %s", error)
+                self.objective: Any = math.nan  # of which a search knows that the trial failed, and goes on
+                output = TrainOutput(self.state.global_step, math.nan, {})
             if self._ext_stopper.reason is not None:
                 self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise self._ext_stop()
         return output
+
+    def _ext_make_model(self, trial: Any) -> None:
+        """As Trainer's `train` does with `model_init`, and before anything is compared or embedded with the model."""
+        self.model = self._ext_planned.renew(partial(self.call_model_init, trial))
+        self.optimizer, self.lr_scheduler = None, None
+        if self.place_model_on_device:
+            self._move_model_to_device(self.model, self.args.device)
+        self.model_wrapped = self.model
+        self._ext_parts.embedder = EmbeddingCache(self)  # the encoders may be others
 
     def _ext_stop(self) -> TrainingStopped:
         saved = f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped."
@@ -235,6 +265,7 @@ class FastTrainer(Trainer):
         with ExitStack() as around:
             around.enter_context(outliving_readers())
             around.callback(self._ext_saver.leave)
+            around.enter_context(replaced(self, model_init=None))  # the model is made
             # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.
             around.enter_context(replaced(self.args, logging_nan_inf_filter=False))
             around.enter_context(self._ext_stopper.during_training())

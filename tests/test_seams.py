@@ -52,6 +52,7 @@ CALLED = {
     "_get_collator_with_removed_columns": "(data_collator, description=None)",
     "_get_eval_sampler": "(eval_dataset)",
     "_get_train_sampler": "(train_dataset=None)",
+    "_move_model_to_device": "(model, device)",
     "_remove_unused_columns": "(dataset, description=None)",
 }
 ATTRIBUTES = {

@@ -23,6 +23,10 @@ ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})
 RATES = frozenset({"learning_rate", "encoder_learning_rate"})
 SETTINGS = ("initial_lr", "weight_decay", "betas", "eps")  # of the optimizer's groups, as arguments make them
 STOCK_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")
+NEW_SEARCH = (
+    "The same search begins anew, unless its study is stored: hyperparameter_search(..., study_name=NAME, "
+    'storage="sqlite:///FILE", load_if_exists=True) goes on with further trials.'
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +67,11 @@ class Resumer:
         self.why_not_again: str | None = None
         self._made: list[dict[str, Any]] = []
 
-    def begin(self, asked: str | bool | None) -> str | None:
+    def begin(self, asked: str | bool | None, is_trial: bool = False) -> str | None:
         """The folder to continue from, the same on all processes, which all call it; sets `resumed`.
 
         Args:
-            asked: see the class.
+            asked: see the class. is_trial: whether it is one of a search, which begins anew unless `asked` says more.
 
         Raises:
             CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
@@ -75,8 +79,9 @@ class Resumer:
         trainer, args, store = self._trainer, self._trainer.args, self._trainer.checkpoints
         facts = describe_run(trainer)
         store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
-        asked = args.resume_from_checkpoint or args.resume if asked is None else asked
-        self.why_not_again = _find_why_not_again(args, asked)
+        if asked is None:
+            asked = "no" if is_trial else args.resume_from_checkpoint or args.resume
+        self.why_not_again = NEW_SEARCH if is_trial else _find_why_not_again(args, asked)
         found = do_on_main(args, lambda: self._look(asked))
         self.resumed = None
         if found is not None:

@@ -23,6 +23,7 @@ from .manifest import (
     CHECKPOINT_NAME,
     MANIFEST,
     MANIFEST_DRAFT,
+    PROGRESS,
     FileRecord,
     Manifest,
     Stored,
@@ -137,7 +138,9 @@ class CheckpointStore:
         stored, problems = verify(folder, int(numbered[1]) if numbered else None)
         if stored is None:
             raise CheckpointError(
-                f"{path} does not verify; resume from another checkpoint:\n  " + "\n  ".join(problems)
+                f"{path} does not verify; resume from another checkpoint:\n  "
+                + "\n  ".join(problems)
+                + f"\nDid you change it on purpose? Without its {MANIFEST} and {PROGRESS} it is read like a stock one."
             )
         return stored
 

@@ -41,8 +41,7 @@ class Lora:
     linear layers keep as much as full fine-tuning does, `--lora_dropout` above 0 keeps a copy of each input, fewer
     `--lora_target_modules` keep less; what a step takes says `hf-ext doctor`. Models with towers (`AffinityModel`)
     bring their adapters; others are wrapped in a `peft.PeftModel`. Source: see `hf_ext/models/lora.py`.
-    Conflicts: a model made by `model_init` comes too late to be wrapped; where every tower is frozen there is nothing
-    to adapt.
+    Conflicts: where every tower is frozen there is nothing to adapt.
     """
 
     NAME = "lora"
@@ -56,7 +55,7 @@ class Lora:
         if self.NAME in (args.without or []):
             return refused("--use_peft and --without lora contradict each other: keep one")
         if not model.num_parameters:
-            return refused("there is no model yet to adapt: pass the model itself instead of model_init")
+            return refused("there is no model to adapt")
         if model.frozen_inputs and not model.trains_encoders:
             return refused(FROZEN)
         if not args.lora_target_modules and not model.families:

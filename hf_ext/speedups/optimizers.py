@@ -59,7 +59,7 @@ def _muon_problem(context: Context) -> str | None:
     if fsdp_version(args) == 1:
         return "FSDP 1 hands the optimizer flat slices: use FSDP2 (fsdp_version: 2) or DDP"
     if not model.num_parameters:
-        return "there is no model yet to find matrices in: pass the model itself instead of model_init"
+        return "there is no model to find matrices in"
     if not model.num_block_matrices:
         return "no matrix of a repeated layer trains: let encoders train (--tower_training full), or leave it out"
     return None

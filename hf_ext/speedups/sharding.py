@@ -119,7 +119,7 @@ def apply(decision: Decision, run: Run) -> Decision:
 
     Refused here: a class that the model lacks, adapters that would not be saved, `save_full` with cached embeddings.
     """
-    if run.model is None:  # made by model_init, once training starts
+    if run.model is None:  # Trainer says so
         return decision
     parts = [decision.reason]
     settings = dict(decision.settings)

@@ -19,7 +19,7 @@ from torch.optim import AdamW
 from ..checkpoints.retention import Sizes
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
-from ..models.blocks import block_classes, choose_classes, exact_modules, find_blocks, unused_parameters
+from ..models.blocks import block_classes, exact_modules, find_blocks
 from ..processes.sharding import (
     num_elements,
     offload_device,
@@ -293,10 +293,6 @@ class Fsdp2(Backend):
         args = self._trainer.args
         given = read_fsdp2(args)
         asked = given.transformer_cls_names_to_wrap if given else None
-        if self._trainer._ext_planned.run.model is None:  # of `model_init`: the plan has not seen the model
-            choose_classes(model, asked)
-            for parameter in unused_parameters(model).values():
-                parameter.requires_grad_(False)
         exact: list[nn.Module] = []
         if self._plugin.mixed_precision_policy is not None:
             exact = list(exact_modules(model))

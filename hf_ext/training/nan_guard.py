@@ -39,16 +39,20 @@ class NanGuard(TrainerCallback):
 
     Args:
         trainer: whose `training_step` and `_get_grad_norm` show their results here.
-        padding: watches it, where encoders are packed.
 
     Attributes:
         losses: of the micro-batches of the step at hand, on the device.
     """
 
-    def __init__(self, trainer: Any, padding: PaddingWatch | None = None):
-        self._trainer, self._padding = trainer, padding
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
         self.losses: list[torch.Tensor] = []
         self._norm: Any = None
+
+    @property
+    def _padding(self) -> PaddingWatch | None:
+        """Watches it, where encoders are packed."""
+        return self._trainer._ext_planned.run.padding
 
     def see_norm(self, norm: Any) -> Any:
         """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import enable_full_determinism, set_seed
 
 from ..checkpoints.run_lock import find_other_run
 from ..data.columns import reads_text
+from ..data.fingerprint import kept_random_states
 from ..files import describe_failure, is_disk_failure
+from ..models.process_settings import replaced
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
@@ -33,6 +36,7 @@ class PlannedRun:
 
     def __init__(self, plan: Plan, run: Run, keeps_records: bool = True):
         self.plan, self.run, self.keeps_records = plan, run, keeps_records
+        self._decided = [*plan.decisions]
 
     @contextmanager
     def applying(self) -> Iterator[None]:
@@ -54,6 +58,20 @@ class PlannedRun:
         except BaseException:
             self.run.restore()
             raise
+
+    def renew(self, make: Callable[[], Any]) -> Any:
+        """The model that `make` gives now, from the seed of the arguments, with the plan carried out on it.
+
+        Arguments stay as they are: a search, or the user, may have set them since. Random states are those that `make`
+        leaves, as in Trainer. Raises as `applying`.
+        """
+        self.run.restore()
+        self.run.model = None  # two of them may not fit into the memory
+        seed_process(self.run.args)
+        self.run.model = make()
+        self.plan.decisions = [*self._decided]
+        with replaced(self.run, args=copy.copy(self.run.args)), kept_random_states(), self.applying():
+            return self.run.model
 
     def applied(self, name: str) -> bool:
         """As `Plan.applied`."""
@@ -85,6 +103,14 @@ class PlannedRun:
             if not (is_disk_failure(error) or isinstance(error, FileNotFoundError)):
                 raise
             logger.error("plan.json was not written: %s", describe_failure(error, folder))
+
+
+def seed_process(args: Any) -> None:
+    """As Trainer does before it calls `model_init`."""
+    if args.full_determinism:
+        enable_full_determinism(args.seed)
+    else:
+        set_seed(args.seed)
 
 
 def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, own_batches: str | None) -> PlannedRun:
