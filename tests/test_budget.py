@@ -11,15 +11,15 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1447, 11),
+    ".": (1476, 11),
     "affinity": (3087, 30),
     "arguments": (560, 7),
-    "checkpoints": (1602, 11),
+    "checkpoints": (1610, 11),
     "comparing": (696, 7),
     "data": (2941, 23),
     "doctor": (745, 7),
     "embeddings": (395, 4),
-    "evaluation": (1987, 18),
+    "evaluation": (1981, 18),
     "generation": (1894, 16),
     "hub": (334, 5),
     "labels": (607, 7),
@@ -31,7 +31,7 @@ BUDGET = {
     "reporting": (1862, 15),
     "speedups": (1654, 17),
     "tasks": (399, 3),
-    "training": (1909, 15),
+    "training": (1925, 15),
 }
 SEAMS, PRIVATE = 22, 10
 
