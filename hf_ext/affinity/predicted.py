@@ -102,7 +102,9 @@ def join_set(names: Sequence[str]) -> str:
 
 
 def join_letters(names: Sequence[str]) -> str:
-    """One text of the classes of residues, which have spaces between where some name is longer than a letter."""
+    """One text of the classes of residues: spaces between longer names; a JSON list where a name has a space."""
+    if any(" " in name for name in names):
+        return json.dumps([*names])
     return ("" if all(len(name) == 1 for name in names) else " ").join(names)
 
 

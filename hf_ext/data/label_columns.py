@@ -12,7 +12,7 @@ import pyarrow as pa
 from datasets import Dataset
 
 from ..labels import UNKNOWN, LabelKind
-from ..labels.cells import SIGNS, Judged, is_missing, judge_label, shorten, split_items, split_letters
+from ..labels.cells import SIGNS, Judged, is_missing, judge_label, shorten, split_items, split_letters, unwrap
 from ..labels.classes import as_bit
 from ..labels.kinds import reader_of
 from ..labels.numbers import LIST_REMEDY
@@ -166,7 +166,7 @@ def _read_numbers(
 
     Cost: each distinct cell is parsed once; 0.3 s for 100,000 distinct ones.
     """
-    found, judged, errors = judge_cells(table[column], judge_label, column, rows)
+    found, judged, errors = judge_cells(table[column], lambda cell: judge_label(unwrap(cell)), column, rows)
     labels, bounds = np.array([one.value for one in judged], np.float64).reshape(-1, 2)[found.number].T
     if mark_column:
         said, judged, refused = judge_cells(table[mark_column], _judge_mark, mark_column, rows)

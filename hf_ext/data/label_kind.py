@@ -57,7 +57,7 @@ def find_kind(
         rows = table.pop(SOURCE_ROW)
         task, alternative = args.task, ""
         if task not in ("regression", "classification"):  # others are refused in the same forms
-            found, alternative = choose_task(table, sequences if len(args.sequence_columns) == 1 else None)
+            found, alternative = choose_task(table, sequences if len(args.sequence_columns) == 1 else None, task)
             task = found if task == "auto" else task
         kind = LabelKind(task, columns, columns)
         if len(columns) == 1:
@@ -195,7 +195,7 @@ def _doubt_names(kind: LabelKind, counts: Mapping[str, int], num_rows: int) -> l
         raise DataError(
             f"{where}: each of the {num:,} rows has a class of its own ({shown}): these are names of rows, from which "
             "nothing can be learned. Name another --label_column, or give --task regression for amounts, "
-            "residue_classification for a letter per residue."
+            "residue_classification for a letter per residue; separate several labels in a cell by ';'."
         )
     notes = []
     if not kind.per_residue and (single := sum(count == 1 for count in counts.values())) > num / 2:

@@ -80,11 +80,11 @@ def is_number(item: object) -> bool:
     return isinstance(item, int | float) or is_missing(item) or bool(_IS_NUMBER(str(item)))
 
 
-def read_list(cell: object) -> list[Any] | None:
+def read_list(cell: object, of_names: bool = False) -> list[Any] | None:
     """Returns the items of a list, also of one that JSON, Python or numpy wrote as text; None of any other cell.
 
     Quotes decide where an item ends, then commas and semicolons, then, between numbers alone, spaces. One name in
-    brackets without quotes, such as `[NiFe]`, is a name.
+    brackets without quotes, such as `[NiFe]`, is a name, unless the column has lists (`of_names`).
     """
     if isinstance(cell, list | tuple):
         return [*cell]
@@ -102,7 +102,7 @@ def read_list(cell: object) -> list[Any] | None:
             items += words
         else:
             items.append(token)
-    is_name = items == [text[1:-1].strip()] and not is_number(items[0])
+    is_name = not of_names and items == [text[1:-1].strip()] and not is_number(items[0])
     return None if is_name else items
 
 
@@ -139,8 +139,7 @@ def split_letters(cell: Any) -> list[Any]:
 
 
 def judge_label(cell: object) -> Judged:
-    """A single cell, or a list of one number, as (label, bound), NaN where it is refused."""
-    cell = unwrap(cell)
+    """A single cell as (label, bound), NaN where it is refused."""
     match = _LABEL(cell.strip().replace("\u2264", "<=").replace("\u2265", ">=")) if isinstance(cell, str) else None
     if match:
         bound, value = SIGNS.get(match[1], 0), float(match[2])

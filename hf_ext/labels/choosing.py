@@ -41,6 +41,7 @@ MIN_CLASSES, MIN_ROWS = 3, 3  # of whole numbers that are taken for classes, and
 _MEANT_AS_NUMBER = re.compile(rf"[<>=\u2264\u2265\s]*{NUMBER}(,[0-9]+)?(\s.*|%|[fpnum\u00b5]?M)?", re.DOTALL).fullmatch
 _IS_DIGITS = re.compile("[0-9]+").fullmatch
 _HAS_LEADING_ZERO = re.compile("0[0-9]+").fullmatch
+_HAS_DECIMALS = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?").fullmatch
 _IS_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+").fullmatch
 AMOUNTS = "--task regression if they are amounts"
 ONE_NAME = "--task classification if each cell is one name"
@@ -92,9 +93,11 @@ class Facts:
         labels = [[*split(cell)] for cell in self.cells] if self.lengths else []
         found = [one for one, lengths in zip(labels, self.lengths) if 1 < len(one) in lengths]
         share = len(found) / max(1, len(labels))
-        if share < NEARLY_ALL:
-            is_chance = len({*map(len, found)}) < 2 or len({*map(str, found)}) < MOST * len(found)
-            return [] if share < MOST or is_chance else found
+        repeats = len({*map(str, found)}) < MOST * len(found)
+        if len({*map(len, found)}) < 2 and repeats and sum(len({*map(str, one)}) > len(one) / 2 for one in found):
+            return []  # words that happen to be as long as all sequences: their letters differ, those of states repeat
+        if share < NEARLY_ALL and (share < MOST or repeats or len({*map(len, found)}) < 2):
+            return []
         return found
 
     @cached_property
@@ -117,7 +120,8 @@ class Facts:
     def are_residue_classes(self) -> bool:
         """Says whether residues have a few letters or digits."""
         labels = self.residue_labels
-        are_digits = any(map(_IS_DIGITS, labels)) and all(map(_IS_DIGITS, map(drop_zeros, labels)))
+        whole = {*map(drop_zeros, labels)}
+        are_digits = all(map(_IS_DIGITS, whole)) and (whole <= {"0", "1"} or any(map(_IS_DIGITS, labels)))
         return 0 < len(labels) <= MAX_LETTERS and (are_digits or not any(map(_is_meant_as_number, labels)))
 
     def are_residue_numbers(self) -> bool:
@@ -125,6 +129,13 @@ class Facts:
         labels = [*self.residue_labels]
         is_list = any(split_items(cell) != [cell] for cell in self.cells)
         return bool(labels) and is_list and sum(map(_is_meant_as_number, labels)) >= MOST * len(labels)
+
+    def have_minus_1(self) -> bool:
+        """Says whether residues, or rows, have -1 beside classes that are digits."""
+        labels = self.residue_labels or {*map(drop_zeros, self.distinct)}
+        rest = labels - {"-1"}
+        are_classes = all(map(_IS_DIGITS, rest)) and len(rest) <= MAX_LETTERS if self.residues else rest == {"0", "1"}
+        return bool(rest) and rest < labels and are_classes
 
     def have_blanks(self) -> bool:
         """Says whether labels are as long as the sequence if blanks count."""
@@ -149,7 +160,21 @@ class Facts:
 
     def are_bit_vectors(self) -> bool:
         """Says whether each cell lists as many 0 and 1."""
-        return self.vector_length > 1 and {*map(as_bit, chain.from_iterable(map(_read_vector, self.cells)))} <= {0, 1}
+        bits = {*map(as_bit, chain.from_iterable(map(_read_vector, self.cells)))}
+        return bits <= {0, 1} and self.share(lambda cell: len(_read_vector(cell)) > 1) >= MOST
+
+    def are_lists_of_numbers(self) -> bool:
+        """Says whether each cell is a list of as many numbers."""
+        return self.vector_length > 1 and self.share(lambda cell: read_list(cell) is not None) == 1
+
+    def are_decimals(self) -> bool:
+        """Says whether cells list numbers with decimals, which name no labels."""
+        items = [item for cell in self.cells if len(_read_vector(cell)) > 1 for item in _read_vector(cell)]
+        return 2 * sum(bool(_HAS_DECIMALS(str(item))) for item in items) > len(items)
+
+    def are_shortened(self) -> bool:
+        """Says whether numpy wrote `...` for most of a long list."""
+        return any("..." in (read_list(cell) or ()) for cell in self.cells)
 
     def are_numbers(self) -> bool:
         """Says whether most cells are meant as a number."""
@@ -167,7 +192,8 @@ class Facts:
     def are_sets(self) -> bool:
         """Says whether cells are lists, or names that a separator joins."""
         listed = self.share(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
-        return listed > SOME or bool(find_joints({write_name(cell) for cell in self.cells}))
+        joints = find_joints({write_name(cell) for cell in self.cells})
+        return listed > SOME or self.share(lambda cell: any(sign in str(cell) for sign in joints)) > SOME
 
 
 class Rule(NamedTuple):
@@ -178,7 +204,7 @@ class Rule(NamedTuple):
     says: str
 
 
-# The first that holds counts. A sentence of refusal has the column, its first cell and the number of labels to name.
+# The first that holds counts. A sentence of refusal shows the first cell.
 RULES = (
     Rule(lambda facts: pa.types.is_dictionary(facts.column.type), "classification", ""),  # the file says so
     Rule(
@@ -193,18 +219,35 @@ RULES = (
         "a number for each residue with a decimal comma (such as '{cell}'). Write a point: 0.7.",
     ),
     Rule(
+        Facts.are_shortened,
+        None,
+        "lists that numpy wrote with '...' in place of their middle (such as '{cell}'). Write them whole, as "
+        "array.tolist() gives them.",
+    ),
+    Rule(
+        Facts.have_minus_1,
+        None,
+        "-1 beside 0 and others. If it means not known, write ? for a residue, or leave the row out; if it is a class "
+        "or an amount, give --task.",
+    ),
+    Rule(
         Facts.are_residue_classes,
         "residue_classification",
-        f"--task residue_regression for amounts, {ONE_NAME}",
+        f"--task residue_regression for amounts in lists, {ONE_NAME}",
     ),
     Rule(Facts.are_residue_numbers, "residue_regression", ""),
     Rule(
         Facts.are_bit_vectors,
         None,
-        "a list of {num} times 0 or 1 in each cell (such as '{cell}'), which names no labels. Write a column of 0 and "
-        "1 for each label and name all of them: --label_column A B C.",
+        "a list of 0 and 1 in each cell (such as '{cell}'), which names no labels. Write a column of 0 and 1 for each "
+        "label and name all of them: --label_column A B C.",
     ),
-    Rule(lambda facts: facts.vector_length > 1, "regression", ""),
+    Rule(Facts.are_lists_of_numbers, "regression", ""),
+    Rule(
+        Facts.are_decimals,
+        None,
+        "several numbers in a cell (such as '{cell}'). Write a column for each, or lists of as many: [0.26, 0.68].",
+    ),
     Rule(lambda facts: pa.types.is_boolean(facts.column.type), "classification", ""),
     Rule(Facts.are_counted_classes, "classification", AMOUNTS),
     Rule(Facts.are_numbers, "regression", "--task classification if they name classes"),
@@ -217,12 +260,15 @@ RULES = (
 )
 
 
-def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArray | None) -> tuple[TaskName, str]:
+def choose_task(
+    columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArray | None, asked: str = "auto"
+) -> tuple[TaskName, str]:
     """The task that the cells seem to be meant for, and what to give if they are not ("" where nothing else fits).
 
     Args:
         columns: n cells each, by name.
         sequences: n; None where residues cannot have labels, since several columns hold sequences.
+        asked: `--task`, which says what -1 is.
 
     Raises:
         DataError: labels in a form that cannot be read, by `RULES`; -1 among several columns of 0 and 1.
@@ -239,23 +285,24 @@ def choose_task(columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArr
         return ("multilabel", AMOUNTS) if {*map(as_bit, found)} <= {0.0, 1.0} else ("regression", "")
     ((name, column),) = columns.items()
     facts = Facts.of(column, sequences)
-    rule = next(rule for rule in RULES if rule.holds(facts))
+    rules = [rule for rule in RULES if asked == "auto" or rule.holds is not Facts.have_minus_1]
+    rule = next(rule for rule in rules if rule.holds(facts))
     if rule.task is None:
-        told = rule.says.format(cell=shorten(facts.cells[0]), num=facts.vector_length)
-        raise DataError(f"column {name!r} has {told}")
+        raise DataError(f"column {name!r} has {rule.says.format(cell=shorten(facts.cells[0]))}")
     return rule.task, rule.says
 
 
 def vector_length(column: pa.ChunkedArray) -> int:
-    """Returns how many numbers each cell of a column lists; 1 where it is one number, or anything else."""
-    return max(1, Facts.of(column, None).vector_length)
+    """Returns how many numbers the lists of a column have; 1 where a cell is one number, or anything else."""
+    facts = Facts.of(column, None)
+    return facts.vector_length if facts.are_lists_of_numbers() else 1
 
 
 def _read_vector(cell: Any) -> list[Any]:
-    """Returns the items of a list, or of text between spaces."""
+    """Returns the items of a list, or of text between spaces and semicolons."""
     items = read_list(cell)
     if items is None:
-        items = cell.split() if isinstance(cell, str) else [cell]
+        items = cell.replace(SEPARATOR, " ").split() if isinstance(cell, str) else [cell]
     return items
 
 

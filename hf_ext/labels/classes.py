@@ -54,7 +54,12 @@ def split_joined(name: str, sign: str) -> list[str]:
 
 
 def find_joints(names: Collection[str]) -> str:
-    """Returns those signs of `|/,` that separate labels: what they join are mostly names that also stand alone."""
+    """Returns those signs of `|/,` that separate labels: what they join are mostly names that also stand alone.
+
+    None where `+` joins names, too: `a/b` beside `a+b`, as SCOP has it, is another class, not both.
+    """
+    if any("+" in name and all(part in names for part in split_joined(name, "+")) for name in names):
+        return ""
     found = ""
     for sign in JOINTS:
         joined = [split_joined(name, sign) for name in names if sign in name]
@@ -170,7 +175,7 @@ class LabelSets(Classes):
 
     def names_of(self, cell: Any) -> list[str]:
         """Returns the labels that a cell lists, also as a list of JSON, Python or Parquet."""
-        items = read_list(cell)
+        items = read_list(cell, of_names=True)
         if items is None:
             items = cell.split(SEPARATOR) if isinstance(cell, str) else [cell]
         names = [write_name(item) for item in items if not self.is_missing(item)]

@@ -110,7 +110,7 @@ PAIRS = [[round(random.Random(number).random(), 3), number] for number in range(
     "write_list", [str, lambda row: str(np.array(row, float)), lambda row: " ".join(map(str, row))]
 )
 def test_a_list_of_0_and_1_in_each_cell_is_refused_since_it_names_no_labels(tmp_path, write_list):
-    with pytest.raises(DataError, match=r"a list of 3 times 0 or 1 in each cell .* a column of 0 and 1 for each label"):
+    with pytest.raises(DataError, match=r"a list of 0 and 1 in each cell .* a column of 0 and 1 for each label"):
         read(write(tmp_path, {"label": [*map(write_list, BITS)]}))
 
 
@@ -118,7 +118,7 @@ def test_a_list_of_0_and_1_in_each_cell_is_refused_since_it_names_no_labels(tmp_
 def test_a_list_of_0_and_1_is_refused_in_parquet_too(tmp_path, kind):
     rows = [[*map(bool, row)] if kind.value_type == pa.bool_() else row for row in BITS]
     pq.write_table(pa.table({"sequence": SEQUENCES, "label": pa.array(rows, kind)}), tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match="a list of 3 times 0 or 1"):
+    with pytest.raises(DataError, match="a list of 0 and 1"):
         read(tmp_path / "rows.parquet")
 
 
@@ -150,7 +150,7 @@ def test_lists_of_as_many_numbers_are_several_numbers_and_of_one_the_number(tmp_
         ("[\"5'-nucleotidase\", 'it\\'s', \"\\u03b2\"]", ["5'-nucleotidase", "it's", "\u03b2"]),
         ("[Cell membrane, Golgi]", ["Cell membrane", "Golgi"]),
         ("Cell membrane; Golgi", ["Cell membrane", "Golgi"]),
-        ("[NiFe]", ["[NiFe]"]),
+        ("[NiFe]", ["NiFe"]),  # beside lists
         ("[]", []),
         ("['open", ["['open"]),
     ],
@@ -160,6 +160,53 @@ def test_quotes_decide_where_a_label_ends(tmp_path, cell, names):
     assert loaded.kind.task == "multilabel"
     assert {*loaded.kind.names} == {*names, "x", "y", "z"}
     assert [loaded.kind.names[i] for i in np.flatnonzero(loaded.table["label"][0])] == sorted(names)
+
+
+def test_names_in_brackets_are_names_where_no_cell_is_a_list(tmp_path):
+    assert read(write(tmp_path, {"label": repeated("[NiFe]", "[FeFe]")})).kind.names == ("[FeFe]", "[NiFe]")
+    loaded = read(write(tmp_path, {"label": repeated("[nucleus, cytosol]", "[nucleus]", "[cytosol]")}))
+    assert (loaded.kind.task, loaded.kind.names) == ("multilabel", ("cytosol", "nucleus"))
+
+
+REFUSED = {
+    "lists that numpy shortened": ("[0 1 0 ... 1 0 1]", "lists that numpy wrote with '...'"),
+    "pairs of numbers": ("0.26;0.68", "several numbers in a cell"),
+    "lists of other lengths": ("[0.5, 0.1]", "several numbers in a cell", "[0.5, 0.1, 2.5]"),
+    "0 and 1 between semicolons": ("0;1;1", "a list of 0 and 1"),
+    "-1 beside 0 and 1": ("-1", "-1 beside 0 and others", "0", "1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_column_cannot_mean_is_refused_with_what_to_write(tmp_path, case):
+    cell, said, *others = REFUSED[case]
+    with pytest.raises(DataError, match=said):
+        read(write(tmp_path, {"label": [cell, *(others or [cell])] * (NUM_ROWS // (1 + len(others or [cell])))}))
+
+
+def test_minus_1_among_labels_of_residues_is_asked_about_unless_the_task_is_given(tmp_path):
+    cells = [" ".join(str(int(digit) - 1) for digit in one.split()) for one in DIGITS]
+    path = write(tmp_path, {"label": cells})
+    with pytest.raises(DataError, match=r"-1 beside 0 and others.* write \? for a residue"):
+        read(path)
+    charges = read(path, task="residue_regression")
+    assert charges.table["label"][0] == [float(one) for one in cells[0].split()]
+
+
+def test_0_and_1_of_residues_that_a_file_has_as_decimals_are_classes(tmp_path):
+    rows = [[float(digit == "1") for digit in draw(number, "01", len(one))] for number, one in enumerate(SEQUENCES)]
+    pq.write_table(pa.table({"sequence": SEQUENCES, "label": rows}), tmp_path / "rows.parquet")
+    loaded = read(tmp_path / "rows.parquet")
+    assert (loaded.kind.task, len(loaded.kind.names)) == ("residue_classification", 2)
+    assert loaded.table["label"][0] == rows[0]
+
+
+def test_words_as_long_as_all_sequences_are_classes(tmp_path):
+    peptides = [one[:8] for one in PROTEINS]
+    loaded = read(write(tmp_path, {"sequence": peptides, "label": repeated("Positive", "Negative")}))
+    assert (loaded.kind.task, loaded.kind.names) == ("classification", ("Negative", "Positive"))
+    helices = repeated("HHHHHHHH", "HHHHCCCC")
+    assert read(write(tmp_path, {"sequence": peptides, "label": helices})).kind.task == "residue_classification"
 
 
 def test_lists_of_one_name_are_classes(tmp_path):
@@ -253,6 +300,10 @@ def test_names_are_sets_where_their_parts_are_classes(tmp_path, sign):
     assert f"row 2, {both}, is read as: Nucleus, Cell wall" in loaded.report["labels"]["read_as"]
     other = read(write(tmp_path, {"label": repeated(both, "Nucleus", "Membrane")}))  # Cell wall never stands alone
     assert (other.kind.task, len(other.kind.names)) == ("classification", 3)
+    rare = read(write(tmp_path, {"label": [both, *repeated("Nucleus", "Cell wall")[1:]]}))  # one cell
+    assert (rare.kind.task, len(rare.kind.names)) == ("classification", 3)
+    scop = read(write(tmp_path, {"label": repeated("a", "b", f"a{sign}b", "a+b")}))
+    assert (scop.kind.task, len(scop.kind.names)) == ("classification", 4)
 
 
 def test_classes_that_read_as_no_value_are_classes_where_they_are_named(tmp_path):

@@ -543,7 +543,7 @@ KINDS = [
     Mistake(
         "0 and 1 of all labels in one cell",
         of_kind(HOT),
-        ("column 'pKd' has a list of 3 times 0 or 1", "a column of 0 and 1 for each label"),
+        ("column 'pKd' has a list of 0 and 1", "a column of 0 and 1 for each label"),
         of_kind([f"[{value}, {number % 7}]" for number, value in enumerate(PKD)]),
     ),
     Mistake(
