@@ -109,7 +109,8 @@ class Resumer:
             trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
         self._apply_changes()
-        if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better", "eval_data"}:
+        has_other_scores = {*resumed.allowed} & {"metric_for_best_model", "greater_is_better", "eval_data"}
+        if has_other_scores and state.global_step < state.max_steps:  # else no evaluation comes that could be the best
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
             trainer._ext_saver.retention.best_saved = None
 

@@ -30,8 +30,8 @@ from .overrides import find_override
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
 _BROKEN = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what a loader raises where a worker is gone
 _ADVICE = (
-    "Workers are killed mostly where memory, or shared memory (/dev/shm, ulimit -f), runs out: give fewer than "
-    "dataloader_num_workers={}. Or code of the dataset or of the collator ended it (sys.exit, os._exit), which "
+    "Workers are killed mostly where memory or shared memory (/dev/shm) runs out, or `ulimit -f` is small: give fewer "
+    "than dataloader_num_workers={}. Or code of the dataset or of the collator ended it (sys.exit, os._exit), which "
     "dataloader_num_workers=0 shows."
 )
 

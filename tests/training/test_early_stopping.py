@@ -357,6 +357,17 @@ def test_a_run_goes_on_with_the_threshold_that_chose_its_best_model_or_chooses_a
     assert other.state.best_global_step == 4
 
 
+def test_a_finished_run_keeps_its_best_model_though_another_metric_is_allowed(tmp_path):
+    given = {"metric_for_best_model": "recall", "resume": "auto", "max_steps": 4, **KEEPING_BEST}
+    first = make(tmp_path, *MODELS, **given)
+    first.train()
+    more = {**given, "allow_changed": ["metric_for_best_model"]}
+    again = make(tmp_path, *MODELS, metrics=RowMetrics(8.0), **more)
+    again.train()
+    assert again.state.best_global_step == first.state.best_global_step < 4
+    assert (tmp_path / f"checkpoint-{first.state.best_global_step}").is_dir()
+
+
 # --- early stopping ---------------------------------------------------------------------------------------------------
 
 WORSENING = [model_of(0.2), *(model_of(1.5, i) - 1.0 for i in range(1, 6))]
