@@ -94,9 +94,11 @@ class Facts:
         found = [one for one, lengths in zip(labels, self.lengths) if 1 < len(one) in lengths]
         share = len(found) / max(1, len(labels))
         repeats = len({*map(str, found)}) < MOST * len(found)
-        if len({*map(len, found)}) < 2 and repeats and sum(len({*map(str, one)}) > len(one) / 2 for one in found):
+        has_one_length = len({*map(len, found)}) < 2
+        words = [one for one in found if len({*map(str, one)}) > len(one) / 2]
+        if has_one_length and repeats and len(words) > MOST * len(found):
             return []  # words that happen to be as long as all sequences: their letters differ, those of states repeat
-        if share < NEARLY_ALL and (share < MOST or repeats or len({*map(len, found)}) < 2):
+        if share < NEARLY_ALL and (share < MOST or repeats or has_one_length):
             return []
         return found
 
