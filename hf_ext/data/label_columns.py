@@ -118,7 +118,9 @@ def _read_residues(
         if rule:
             column = mask_name if rule.startswith("a mask") else name
             shown = shorten(table[column][place].as_py())
-            errors.append(RowError(row, column, shown, rule, "Give each residue one, or leave the row out."))
+            errors.append(
+                RowError(row, column, shown, rule, "Give each residue one (a stop * has none), or leave the row out.")
+            )
         labels.append(values)
     if kind.is_numeric:
         flat, of_row = np.concatenate([*labels, []]), np.repeat(rows, [*map(len, labels)])
