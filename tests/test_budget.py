@@ -19,13 +19,13 @@ BUDGET = {
     "arguments": (560, 7),
     "checkpoints": (1611, 11),
     "comparing": (696, 7),
-    "data": (2944, 23),
+    "data": (2946, 23),
     "doctor": (745, 7),
     "embeddings": (395, 4),
     "evaluation": (1981, 18),
     "generation": (1894, 16),
     "hub": (334, 5),
-    "labels": (648, 7),
+    "labels": (658, 7),
     "masked_lm": (493, 7),
     "memory": (605, 7),
     "models": (2692, 25),
@@ -38,7 +38,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 285_400, 10.51
+TOKENS, TOKENS_PER_LINE = 285_500, 10.51
 ASSIGNMENTS = 103  # of three or more values to as many names at once
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 

@@ -178,6 +178,10 @@ class Facts:
         """Says whether numpy wrote `...` for most of a long list."""
         return any("..." in (read_list(cell) or ()) for cell in self.cells)
 
+    def are_bits_but_few(self) -> bool:
+        """Says whether nearly all cells, and not all, are 0 or 1."""
+        return self.are_numbers() and NEARLY_ALL <= self.share(lambda cell: as_bit(cell) is not None) < 1
+
     def are_numbers(self) -> bool:
         """Says whether most cells are meant as a number."""
         return self.share(_is_meant_as_number) >= MOST
@@ -251,6 +255,12 @@ RULES = (
         "several numbers in a cell (such as '{cell}'). Write a column for each, or lists of as many: [0.26, 0.68].",
     ),
     Rule(lambda facts: pa.types.is_boolean(facts.column.type), "classification", ""),
+    Rule(
+        Facts.are_bits_but_few,
+        None,
+        "0 and 1 in nearly all cells, and others such as '{odd}'. Correct these, or leave them empty; give --task "
+        "regression if all are amounts, --task classification if all are classes.",
+    ),
     Rule(Facts.are_counted_classes, "classification", AMOUNTS),
     Rule(Facts.are_numbers, "regression", "--task classification if they name classes"),
     Rule(Facts.are_sets, "multilabel", ONE_NAME),
@@ -290,7 +300,9 @@ def choose_task(
     rules = [rule for rule in RULES if asked == "auto" or rule.holds is not Facts.have_minus_1]
     rule = next(rule for rule in rules if rule.holds(facts))
     if rule.task is None:
-        raise DataError(f"column {name!r} has {rule.says.format(cell=shorten(facts.cells[0]))}")
+        odd = next((cell for cell in facts.cells if as_bit(cell) is None), "")
+        told = rule.says.format(cell=shorten(facts.cells[0]), odd=shorten(odd))
+        raise DataError(f"column {name!r} has {told}")
     return rule.task, rule.says
 
 

@@ -524,9 +524,15 @@ KINDS = [
     Mistake("a word among numbers", label("strong"), of_label("'strong': the label is not a number", "classification")),
     Mistake(
         "a word among 0 and 1",
-        of_kind([0, 1] * 30, "maybe"),
-        of_label("'maybe': the label is not a number"),
+        of_kind([0, 1] * 30, "maybe", "--bad_rows drop"),
+        ("column 'pKd' has 0 and 1 in nearly all cells, and others such as 'maybe'", "leave them empty"),
         of_kind([0, 1] * 30),
+    ),
+    Mistake(
+        "a 10 among 0 and 1",
+        of_kind([0, 1] * 30, 10),
+        ("column 'pKd' has 0 and 1 in nearly all cells, and others such as '10'", "--task regression"),
+        of_kind([0, 1] * 30, 1),
     ),
     Mistake(
         "an empty class",
