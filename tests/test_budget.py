@@ -25,7 +25,7 @@ BUDGET = {
     "evaluation": (1981, 18),
     "generation": (1894, 16),
     "hub": (334, 5),
-    "labels": (658, 7),
+    "labels": (661, 7),
     "masked_lm": (493, 7),
     "memory": (605, 7),
     "models": (2692, 25),

@@ -211,7 +211,7 @@ class Rule(NamedTuple):
 
 
 # The first that holds counts. A sentence of refusal shows the first cell.
-RULES = (
+RESIDUE_RULES = (
     Rule(lambda facts: pa.types.is_dictionary(facts.column.type), "classification", ""),  # the file says so
     Rule(
         Facts.have_blanks,
@@ -242,6 +242,8 @@ RULES = (
         f"--task residue_regression for amounts in lists, {ONE_NAME}",
     ),
     Rule(Facts.are_residue_numbers, "residue_regression", ""),
+)
+ROW_RULES = (
     Rule(
         Facts.are_bit_vectors,
         None,
@@ -280,10 +282,10 @@ def choose_task(
     Args:
         columns: n cells each, by name.
         sequences: n; None where residues cannot have labels, since several columns hold sequences.
-        asked: `--task`, which says what -1 is.
+        asked: `--task`, which says what -1 is, and whether rules of rows are meant.
 
     Raises:
-        DataError: labels in a form that cannot be read, by `RULES`; -1 among several columns of 0 and 1.
+        DataError: labels in a form that cannot be read, by these rules; -1 among several columns of 0 and 1.
 
     Cost: form and lengths of the first 1,000 labels; the distinct ones of whole columns where these are numbers.
     """
@@ -297,8 +299,9 @@ def choose_task(
         return ("multilabel", AMOUNTS) if {*map(as_bit, found)} <= {0.0, 1.0} else ("regression", "")
     ((name, column),) = columns.items()
     facts = Facts.of(column, sequences)
-    rules = [rule for rule in RULES if asked == "auto" or rule.holds is not Facts.have_minus_1]
-    rule = next(rule for rule in rules if rule.holds(facts))
+    rules = RESIDUE_RULES if asked.startswith("residue") else (*RESIDUE_RULES, *ROW_RULES)
+    may_hold = (rule for rule in rules if asked == "auto" or rule.holds is not Facts.have_minus_1)
+    rule = next((rule for rule in may_hold if rule.holds(facts)), ROW_RULES[-1])
     if rule.task is None:
         odd = next((cell for cell in facts.cells if as_bit(cell) is None), "")
         told = rule.says.format(cell=shorten(facts.cells[0]), odd=shorten(odd))

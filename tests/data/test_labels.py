@@ -193,6 +193,14 @@ def test_minus_1_among_labels_of_residues_is_asked_about_unless_the_task_is_give
     assert charges.table["label"][0] == [float(one) for one in cells[0].split()]
 
 
+def test_where_labels_of_residues_are_asked_for_what_rows_may_have_is_not_talked_about(tmp_path):
+    short = [one.rsplit(" ", 1)[0] for one in NUMBERS]
+    with pytest.raises(DataError, match="4 labels for a sequence of 5 residues"):
+        read(write(tmp_path, {"label": short}), task="residue_regression")
+    with pytest.raises(DataError, match="3 labels for a sequence of 5 residues"):
+        read(write(tmp_path, {"label": BITS}), task="residue_classification")
+
+
 def test_0_and_1_of_residues_that_a_file_has_as_decimals_are_classes(tmp_path):
     rows = [[float(digit == "1") for digit in draw(number, "01", len(one))] for number, one in enumerate(SEQUENCES)]
     pq.write_table(pa.table({"sequence": SEQUENCES, "label": rows}), tmp_path / "rows.parquet")
