@@ -26,34 +26,34 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainerCallba
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from .checkpoints.resume import Resumer
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
-from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
 from .data.batching import RepeatedRows
 from .data.masking import MaskingEpochCallback
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
-from .hub.pusher import Pusher
 from .models.process_settings import replaced
 from .plan import Plan
 from .processes.team import Team, release_group, share_group
 from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_record import RunClockCallback
+from .reporting.speed_line import SpeedLine
 from .reporting.throughput import ThroughputCallback
+from .saving.exporter import Exporter
+from .saving.pusher import Pusher
+from .saving.resumer import Resumer
+from .saving.saver import Saver
 from .training.backends import Backend, check_optimizer, choose_backend
 from .training.checks import Checks, check_training
 from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
-from .training.export import Exporter
 from .training.loaders import Loaders, naming_dead_workers, take_rows
 from .training.losses import Losses
 from .training.nan_guard import NanGuard
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run, seed_process
-from .training.progress import SpeedLine
 from .training.stop import Stopper, keep_from_workers
 from .training.watchers import CollapseAlarm, EarlyStopping
 from .training_args import complete_arguments

@@ -22,6 +22,7 @@ FLOORS = (
     {"checkpoints"},
     {"speedups", "hub"},
     {"training"},
+    {"saving"},
     {"tasks"},
     {"affinity", "masked_lm", "pde"},
     {"generation"},  # judges what it generates with a trained affinity model

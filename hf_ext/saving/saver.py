@@ -17,16 +17,16 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from ..checkpoints.finished_model import not_finite
+from ..checkpoints.manifest import PROGRESS, check_unlisted
+from ..checkpoints.mirror import MirroredStore
+from ..checkpoints.retention import Retention
+from ..checkpoints.run_lock import local_folder
+from ..checkpoints.store import CheckpointStore
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
 from ..models.replaced_forwards import is_from
 from ..processes.sharding import own_part
-from .finished_model import not_finite
-from .manifest import PROGRESS, check_unlisted
-from .mirror import MirroredStore
-from .retention import Retention
-from .run_lock import local_folder
-from .store import CheckpointStore
 
 SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little
 

@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import HubStrategy
 
 from ..errors import ArgumentError, HfExtError, RunEnded
-from .allowed import CARD, is_draft
-from .push import HubError, open_repository, push_folder
+from ..hub.allowed import CARD, is_draft
+from ..hub.push import HubError, open_repository, push_folder
 
 GRACE_S = 10.0  # after a stop: schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it
 END_WAIT_S = 1800.0  # at the end of training, and of the process

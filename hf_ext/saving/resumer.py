@@ -13,10 +13,10 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..checkpoints.compare import STEP_SIZE, compare_runs, describe_run, refuse
+from ..checkpoints.manifest import PROGRESS, Stored, check_unlisted, read_json
 from ..errors import CheckpointError
 from ..processes.team import do_on_main
-from .compare import STEP_SIZE, compare_runs, describe_run, refuse
-from .manifest import PROGRESS, Stored, check_unlisted, read_json
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
 ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})
