@@ -10,9 +10,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import TrainingArguments
 
 from ..data.fingerprint import compare_fingerprints, fingerprint
 from ..errors import ArgumentError, CheckpointError
@@ -69,34 +71,58 @@ logger = logging.getLogger(__name__)
 # --- the facts of a run ----------------------------------------------------------------------------------------------
 
 
-def describe_run(trainer: Any) -> dict[str, Any]:
+class Described(Protocol):
+    """What of a trainer makes the run what it is."""
+
+    train_dataset: Any
+    data_collator: Any
+
+    @property
+    def args(self) -> TrainingArguments:
+        """Returns those of now."""
+        ...
+
+    @property
+    def model(self) -> nn.Module:
+        """Returns the model that trains."""
+        ...
+
+    @property
+    def compute_metrics(self) -> object:
+        """Returns what scores evaluations, a `RowMetrics` perhaps."""
+        ...
+
+
+def describe_run(
+    run: Described, held_out: Mapping[str, Any], written_by: str, applied: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """The facts of a run, for the manifest of its checkpoints and for `compare_runs`.
 
     Call it at the same point of every run: after the plan was applied, before training begins.
 
     Args:
-        trainer: a `FastTrainer`.
+        held_out: evaluation sets by their prefix, and "test".
+        written_by: what writes weights and states into checkpoints.
+        applied: settings of the speed-ups that were applied, by their names.
 
     Returns:
         JSON-able, and equal to what JSON makes of it: world_size, devices_per_process, written_by, arguments, data,
-        held_out (evaluation sets by their prefix, and "test"), model, collator, speedups.
+        held_out, model, collator, speedups.
 
     Cost: that of `fingerprint`, some seconds per GB of a table.
     """
-    args, best, compute = trainer.args, trainer.args.metric_for_best_model, trainer.compute_metrics
+    args, best, compute = run.args, run.args.metric_for_best_model, run.compute_metrics
     if best and isinstance(compute, RowMetrics):
         best = compute.spell_out(best)  # with the threshold or the groups that decide its value
-    applied = {one.name: one.settings for one in trainer.plan.decisions if one.status == "applied"}
-    held_out = {**trainer._ext_eval_sets, "test": trainer.test_dataset}
     facts = {
         "world_size": args.world_size,
         "devices_per_process": max(1, args.n_gpu),
-        "written_by": trainer._ext_backend.written_by,
+        "written_by": written_by,
         "arguments": {**{name: getattr(args, name) for name in sorted(ANOTHER_RUN)}, "metric_for_best_model": best},
-        "data": fingerprint(trainer.train_dataset),
+        "data": fingerprint(run.train_dataset),
         "held_out": {name: fingerprint(rows) for name, rows in held_out.items() if rows is not None},
-        "model": _describe_model(trainer.model),
-        "collator": _describe_collator(trainer.data_collator),
+        "model": _describe_model(run.model),
+        "collator": _describe_collator(run.data_collator),
         "speedups": {
             name: {key: applied[name].get(key) for key in keys} for name, keys in SPEEDUPS.items() if name in applied
         },
@@ -114,7 +140,7 @@ def _to_json(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def _describe_model(model: Any) -> dict[str, Any]:
+def _describe_model(model: nn.Module) -> dict[str, Any]:
     inner = unwrap_peft(model)
     config: Any = getattr(inner, "config", None)
     adapters = getattr(model, "peft_config", None) or {}
@@ -131,7 +157,7 @@ def _describe_model(model: Any) -> dict[str, Any]:
     }
 
 
-def _class_of(model: Any) -> str:
+def _class_of(model: nn.Module) -> str:
     """Before FSDP2 put a class of its own in front."""
     return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -13,12 +13,15 @@ from accelerate.utils import broadcast_object_list, gather_object, reduce, wait_
 from ..errors import CheckpointError, DiskFailure, HfExtError, RunEnded, is_out_of_memory
 from ..files import describe_failure, is_disk_failure
 
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
 Result = TypeVar("Result")
 _BEAT_S = 0.2
 _holders: WeakSet[Any] = WeakSet()  # of the process group, such as by a model that DDP has wrapped
 
 
-def do_on_main(args: Any, work: Callable[[], Result]) -> Result:
+def do_on_main(args: TrainingArguments, work: Callable[[], Result]) -> Result:
     """What `work`, called by the main process alone, returns; on all processes. So is what it raises.
 
     Args:
@@ -38,12 +41,21 @@ def do_on_main(args: Any, work: Callable[[], Result]) -> Result:
         except OSError as error:
             if not is_disk_failure(error):
                 raise
-            outcome[1] = DiskFailure(describe_failure(error, error.filename or args.output_dir))
+            outcome[1] = DiskFailure(describe_failure(error, error.filename or str(args.output_dir)))
     if args.world_size > 1:
         broadcast_object_list(outcome)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+class HasArguments(Protocol):
+    """A trainer, whose arguments may be replaced."""
+
+    @property
+    def args(self) -> TrainingArguments:
+        """Returns those of now."""
+        ...
 
 
 class Team:
@@ -55,9 +67,11 @@ class Team:
         writes: whether this one writes what all share (`args.should_save`).
     """
 
-    def __init__(self, trainer: Any):
-        self._trainer, args = trainer, trainer.args
-        self.rank, self.size = args.process_index, args.world_size
+    def __init__(self, trainer: HasArguments):
+        self._trainer = trainer
+        args = trainer.args
+        self.rank = args.process_index
+        self.size = args.world_size
         self.is_main = self.rank == 0
         self.writes = bool(args.should_save)
 

@@ -7,26 +7,32 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..checkpoints.finished_model import not_finite
 from ..checkpoints.manifest import PROGRESS, check_unlisted
 from ..checkpoints.mirror import MirroredStore
-from ..checkpoints.retention import Retention
 from ..checkpoints.run_lock import local_folder
 from ..checkpoints.store import CheckpointStore
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
 from ..models.replaced_forwards import is_from
 from ..processes.sharding import own_part
+from ..processes.team import Team
+from ..training.backends import Backend
+from ..training.host import Carried, Host
+from ..training.overrides import find_override
+from ..training.stop import Stopper
+from .rotation import Retention
 
 SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little
 
@@ -43,7 +49,8 @@ class Saver:
     row have failed. All processes call each method.
 
     Args:
-        trainer: the `FastTrainer`.
+        carried: the parts whose states are in each checkpoint.
+        keep: makes the rules of a store. push: begins the push of a checkpoint that is in place.
 
     Attributes:
         store: what training saves into.
@@ -52,8 +59,23 @@ class Saver:
         staging_root: where Trainer is to write, while it writes a checkpoint.
     """
 
-    def __init__(self, trainer: Any, find_override: Callable[[], str | None]):
-        self._trainer, self._team, self._find_override = trainer, trainer._ext_team, find_override
+    def __init__(
+        self,
+        trainer: Host,
+        team: Team,
+        backend: Backend,
+        stopper: Stopper,
+        carried: Sequence[Carried],
+        keep: Callable[[CheckpointStore], Retention],
+        push: Callable[[int], None],
+    ):
+        self._trainer = trainer
+        self._team = team
+        self._backend = backend
+        self._stopper = stopper
+        self._carried = carried
+        self._keep = keep
+        self._push = push
         self.saved_step: int | None = None
         self.staging_root: str | None = None
         self._folders: tuple[str, str | None] = ("", None)
@@ -74,7 +96,7 @@ class Saver:
             self._folders, (output, local) = folders, folders
             stored = MirroredStore(local_folder(local, output), output) if local is not None else None
             self.store: CheckpointStore = stored or CheckpointStore(output)
-            self.retention = Retention(self._trainer, self.store)
+            self.retention = self._keep(self.store)
 
     def begin_run(self, facts: dict[str, Any], saved_step: int | None, best_step: int | None) -> None:
         """Another run, or the same one continued.
@@ -110,7 +132,7 @@ class Saver:
         epoch = self._trainer.state.epoch or 0
         self._begun = step, began, self._thread.submit(self._commit, step, epoch) if mine else None
         # Who waits alone would wait for the others, who train on: if one process waits, all do.
-        stops = self._trainer._ext_stopper.reason is not None
+        stops = self._stopper.reason is not None
         self._others_write, stops = self._team.agree([self._may_others_write(), stops])
         if self._others_write or stops:
             self._wait()
@@ -119,7 +141,7 @@ class Saver:
         hooks = [type(callback).on_save for callback in self._trainer.callback_handler.callbacks]
         stock = TrainerCallback.on_save  # integrations of transformers have one of their own, which reads the folder
         are_others = any(hook is not stock and not is_from(hook, ("hf_ext",)) for hook in hooks)
-        return are_others or self._find_override() is not None
+        return are_others or find_override(self._trainer, "_save_checkpoint") is not None
 
     def _wait(self) -> None:
         """Until the last checkpoint has its name."""
@@ -132,7 +154,7 @@ class Saver:
             self._give_up(step, failure)
             return
         self.saved_step, self._num_failures, self._open_step = step, 0, step
-        self._trainer._ext_stopper.note_save(time.perf_counter() - began)
+        self._stopper.note_save(time.perf_counter() - began)
 
     def leave(self) -> None:
         """After an exception, where other processes may not be here: waits for the commit that is under way."""
@@ -158,7 +180,8 @@ class Saver:
         # Trainer adds to the lists of before, and fails where the checkpoint that the run continues lacks a callback.
         callbacks = [*trainer.callback_handler.callbacks, trainer.control]
         names = Counter(type(callback).__name__ for callback in callbacks if isinstance(callback, ExportableState))
-        state.stateful_callbacks = {name: [] if number > 1 else {} for name, number in names.items()}
+        made: dict[str, object] = {name: [] if number > 1 else {} for name, number in names.items()}
+        state.stateful_callbacks = made  # type: ignore[assignment]
         self.staging_root = str(folder.parent)
         try:
             write()
@@ -173,7 +196,7 @@ class Saver:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
             progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
             progress["losses"] = {"unlogged": self._unlogged, "last_logged_step": trainer._globalstep_last_logged}
-            progress |= {part.name: part.state() for part in trainer._ext_carried()}
+            progress |= {part.name: part.state() for part in self._carried}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
 
     def _commit(self, step: int, epoch: float) -> None:
@@ -206,7 +229,7 @@ class Saver:
                 logger.error("checkpoint-%d may lack what others wrote into it: %s", step, error)
             self.store.begin_copies(self.retention.best_step())
         if self._trainer.args.push_to_hub:
-            self._trainer._ext_pusher.push_checkpoint(step)
+            self._push(step)
 
     def choose_best(self) -> None:
         """At the end of a run: the state names the best checkpoint that there is, on all processes the same one."""
@@ -246,7 +269,7 @@ class Saver:
         self._num_failures += 1
         left = SAVE_FAILURES_ALLOWED - self._num_failures
         logger.error("Checkpoint %d was not written: %s", step, failure)
-        if left <= 0 or self._trainer._ext_stopper.reason is not None:
+        if left <= 0 or self._stopper.reason is not None:
             raise DiskFailure(f"{self._num_failures} checkpoint(s) in a row were not written: {failure}")
         before = "no checkpoint was saved yet" if self.saved_step is None else f"checkpoint-{self.saved_step} is valid"
         logger.error("Training goes on; %s. %d more such failure(s) end it.", before, left)
@@ -272,9 +295,10 @@ class Saver:
 
         Cost: one pass over them and one device synchronisation.
         """
-        trainer, backend = self._trainer, self._trainer._ext_backend
+        trainer, backend = self._trainer, self._backend
         tensors = [(name, own_part(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
-        if with_optimizer and not (backend.is_zero or trainer.args.save_only_model):
+        is_stored = with_optimizer and not (backend.is_zero or trainer.args.save_only_model)
+        if is_stored and trainer.optimizer is not None:
             tensors += _optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
         names = not_finite(tensors)
         if backend.is_spread:  # each process looked at its part
@@ -291,7 +315,7 @@ class Saver:
 
 
 def _optimizer_tensors(
-    optimizer: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of an optimizer's state, as "exp_avg of head.weight"."""
     known = {id(parameter): name for name, parameter in named_parameters}

@@ -14,12 +14,14 @@ from accelerate.utils import broadcast, convert_outputs_to_fp32, get_mixed_preci
 from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
+from transformers import TrainingArguments
 
 from ..checkpoints.retention import Sizes
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.blocks import block_classes, exact_modules, find_blocks
+from ..plan import Plan
 from ..processes.sharding import (
     num_elements,
     offload_device,
@@ -28,6 +30,7 @@ from ..processes.sharding import (
     splits_weights,
     zero_stage,
 )
+from .host import Host
 
 RANK_BYTES = 2**18  # of DeepSpeed's files: pickled names and settings, per process
 
@@ -43,8 +46,9 @@ class Backend:
     is_zero = False
     has_own_loss_scale = False
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, plan: Plan):
         self._trainer = trainer
+        self._plan = plan
 
     @property
     def is_spread(self) -> bool:
@@ -62,7 +66,7 @@ class Backend:
 
     def configure(self) -> None:
         """Sets what Trainer has no argument for, in the Accelerator at hand, before that wraps a model."""
-        if self._trainer._ext_planned.applied("ddp"):
+        if self._plan.applied("ddp"):
             self._trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
 
     def begin_preparing(self) -> None:
@@ -142,7 +146,7 @@ class DeepSpeed(Backend):
                 config.get(name, {})["enabled"] = False
             config["torch_autocast"] = {"enabled": True, "dtype": half}
             plugin.hf_ds_config._dtype = torch.float32
-            trainer.plan.record("precision", weights="float32", products=half)
+            self._plan.record("precision", weights="float32", products=half)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -175,7 +179,7 @@ class DeepSpeed(Backend):
         return Sizes(weights + 2**16, zero, small_bytes)
 
 
-def check_given(args: Any, optimizers: Iterable[Any]) -> None:
+def check_given(args: TrainingArguments, optimizers: Iterable[Any]) -> None:
     """Raises ArgumentError for an optimizer or schedule that is no name, under DeepSpeed."""
     if args.deepspeed_plugin is not None and any(given is not None for given in optimizers):
         raise ArgumentError(
@@ -184,7 +188,7 @@ def check_given(args: Any, optimizers: Iterable[Any]) -> None:
         )
 
 
-def check_optimizer(args: Any, optimizer: Any) -> None:
+def check_optimizer(args: TrainingArguments, optimizer: Optimizer) -> None:
     """Raises ArgumentError for one that accelerate would silently replace: see `speedups/sharding.py`."""
     is_prepared = isinstance(optimizer, DeepSpeedOptimizerWrapper | DummyOptim)  # DeepSpeed made it, or will
     if replaces_optimizer(args) and type(optimizer) is not AdamW and not is_prepared:
@@ -233,7 +237,7 @@ class Fsdp2(Backend):
                 output_dtype=None,
                 cast_forward_inputs=False,
             )
-            self._trainer.plan.record("sharding", gradients_summed_in="float32")
+            self._plan.record("sharding", gradients_summed_in="float32")
 
     # --- splitting --------------------------------------------------------------------------------------------------
 
@@ -367,8 +371,8 @@ class Fsdp2(Backend):
         return {name: tensor for name, tensor in self._accelerator.get_state_dict(model).items() if name not in tied}
 
 
-def choose_backend(trainer: Any) -> Backend:
+def choose_backend(trainer: Host, plan: Plan) -> Backend:
     """The one that fits what accelerate made of the launch and of the trainer's arguments."""
     if trainer.is_deepspeed_enabled:
-        return DeepSpeed(trainer)
-    return (Fsdp2 if trainer.accelerator.is_fsdp2 else Backend)(trainer)
+        return DeepSpeed(trainer, plan)
+    return (Fsdp2 if trainer.accelerator.is_fsdp2 else Backend)(trainer, plan)

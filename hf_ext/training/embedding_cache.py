@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
 import datasets
 import numpy as np
@@ -30,9 +30,13 @@ from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
 from ..labels import LabelKind
-from ..models.affinity import in_float32
+from ..models.affinity import AffinityModel, in_float32
 from ..models.encoders import identify_encoder
 from ..models.process_settings import read_matmul_precision
+from ..processes.team import Team
+from .backends import Backend
+from .host import Host, name_evaluation_sets
+from .planned import PlannedRun
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ LIVE_SAMPLE = 256  # where encoders train, and a forward pass is the cost of eac
 
 @torch.no_grad()
 def encode_sequences(
-    model: Any,
+    model: AffinityModel,
     collator: Any,
     name: str,
     sequences: Sequence[str],
@@ -72,6 +76,31 @@ def encode_sequences(
 Embedded = EmbeddedDataset | EmbeddedResidues
 
 
+class EmbeddingHost(Host, Protocol):
+    """What of `FastTrainer` users may override."""
+
+    model: AffinityModel
+
+    def embed_dataset(self, dataset: Any) -> Embedded:
+        """See `FastTrainer`."""
+        ...
+
+    def embedding_key(self, name: str) -> dict[str, Any]:
+        """See `FastTrainer`."""
+        ...
+
+    def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+        """See `FastTrainer`."""
+        ...
+
+    def encode_sequences(self, name: str, sequences: Sequence[str]) -> Any:
+        """See `FastTrainer`."""
+        ...
+
+    def fit_scaling(self) -> None:
+        """See `FastTrainer`."""
+
+
 class EmbeddingCache:
     """Replaces the frozen inputs of datasets by cached embeddings, where the plan applied `embedding_cache`.
 
@@ -79,9 +108,12 @@ class EmbeddingCache:
         is_on: whether it did.
     """
 
-    def __init__(self, trainer: Any):
-        planned = trainer._ext_planned
-        self._trainer, self.is_on = trainer, planned.applied("embedding_cache")
+    def __init__(self, trainer: EmbeddingHost, team: Team, backend: Backend, planned: PlannedRun):
+        self._trainer = trainer
+        self._team = team
+        self._backend = backend
+        self._planned = planned
+        self.is_on = planned.applied("embedding_cache")
         self._settings: Mapping[str, Any] = planned.plan["embedding_cache"].settings if self.is_on else {}
         self._embedded: dict[int, tuple[Any, Embedded]] = {}  # by id of the dataset, which it keeps taken
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
@@ -94,7 +126,7 @@ class EmbeddingCache:
         """Before training: embeds all sets while the encoders are in memory, and measures scales."""
         trainer = self._trainer
         if self.is_on:
-            for dataset in (trainer.train_dataset, *trainer._ext_eval_sets.values()):
+            for dataset in (trainer.train_dataset, *name_evaluation_sets(trainer.eval_dataset).values()):
                 if hasattr(dataset, "__len__"):
                     trainer.embed_dataset(dataset)
             trainer.model.release_encoders()
@@ -175,7 +207,7 @@ class EmbeddingCache:
         encode = partial(trainer.encode_sequences, name)
         exactly = in_float32(trainer.model, name, encode)
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
-        with trainer._ext_backend.encoding(trainer.model):
+        with self._backend.encoding(trainer.model):
             blocks = [encode_finite(encode, exactly, batch)[0] for batch in batches]
         return torch.cat([*chain.from_iterable(blocks)] if self._per_residue else blocks)
 
@@ -186,7 +218,7 @@ class EmbeddingCache:
         products = "half"
         if model.encoder_dtype == torch.float32 and model.encoder_autocast is None:
             # Kept where `cpu_matmul` measured it exact; whether it pays differs from run to run.
-            is_exact = self._trainer._ext_planned.applied("cpu_matmul")
+            is_exact = self._planned.applied("cpu_matmul")
             device = torch.device(self._trainer.args.device)
             products = "float32" if is_exact else read_matmul_precision().name(device.type)
         return {
@@ -209,7 +241,7 @@ class EmbeddingCache:
         Raises:
             CacheError: what other processes stored does not arrive here; states do not fit on the disk.
         """
-        trainer, args, team = self._trainer, self._trainer.args, self._trainer._ext_team
+        trainer, args, team = self._trainer, self._trainer.args, self._team
         store, encode = self._open(name), partial(trainer.encode_sequences, name)
         exactly, shard = in_float32(trainer.model, name, encode), {}
         if self._per_residue:
@@ -256,7 +288,7 @@ class EmbeddingCache:
                 "--embedding_cache_dir a folder with more, or --without embedding_cache, which runs the encoder in "
                 "each epoch."
             )
-        if missing and self._trainer._ext_team.is_main:
+        if missing and self._team.is_main:
             logger.info("Residue states of %s, in %s.", size, store.folder)
 
     def _open(self, name: str) -> EmbeddingStore:
@@ -268,7 +300,7 @@ class EmbeddingCache:
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
                 self._stores[identity] = EmbeddingStore(cache_dir, key, longest)
             # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.
-            self._trainer._ext_team.wait_for_everyone()
+            self._team.wait_for_everyone()
         return self._stores[identity]
 
     def _report(self, name: str, store: EmbeddingStore, reports: list[EncodingReport]) -> None:
@@ -278,7 +310,7 @@ class EmbeddingCache:
         counts["encoding_seconds"] += round(max(report.seconds for report in reports), 2)
         counts["encoded_in_float32"] += sum(len(report.overflowed) for report in reports)
         self._folders[name] = str(store.folder)
-        self._trainer._ext_planned.record("embedding_cache", **counts, stores=dict(self._folders))
+        self._planned.record("embedding_cache", **counts, stores=dict(self._folders))
 
     # --- before the first step --------------------------------------------------------------------------------------
 

@@ -15,16 +15,19 @@ import datasets
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, RandomSampler, Sampler, Subset
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import seed_worker
 
+from ..checkpoints.store import CheckpointStore
 from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows, TokenBudgetBatchSampler, count_tokens
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..data.masking import EPOCH_COLUMN
 from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
 from ..errors import ArgumentError, DataError, DataWorkerDied
 from ..models.process_settings import replaced
+from .host import Host
 from .overrides import find_override
+from .planned import PlannedRun
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
@@ -53,8 +56,9 @@ class Loaders(TrainerCallback):
 
     name = "data_position"
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, planned: PlannedRun):
         self._trainer = trainer
+        self._planned = planned
         self._epoch = 0  # the next one
         self._stream: StreamBatchSampler | None = None
         self._even: EvenBatchSampler | TokenBudgetBatchSampler | None = None
@@ -75,7 +79,7 @@ class Loaders(TrainerCallback):
                 rows.
             DataError: there are no rows.
         """
-        trainer, args = self._trainer, self._trainer.args
+        args = self._trainer.args
         self._stream = self._even = None
         self._check_dispatch(rows)
         is_stock = getattr(sampler_fn, "__func__", None) is Trainer._get_train_sampler
@@ -84,7 +88,7 @@ class Loaders(TrainerCallback):
         if is_stream(rows):
             self._stream = self._read_stream(rows, batch_size)
             return self._make(PassedRows(), self._stream)
-        if trainer._ext_planned.applied("token_budget"):
+        if self._planned.applied("token_budget"):
             by_tokens = self._sample_by_tokens(rows)
             self._even = by_tokens if self._deals_evenly() else None
             return self._make(rows, by_tokens)
@@ -142,7 +146,7 @@ class Loaders(TrainerCallback):
         )
 
     def _sample_by_tokens(self, rows: Any) -> TokenBudgetBatchSampler:
-        args, planned = self._trainer.args, self._trainer._ext_planned
+        args, planned = self._trainer.args, self._planned
         sampler = TokenBudgetBatchSampler(
             count_tokens(getattr(rows, "live", rows), self._trainer.data_collator, args.length_column_name),
             **planned.plan["token_budget"].settings,
@@ -210,7 +214,9 @@ class Loaders(TrainerCallback):
 
     # --- a run ------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Says what a continued run cannot go on with exactly."""
         self._epoch = int(state.epoch or 0)
         if state.global_step and not args.ignore_data_skip:
@@ -226,7 +232,14 @@ class Loaders(TrainerCallback):
         if getattr(trainer.data_collator, "mlm", False):  # of transformers; whether others draw is not known
             yield f"{type(trainer.data_collator).__name__} draws masks at random, which MaskedLMCollator does not"
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Any = None,
+        **kwargs: object,
+    ) -> None:
         """Tells samplers the epoch: accelerate 1.15 reaches no further than it must, and not behind what is skipped."""
         sampler = getattr(train_dataloader, "batch_sampler", None)
         while sampler is not None:
@@ -277,7 +290,7 @@ def take_rows(dataset: Any, rows: Any) -> Any:
 
 
 @contextmanager
-def naming_dead_workers(trainer: Any) -> Iterator[None]:
+def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[None]:
     """Within it, a data worker that was killed, or whose process ended, is an error that says so, however many did.
 
     Raises:
@@ -292,11 +305,11 @@ def naming_dead_workers(trainer: Any) -> Iterator[None]:
         if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
             raise
         words = said[0].strip().rstrip(".") if said else f"DataLoader worker (pid not known) is gone: {error}"
-        own = trainer.checkpoints.checkpoints()
+        own = store.checkpoints()
         newest = f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
         raise DataWorkerDied(
             f"{words}. {newest} The same command with --resume auto (the recipes' default) goes "
-            f"on. {_ADVICE.format(trainer.args.dataloader_num_workers)}"
+            f"on. {_ADVICE.format(num_workers)}"
         ) from error
 
 

@@ -16,6 +16,7 @@ from ..models.lora import unwrap_peft
 from ..models.losses import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from ..models.process_settings import replaced
 from ..models.replaced_forwards import has_foreign_forward, is_from
+from .host import Host
 from .overrides import TRAINING_LOSS, find_override
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class Losses:
         at_hand: what was decided for the micro-batch at hand; None outside of one.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host):
         self._trainer = trainer
         self.given: LossFunction | None = None
         self.at_hand: DecidedLoss | None = None

@@ -8,15 +8,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.queues import Queue
 from typing import Any
 
 import psutil
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+from torch.utils.data import DataLoader
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..errors import DataWorkerDied, leave_terminal
+from ..models.process_settings import replaced
+from ..processes.team import Team
+from .host import Host
 
 STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
@@ -44,8 +48,9 @@ class Stopper(TrainerCallback):
         reason: why training stopped, for people; None where nothing but training itself ends it.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, team: Team):
         self._trainer = trainer
+        self._team = team
         self.reason: str | None = None
         self.process_began = time.monotonic() - (time.time() - psutil.Process().create_time())
         self._received: signal.Signals | None = None
@@ -54,6 +59,7 @@ class Stopper(TrainerCallback):
         self._last_save = time.monotonic()
         self._saved_step: int | None = None
         self._is_epoch_over = self._save_is_postponed = False
+        self._is_evaluating = False
 
     @contextlib.contextmanager
     def during_training(self) -> Iterator[None]:
@@ -81,7 +87,7 @@ class Stopper(TrainerCallback):
         if self._received is not None and self.reason is None:
             signal.raise_signal(self._received)
 
-    def _receive(self, pid: int, previous: dict[signal.Signals, Any], number: int, frame: Any) -> None:
+    def _receive(self, pid: int, previous: dict[signal.Signals, Any], number: int, frame: object) -> None:
         received = signal.Signals(number)
         if os.getpid() != pid:  # a process forked from this one: as if this handler were not there
             signal.signal(number, previous.get(received, signal.SIG_DFL))
@@ -112,6 +118,12 @@ class Stopper(TrainerCallback):
         """That a save took so long: before `max_hours`, time for two of the longest is left."""
         self._longest_save_s = max(self._longest_save_s, seconds)
 
+    @contextlib.contextmanager
+    def during_evaluation(self) -> Iterator[None]:
+        """While entered, an evaluation that Trainer's loop asked for is given up where the run stops."""
+        with replaced(self, _is_evaluating=True):
+            yield
+
     def check_evaluation(self) -> None:
         """Raises EvaluationGivenUp where the run stops; a hyperparameter search, though, is to get its number."""
         if self.reason is not None and not self._trainer.state.is_hyper_param_search:
@@ -128,7 +140,7 @@ class Stopper(TrainerCallback):
         is_time_up = hours is not None and now - self.process_began >= self._stop_after_s(hours * 3600)
         is_save_due = minutes is not None and now - self._last_save >= minutes * 60
         wishes = [*(self._received == number for number in STOPPING), is_time_up, is_save_due]
-        *signalled, is_time_up, is_save_due = self._trainer._ext_team.agree(wishes)
+        *signalled, is_time_up, is_save_due = self._team.agree(wishes)
         names = [f"received {number.name}" for number, came in zip(STOPPING, signalled, strict=True) if came]
         if names or is_time_up:
             self.reason = names[0] if names else f"max_hours={hours} is near"
@@ -141,7 +153,9 @@ class Stopper(TrainerCallback):
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """A resumed run that had come to its end, also by early stopping of transformers', does not train on."""
         callbacks = self._trainer.callback_handler.callbacks
         stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
@@ -149,7 +163,9 @@ class Stopper(TrainerCallback):
         if state.global_step > 0 and (state.global_step >= state.max_steps or has_stopped):
             control.should_training_stop = True
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Looks for a stop once all other callbacks have said what is due."""
         is_last = control.should_training_stop or control.should_epoch_stop
         self._is_epoch_over = float(state.epoch or 0.0).is_integer() or is_last
@@ -159,7 +175,9 @@ class Stopper(TrainerCallback):
         if self._is_epoch_over or self.reason is not None:
             self._save_is_postponed, control.should_save = control.should_save, False
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Trainer calls it where it leaves an epoch early, too."""
         control.should_save |= self._save_is_postponed
         self._save_is_postponed = False
@@ -168,13 +186,15 @@ class Stopper(TrainerCallback):
             control.should_log &= self._is_epoch_over
             control.should_save = self._saved_step != state.global_step
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """From here `save_minutes` counts."""
         self._last_save, self._saved_step = time.monotonic(), state.global_step
 
-    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """After each batch of an evaluation that Trainer's loop asked for; a user's own runs to its end."""
-        if self._trainer._ext_evaluator.is_due:
+        if self._is_evaluating:
             self._notice()
             self.check_evaluation()
 
@@ -185,12 +205,12 @@ def _say(text: str) -> None:
         os.write(2, f"\n{text}\n".encode())
 
 
-def _end_worker(error: Exception, batch: Any) -> None:
+def _end_worker(error: Exception, batch: object) -> None:
     _say(f"A data worker could not hand over a batch. {type(error).__name__}: {error}")
     os._exit(DataWorkerDied.exit_code)
 
 
-def _begin_worker(init: Any, worker_id: int) -> None:
+def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
     if hasattr(os, "setpgrp"):
         os.setpgrp()
     # Else the training process waits for ever for a batch that shared memory, or pickle, refused (torch 2.13).
@@ -199,7 +219,7 @@ def _begin_worker(init: Any, worker_id: int) -> None:
         init(worker_id)
 
 
-def keep_from_workers(loader: Any) -> Any:
+def keep_from_workers(loader: DataLoader) -> DataLoader:
     """The loader, whose workers, if it has any, get no signals that are sent to this process's group.
 
     A terminal, `timeout` or `kill -- -PID` would kill them, and torch raises an error in a process whose workers die.

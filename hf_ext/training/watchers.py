@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from transformers import TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput
 
 from ..errors import ArgumentError, DataError
 from ..evaluation.alarms import examine_predictions
@@ -17,7 +19,10 @@ from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
 from ..labels import ONE_NUMBER
 from ..labels.outputs import to_predictions
+from ..processes.team import Team
 from ..reporting.units import less_is_better
+from ..training_args import FastTrainingArguments
+from .host import Host
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
@@ -42,18 +47,17 @@ class Evaluation:
     name: str
 
 
-def make_comparable(output: Any, name: str, compute_metrics: Any) -> Evaluation | None:
+def make_comparable(output: EvalLoopOutput, name: str, compute_metrics: Any) -> Evaluation | None:
     """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token that are no labels'.
 
     Those are left out because they would fill the memory until the next evaluation.
     """
     columns = output.predictions, output.label_ids
     predictions, labels = (column[0] if isinstance(column, tuple) else column for column in columns)
-    is_known = bool(getattr(compute_metrics, "mean_metrics", ()))
-    is_small = isinstance(predictions, np.ndarray) and (predictions.ndim <= 2 or is_known)
-    if not is_small or not isinstance(labels, np.ndarray):
+    if not isinstance(predictions, np.ndarray) or not isinstance(labels, np.ndarray):
         return None
-    return Evaluation(predictions, labels, name)
+    is_small = predictions.ndim <= 2 or bool(getattr(compute_metrics, "mean_metrics", ()))
+    return Evaluation(predictions, labels, name) if is_small else None
 
 
 class EarlyStopping:
@@ -77,8 +81,9 @@ class EarlyStopping:
 
     name = "early_stopping"
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, team: Team):
         self._trainer = trainer
+        self._team = team
         self.decisions: list[dict[str, Any]] = []
         self._metric: str | None = None  # what is looked at, of the evaluation set of this name, "" of the only one
         self._set = ""
@@ -99,10 +104,10 @@ class EarlyStopping:
         rule = self._rule = self._rule or self._make_rule(labels)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())
-        stops = trainer._ext_team.agree([decision.should_stop])[0]
+        stops = self._team.agree([decision.should_stop])[0]
         if stops:
             trainer.control.should_training_stop = True
-        if trainer._ext_team.is_main:
+        if self._team.is_main:
             logger.log(logging.WARNING if stops else logging.INFO, describe(decision, rule))
         best = decision.against_best
         values = {} if best is None else {"": best.improvement, "_low": best.low, "_high": best.high}
@@ -111,25 +116,30 @@ class EarlyStopping:
 
     def _make_rule(self, labels: np.ndarray) -> StoppingRule:
         """The rule of the rows of this run's evaluations, as the checkpoint has it where that is of the same rows."""
-        args, metric, rows = self._trainer.args, str(self._metric), None
-        if metric in getattr(self._trainer.compute_metrics, "mean_metrics", ()):
+        args, compute = self._trainer.args, self._trainer.compute_metrics
+        metric, rows = str(self._metric), None
+        if metric in getattr(compute, "mean_metrics", ()):
             rows = partial(Summed, of_mean=np.sqrt if metric in ("rmse", "nrmse") else None)
         rule = StoppingRule(
             labels,
             metric=metric,
-            threshold=self._trainer.compute_metrics.threshold if metric in THRESHOLD_METRICS else None,
+            threshold=getattr(compute, "threshold", None) if metric in THRESHOLD_METRICS else None,
             rows=rows,
-            patience=args.early_stopping_patience,
+            patience=self._patience,
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
             min_delta=args.early_stopping_min_delta,
         )
         stored, self._stored_rule = self._stored_rule, None
-        if stored is not None and not rule.load_state_dict(stored) and self._trainer._ext_team.is_main:
+        if stored is not None and not rule.load_state_dict(stored) and self._team.is_main:
             logger.warning(
                 "Early stopping counts anew: predictions of other rows or labels, or in another metric, than before "
                 "cannot be compared."
             )
         return rule
+
+    @property
+    def _patience(self) -> int:
+        return self._trainer.args.early_stopping_patience or 0
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -145,7 +155,7 @@ class EarlyStopping:
         self._rule = None
         self._stored_rule, self.decisions = (tree["rule"], tree["decisions"]) if tree and self._metric else (None, [])
         counted = self.decisions[-1]["num_without_improvement"] if self.decisions else 0
-        if counted and counted >= self._trainer.args.early_stopping_patience:
+        if counted and counted >= self._patience:
             self._trainer.control.should_training_stop = True
 
     def num_bytes(self) -> int:
@@ -156,10 +166,10 @@ class EarlyStopping:
         rows = sets[self._set] if self._set else sets
         num_rows = len(rows) if hasattr(rows, "__len__") else 0
         num_rows = max(num_rows, 0 if self._rule is None else len(self._rule.labels))
-        return ROW_BYTES * num_rows * (self._trainer.args.early_stopping_patience + 1)
+        return ROW_BYTES * num_rows * (self._patience + 1)
 
 
-def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[str, str]:
+def choose_metric(args: FastTrainingArguments, eval_dataset: Any, compute_metrics: Any) -> tuple[str, str]:
     """Reads `metric_for_best_model` as a metric whose difference on the same rows has an interval.
 
     A `compute_metrics` whose metrics are means over rows, of errors that are not those of `COMPARABLE`, names them as
@@ -209,7 +219,7 @@ def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[s
     return metric, name
 
 
-def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
+def check_metric_on_rows(args: TrainingArguments, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
     """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
 
     Args:
@@ -290,7 +300,7 @@ class CollapseAlarm:
 
     name = "collapse_alarm"
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host):
         self._trainer = trainer
         self.alarms: list[dict[str, Any]] = []
         self._said: dict[str, list[str]] = {}  # name of the evaluation set -> which alarms hold

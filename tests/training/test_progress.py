@@ -154,9 +154,7 @@ class Loop:
         self.now = 1000.0
         self.args, self.model = make_args(folder, **given), Scripted()
         self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
-        handler = SimpleNamespace(callbacks=bars)
-        trainer = SimpleNamespace(args=self.args, throughput=self.throughput, callback_handler=handler)
-        self.line = SpeedLine(trainer, self.clock)
+        self.line = SpeedLine(self.throughput, lambda: bars, self.clock)
         self.state = TrainerState(max_steps=100, is_world_process_zero=is_main)
         self.tell("train_begin")
 
