@@ -43,7 +43,7 @@ from .models.process_settings import replaced
 from .parts import Parts, make_parts
 from .plan import Plan
 from .processes.team import release_group, share_group
-from .reporting.progress import messages_above_bars, show_live
+from .text.progress import messages_above_bars, show_live
 from .training.backends import check_optimizer
 from .training.checks import check_training
 from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences

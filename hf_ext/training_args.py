@@ -38,7 +38,7 @@ from .arguments.training_fields import (
 from .errors import ArgumentError
 from .optional import require
 from .processes import check_together, need_cpu_backend, need_gloo
-from .reporting.units import less_is_better
+from .text.units import less_is_better
 
 if TYPE_CHECKING:
     from transformers.trainer_pt_utils import AcceleratorConfig

@@ -20,7 +20,7 @@ from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
 from ..labels import ONE_NUMBER
 from ..labels.outputs import to_predictions
 from ..processes.team import Team
-from ..reporting.units import less_is_better
+from ..text.units import less_is_better
 from ..training_args import FastTrainingArguments
 from .host import Host
 
