@@ -130,7 +130,7 @@ def describe_run(
     return json.loads(json.dumps(facts, default=_to_json, skipkeys=True))
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, set | frozenset):
@@ -176,7 +176,7 @@ def _identity(spec: Any) -> str:
     return fingerprint if fingerprint.startswith("sha256:") else f"{spec.name_or_path}@{spec.revision}"
 
 
-def _describe_collator(collator: Any) -> dict[str, Any]:
+def _describe_collator(collator: object) -> dict[str, Any]:
     """Class and settings: plain public attributes, the columns, and what its tokenizers make of residues."""
     facts: dict[str, Any] = {"class": getattr(collator, "__qualname__", type(collator).__qualname__)}
     for name, value in getattr(collator, "__dict__", {}).items():
@@ -331,7 +331,7 @@ def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
     return "rows", num_batches * arguments["per_device_train_batch_size"] * facts["devices_per_process"]
 
 
-def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, place: str) -> Iterator[tuple[str, Any]]:
     """(dotted place, value) of everything in nested mappings and in lists of mappings."""
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
@@ -343,10 +343,10 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, value
 
 
-def _line(name: str, one: Any, other: Any) -> str:
+def _line(name: str, one: object, other: object) -> str:
     return f"{name}: {_short(one)} in the checkpoint, {_short(other)} now"
 
 
-def _short(value: Any, limit: int = 120) -> str:
+def _short(value: object, limit: int = 120) -> str:
     text = str(value) or "''"
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -169,5 +169,5 @@ class StateTable:
         return self.store.gather_states([self._sequences[_key(ids)] for ids in antigens])
 
 
-def _key(ids: Any) -> bytes:
+def _key(ids: np.ndarray) -> bytes:
     return np.asarray(ids, np.int64).tobytes()

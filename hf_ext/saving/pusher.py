@@ -51,7 +51,7 @@ class Pusher(TrainerCallback):
         self._commit: CommitInfo | None = None  # of the last push, or why it failed
         self._error: Exception | None = None
 
-    def open(self, **given: Any) -> None:
+    def open(self, **given: object) -> None:
         """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
 
         Raises:
@@ -67,7 +67,7 @@ class Pusher(TrainerCallback):
         name = trainer.args.hub_model_id or Path(trainer.args.output_dir).absolute().name
         trainer.hub_model_id = self._team.on_main(lambda: open_repository(name, **settings))
 
-    def _settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _settings(self, given: Mapping[str, object]) -> dict[str, Any]:
         """Token, branch, and whether it is private: what is given, else what the arguments say."""
         args = self._trainer.args
         said = {"token": args.hub_token, "private": args.hub_private_repo, "revision": args.hub_revision}
@@ -97,7 +97,7 @@ class Pusher(TrainerCallback):
 
         self._send(name, push)
 
-    def push_model(self, message: str | None, blocking: bool = True, **given: Any) -> CommitInfo | None:
+    def push_model(self, message: str | None, blocking: bool = True, **given: object) -> CommitInfo | None:
         """Pushes what the output folder may share; all processes call it.
 
         Args:

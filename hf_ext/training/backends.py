@@ -32,6 +32,7 @@ from ..processes.sharding import (
 )
 from .host import Host
 
+Loss = torch.Tensor | tuple[torch.Tensor, Any]  # with what the model returned
 RANK_BYTES = 2**18  # of DeepSpeed's files: pickled names and settings, per process
 
 
@@ -75,11 +76,13 @@ class Backend:
 
     # --- computing --------------------------------------------------------------------------------------------------
 
-    def carry_not_finite(self, loss: Any, is_training: bool) -> Any:
+    def carry_not_finite(self, loss: Loss, is_training: bool) -> Loss:
         """A training loss whose gradients are not finite either, if it is not."""
         return loss
 
-    def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
+    def prepare_to_evaluate(
+        self, model: nn.Module, make_optimizer: Callable[[], Optimizer]
+    ) -> tuple[nn.Module, Optimizer] | None:
         """Model and optimizer as accelerate prepares them, where evaluating needs that and training has not begun."""
         return None
 
@@ -155,7 +158,7 @@ class DeepSpeed(Backend):
         """In float16, where DeepSpeed ends a run at its lowest scale itself."""
         return bool(self._trainer.args.fp16)
 
-    def carry_not_finite(self, loss: Any, is_training: bool) -> Any:
+    def carry_not_finite(self, loss: Loss, is_training: bool) -> Loss:
         """A training loss whose gradients are not finite either, if it is not."""
         if not is_training or not isinstance(loss, torch.Tensor):
             return loss
@@ -253,26 +256,28 @@ class Fsdp2(Backend):
         # Before there is an optimizer, which takes the weights that train.
         prepare = self._keep_prepared if is_split else partial(self._split, self._ready(model))
 
-        def prepare_once(*parts: Any) -> Any:
+        def prepare_once(*parts: Any) -> object:
             del self._accelerator.prepare
             return prepare(*parts)
 
         self._accelerator.prepare = prepare_once
 
-    def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
+    def prepare_to_evaluate(
+        self, model: nn.Module, make_optimizer: Callable[[], Optimizer]
+    ) -> tuple[nn.Module, Optimizer] | None:
         """Splits a model that is whole still."""
         if isinstance(model, FSDPModule):
             return None
         exact = self._ready(model)
         return self._split(exact, model, make_optimizer())
 
-    def _keep_prepared(self, *prepared: Any) -> tuple[Any, ...]:
+    def _keep_prepared(self, *prepared: object) -> tuple[object, ...]:
         """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
         self._accelerator._models += [part for part in prepared if isinstance(part, FSDPModule)]
         self._accelerator._optimizers += [part for part in prepared if isinstance(part, AcceleratedOptimizer)]
         return prepared
 
-    def _split(self, exact: list[nn.Module], whole: Any, optimizer: Any) -> tuple[Any, Any]:
+    def _split(self, exact: list[nn.Module], whole: Any, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """`Accelerator.prepare`, and what it leaves undone: `exact`, and autocast."""
         # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
         # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.

@@ -174,7 +174,7 @@ class Evaluator(TrainerCallback):
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, asked_for: Any, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def evaluate(self, asked_for: object, run: Callable[[], dict[str, float]]) -> dict[str, float]:
         """What `run`, Trainer's own `evaluate`, makes of the rows that were asked for: see `Trainer.evaluate`.
 
         Other rows than the run's own are looked at in full. An evaluation of Trainer's loop that a stop gives up is as
@@ -363,7 +363,7 @@ def full_key(key: str) -> str:
     return "_".join([head, "full", *tail])
 
 
-def check_schedule(args: FastTrainingArguments, eval_dataset: Any) -> None:
+def check_schedule(args: FastTrainingArguments, eval_dataset: object) -> None:
     """Refuses explicit requests that would do nothing or wrong; idle ones of a preset are passed over, with a line.
 
     Raises:

@@ -6,14 +6,14 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import datasets
 from accelerate.utils import gather_object
-from torch.utils.data import DataLoader, RandomSampler, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import seed_worker
@@ -41,6 +41,9 @@ _ADVICE = (
 logger = logging.getLogger(__name__)
 
 
+MakeSampler = Callable[[Any], Sampler]
+
+
 class Loaders(TrainerCallback):
     """Makes the loaders of a run; where nothing is to be done otherwise, they are Trainer's.
 
@@ -65,7 +68,9 @@ class Loaders(TrainerCallback):
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def train(self, rows: Any, batch_size: int, sampler_fn: Any, make_stock: Callable[..., DataLoader]) -> DataLoader:
+    def train(
+        self, rows: Any, batch_size: int, sampler_fn: MakeSampler, make_stock: Callable[..., DataLoader]
+    ) -> DataLoader:
         """The training loader.
 
         Args:
@@ -97,7 +102,7 @@ class Loaders(TrainerCallback):
             return self._make(rows, self._even)
         return make_stock(rows, sampler_fn=sampler_fn, is_training=True)
 
-    def _check_dispatch(self, rows: Any) -> None:
+    def _check_dispatch(self, rows: object) -> None:
         """Accelerate would join the batches of all processes: of unequal width they fail on one, while others wait."""
         config, is_streamed = self._trainer.args.accelerator_config, is_stream(rows)
         hands_out = config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1
@@ -223,7 +228,7 @@ class Loaders(TrainerCallback):
             for problem in self._name_inexact(kwargs.get("train_dataloader")):
                 logger.warning("%s: this run may go on otherwise than if it had not ended (docs/limits.md).", problem)
 
-    def _name_inexact(self, loader: Any) -> Iterator[str]:
+    def _name_inexact(self, loader: object) -> Iterator[str]:
         trainer = self._trainer
         if find_override(trainer, "_get_train_sampler", "get_train_dataloader"):
             yield "The order of rows is the class's own, which generators that nobody seeds may draw"
@@ -237,7 +242,7 @@ class Loaders(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        train_dataloader: Any = None,
+        train_dataloader: DataLoader | None = None,
         **kwargs: object,
     ) -> None:
         """Tells samplers the epoch: accelerate 1.15 reaches no further than it must, and not behind what is skipped."""
@@ -282,7 +287,7 @@ class Loaders(TrainerCallback):
         return self._trainer.state.global_step * args.gradient_accumulation_steps * args.world_size
 
 
-def take_rows(dataset: Any, rows: Any) -> Any:
+def take_rows(dataset: Dataset, rows: Sequence[int]) -> Dataset:
     """The rows of a map-style dataset with these numbers, in this order."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(rows)

@@ -36,7 +36,9 @@ class ExactLoss:
     model: Any
     kind: LossKind
 
-    def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    def __call__(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
         """The sum of the loss over its items, by `num_items_in_batch`, or by how many there are here."""
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
         return exact_loss(self.kind, self.model.config, logits, labels, num_items_in_batch)
@@ -99,7 +101,9 @@ class DecidedLoss:
         """Whether the model says that it leaves labels of -100 out, of numbers too."""
         return getattr(self.model, "skips_unknown", False)
 
-    def sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
+    def sum_rows(
+        self, logits: torch.Tensor | tuple, labels: torch.Tensor, bounds: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""
         logits = logits[0] if isinstance(logits, tuple) else logits
         if self.kind is not None:
@@ -218,7 +222,7 @@ class Losses:
         with replaced(self, _rows=rows, _ignored=ignored):
             yield rows
 
-    def keep(self, outputs: Any, labels: Any, bounds: Any) -> None:
+    def keep(self, outputs: Any, labels: torch.Tensor | None, bounds: torch.Tensor | None) -> None:
         """Keeps the losses of a batch's rows in an evaluation, of all processes, where they are known.
 
         Args:
@@ -248,6 +252,6 @@ class Losses:
         metrics[f"{prefix}_loss"] = float(rows[:, 0].sum() / max(float(rows[:, 1].sum()), 1.0))
 
 
-def _divides(model: Any) -> bool:
+def _divides(model: object) -> bool:
     """Whether the model says that it divides by `num_items_in_batch` itself."""
     return getattr(model, "accepts_loss_kwargs", None) is True

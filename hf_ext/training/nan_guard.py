@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
@@ -54,14 +55,14 @@ class NanGuard(TrainerCallback):
         self._backend = backend
         self._last_good = last_good
         self.losses: list[torch.Tensor] = []
-        self._norm: Any = None
+        self._norm: torch.Tensor | float | None = None
 
     @property
     def _padding(self) -> PaddingWatch | None:
         """Watches it, where encoders are packed."""
         return self._run.padding
 
-    def see_norm(self, norm: Any) -> Any:
+    def see_norm(self, norm: torch.Tensor | float | None) -> torch.Tensor | float | None:
         """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process."""
         self._norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return self._norm
@@ -79,7 +80,7 @@ class NanGuard(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        train_dataloader: Any = None,
+        train_dataloader: DataLoader | None = None,
         **kwargs: object,
     ) -> None:
         """Gradients are complete and clipped: goes on, or raises on all processes alike."""
@@ -121,7 +122,7 @@ class NanGuard(TrainerCallback):
 
     # --- what is said of it -----------------------------------------------------------------------------------------
 
-    def _describe(self, loader: Any) -> str:
+    def _describe(self, loader: DataLoader | None) -> str:
         trainer = self._trainer
         losses = [float(loss) for loss in self.losses]
         if len(losses) != trainer.current_gradient_accumulation_steps:  # of a subclass's own `training_step`

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import enable_full_determinism, set_seed
+from transformers import TrainingArguments, enable_full_determinism, set_seed
 
 from ..checkpoints.run_lock import find_other_run
 from ..data.columns import reads_text
@@ -77,7 +77,7 @@ class PlannedRun:
         """As `Plan.applied`."""
         return self.plan.applied(name)
 
-    def record(self, name: str, **evidence: Any) -> None:
+    def record(self, name: str, **evidence: object) -> None:
         """Adds a measurement to one decision and rewrites `plan.json`."""
         self.plan.record(name, **evidence)
         self.save()
@@ -105,7 +105,7 @@ class PlannedRun:
             logger.error("plan.json was not written: %s", describe_failure(error, folder))
 
 
-def seed_process(args: Any) -> None:
+def seed_process(args: TrainingArguments) -> None:
     """As Trainer does before it calls `model_init`."""
     if args.full_determinism:
         enable_full_determinism(args.seed)

@@ -47,7 +47,7 @@ class Evaluation:
     name: str
 
 
-def make_comparable(output: EvalLoopOutput, name: str, compute_metrics: Any) -> Evaluation | None:
+def make_comparable(output: EvalLoopOutput, name: str, compute_metrics: object) -> Evaluation | None:
     """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token that are no labels'.
 
     Those are left out because they would fill the memory until the next evaluation.
@@ -169,7 +169,7 @@ class EarlyStopping:
         return ROW_BYTES * num_rows * (self._patience + 1)
 
 
-def choose_metric(args: FastTrainingArguments, eval_dataset: Any, compute_metrics: Any) -> tuple[str, str]:
+def choose_metric(args: FastTrainingArguments, eval_dataset: object, compute_metrics: object) -> tuple[str, str]:
     """Reads `metric_for_best_model` as a metric whose difference on the same rows has an interval.
 
     A `compute_metrics` whose metrics are means over rows, of errors that are not those of `COMPARABLE`, names them as
@@ -219,7 +219,9 @@ def choose_metric(args: FastTrainingArguments, eval_dataset: Any, compute_metric
     return metric, name
 
 
-def check_metric_on_rows(args: TrainingArguments, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
+def check_metric_on_rows(
+    args: TrainingArguments, compute_metrics: object, dataset: Any, name: str, rows: np.ndarray | None
+) -> None:
     """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
 
     Args:
