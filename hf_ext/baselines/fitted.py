@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from ..training.embedding_cache import encode_sequences
 from .by_kind import NearestBaseline, make_linear, predict_constant
 from .partners import find_partner, predict_by_partner
 from .ridge import SequenceFeatures, predict_group_means
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
@@ -53,7 +56,7 @@ def embed_distinct(
     return table
 
 
-def encode_as_before(trainer: Any, rows: Any) -> Encode:
+def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
     """Embeds with the encoders as they were before training: frozen ones through the cache.
 
     Encoders compute with the kernels of the run; where it trained in half precision so do they, as far as rounding
@@ -138,7 +141,7 @@ class Baselines:
         self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=rows.partner.num_partners)
 
 
-def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None) -> Baselines:
+def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: str | None) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
     The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
@@ -201,7 +204,7 @@ def columns_of(collator: SequenceCollator) -> list[str]:
     return [column for parts in collator.columns.values() for column in parts]
 
 
-def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
+def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = None) -> np.ndarray:
     """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
 
     Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
@@ -249,9 +252,10 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
             baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, standardize=False)
 
 
-def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows) -> None:
+def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Rows) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
-    model, encode = trainer.model, trainer.encode_distinct
+    model = trainer.model
+    encode: Encode = trainer.encode_distinct
     kind, name = model.config.kind, f"{linear_name(model.config.kind)} on embeddings"
     if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from ..data.splits import draw_rows
 from .by_kind import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
 from .fitted import Baselines, constant_name, linear_name, sample_rows
 
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
-def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:
+
+def fit_residue_baselines(trainer: FastTrainer, splits: Any, name: str) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
     The frequencies of classes, or the mean; a linear model of the 15 residues around each; a linear model of the

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset
@@ -34,6 +34,9 @@ from .preparing import PairData
 from .rows import AntibodyRows, Sampling, find_problems
 from .sampling import sample_pairs
 from .stages import GATES_NAME, check_gates, have_passed, write_gates
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 EPOCH_SAMPLES, GENERATED = "epoch_samples.jsonl", "generated.csv"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more
@@ -119,7 +122,7 @@ class EpochSamples(TrainerCallback):
 
 
 def measure(
-    trainer: Any,
+    trainer: FastTrainer,
     stage: int,
     args: GeneratorArguments,
     data: PairData,
@@ -185,7 +188,7 @@ def measure(
     return do_on_main(trainer.args, judge_outputs)
 
 
-def _sum_losses(trainer: Any, tokens: Dataset) -> FloatArray:
+def _sum_losses(trainer: FastTrainer, tokens: Dataset) -> FloatArray:
     """(n, 3) of rows in evaluation mode: summed loss in nats, right tokens, tokens. All processes call it."""
     sums = np.asarray(trainer.predict(tokens).predictions, np.float64)
     check_scored(sums, "measured")
@@ -223,7 +226,7 @@ def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, see
     return {"share": right / len(antigens), "num_antigens": len(antigens)}
 
 
-def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Effect]:
+def measure_effects(trainer: FastTrainer, data: PairData, inputs: Inputs) -> list[Effect]:
     """What the true antigen, and the true pKd, save of the loss of test rows; see `judge_condition`.
 
     All processes call it. An effect that cannot be measured is left out, and the log says why.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from transformers.trainer_utils import TrainOutput
+
 from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
 from ..masked_lm.results import EVALUATION_METRICS, compute_metrics, sum_rows
@@ -12,6 +14,7 @@ from ..models.generation.model import AntibodyGenerator
 from ..processes.sharding import fsdp_version
 from ..reporting.data_section import summarize_data
 from ..tasks.running import Run
+from ..trainer import FastTrainer
 from .building import Inputs, build_inputs, build_model, fill_in_demo
 from .discriminator import Discriminator
 from .measuring import EpochSamples, measure
@@ -74,7 +77,7 @@ def build(run: Run, data: StageData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: Any, trained: Any, data: StageData) -> dict[str, Any]:
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: StageData) -> dict[str, Any]:
     """Writes antibodies for test antigens, judges them, and holds the stage against its gates."""
     facts, text = measure(trainer, run.stage, run.model_args, data.pairs, data.inputs, data.discriminator)
     run.log.info("\nStage %d, on test antigens:\n%s\n", run.stage, text)

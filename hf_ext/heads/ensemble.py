@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from ..text.units import format_cell, seconds
 from ..training_args import FastTrainingArguments
 from .members import fit_members
 from .objectives import FloatArray, LogLoss, Objective, SquaredError
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 AUTO: Head = "auto"
 PLAIN: Head = "mlp"
@@ -141,7 +144,7 @@ class Fitted:
     predicted: FloatArray | None
 
 
-def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitted:
+def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
     Members: ridge or logistic regressions of several penalties on the features and on their principal directions and
@@ -196,7 +199,7 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
 
 
 def _read_views(
-    trainer: Any, train: Any, validation: Any, objective: Objective
+    trainer: FastTrainer, train: Any, validation: Any, objective: Objective
 ) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
     """An ensemble without members, and what members read: by view (n, size), float32, training rows first, on the CPU.
 

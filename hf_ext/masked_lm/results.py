@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..evaluation.verdict import MODEL, judge
 from ..tasks.running import check_scored
 from ..text.tables import format_table
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 SCORES = ("token_loss", "perplexity", "accuracy", "num_tokens")  # that a run ends with
 EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes
@@ -84,7 +87,7 @@ class UnigramBaseline:
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 
-def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -> dict[str, Any]:
+def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBaseline) -> dict[str, Any]:
     """Scores of model and baseline on a split, on the same masked residues.
 
     Returns:
@@ -95,11 +98,12 @@ def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -
     """
     output = trainer.predict(rows)
     check_scored(output.predictions, name)
-    sums, unigram = np.asarray(output.predictions, np.float64), baseline.sum_rows(np.asarray(output.label_ids))
+    labels = np.asarray(output.label_ids)
+    sums, unigram = np.asarray(output.predictions, np.float64), baseline.sum_rows(labels)
     losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
     verdict = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
     both = {"model": output.predictions, "unigram": unigram}
-    scores = {who: compute_metrics(EvalPrediction(one, output.label_ids)) for who, one in both.items()}
+    scores = {who: compute_metrics(EvalPrediction(one, labels)) for who, one in both.items()}
     return {"verdict": verdict, name: scores}
 
 

@@ -20,6 +20,7 @@ from transformers import (
     EsmTokenizer,
     PreTrainedModel,
 )
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from ..arguments.checks import check_metric_name
@@ -39,6 +40,7 @@ from ..models.lora import require_base
 from ..pretrained import reading
 from ..reporting.data_section import summarize_data
 from ..tasks.running import Run, with_absolute_path
+from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metrics, format_scores, score_split, sum_rows
 
@@ -281,7 +283,7 @@ def build(run: Run, data: MaskedLMData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: Any, trained: Any, data: MaskedLMData) -> dict[str, Any]:
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: MaskedLMData) -> dict[str, Any]:
     """Scores test, or validation where there is no test, beside the frequencies of residues in training."""
     facts = {"data": with_absolute_path(data.loaded.report, "source")}
     name = next((name for name in ("test", "validation") if name in data.splits), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.loading import LoadedData
 from ..data.reading import SOURCE_ROW
@@ -18,6 +18,9 @@ from .predicted import LABEL, PREDICTION, Columns, label_columns, prediction_col
 from .prediction_file import write_predictions
 from .rows import audit_labels
 from .scoring import SplitScores
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 BASELINES = "baselines"  # a folder beside it, with the predictions of each baseline for the same rows
@@ -65,7 +68,7 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
 
 
 def collect_results(
-    run: Run, trainer: Any, test: SplitScores, data: LoadedData, records: Mapping[str, Any]
+    run: Run, trainer: FastTrainer, test: SplitScores, data: LoadedData, records: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `all_results.json` says of the task; writes predictions and a plot into the output folder.
 

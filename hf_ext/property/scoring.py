@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from ..text.tables import format_table
 from .arguments import AffinityArguments
 from .measure import scored_names, verdict_metric
 from .rows import describe_units, find_slices
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 MAX_SHOWN = 6  # metrics on a screen
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
@@ -113,7 +116,7 @@ class SplitScores:
 
 
 def score_split(
-    trainer: Any,
+    trainer: FastTrainer,
     splits: Any,
     name: str,
     threshold: float | None,

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 
 from ..arguments.names import is_secret
 from ..files import write_text
@@ -46,12 +47,16 @@ class RunClockCallback(TrainerCallback):
         """Of training, evaluations and saves included, loading and scoring not."""
         return self.seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """After a resumed run has got its state back."""
         self._began = time.monotonic()
         self.num_sessions += 1
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """The time after it is not training."""
         self.seconds_before, self._began = self.seconds, None
 
@@ -67,8 +72,8 @@ class RunClockCallback(TrainerCallback):
 
 
 def record_run(
-    trainer: Any,
-    trained: Any,
+    trainer: Trainer,
+    trained: TrainOutput,
     settings: Mapping[str, Any],
     origins: Mapping[str, str],
     arguments: Sequence[str],
@@ -83,7 +88,8 @@ def record_run(
 
     Local data and models are absolute paths in the settings, so that nobody takes `data/pairs` for a Hub id.
     """
-    parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
+    model = trainer.model
+    parameters = [(p.numel(), p.requires_grad) for p in model.parameters()] if model is not None else []
     best, hardware = trainer.args.metric_for_best_model, detect_hardware(trainer.args.device)
     return {
         "format": FORMAT,
@@ -92,7 +98,7 @@ def record_run(
         "seed": trainer.args.seed,
         "trainer": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
         "model": {
-            "class": type(trainer.model).__name__,
+            "class": type(model).__name__,
             "num_parameters": sum(n for n, _ in parameters),
             "num_trainable": sum(n for n, trains in parameters if trains),
         },
@@ -109,16 +115,16 @@ def record_run(
     }
 
 
-def record_evaluations(trainer: Any) -> dict[str, Any]:
-    """What was evaluated while a `FastTrainer` trained, what alarmed, and what early stopping decided. JSON-able."""
-    decisions = trainer.stopping_decisions
+def record_evaluations(
+    decisions: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]], patience: int | None
+) -> dict[str, Any]:
+    """Returns what alarmed while a `FastTrainer` trained, and what early stopping decided. JSON-able."""
     stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
-    patience = trainer.args.early_stopping_patience
     early_stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
-    return {"alarms": trainer.collapse_alarms, "early_stopping": early_stopping if patience else None}
+    return {"alarms": alarms, "early_stopping": early_stopping if patience else None}
 
 
-def _setting(args: Any, settings: Mapping[str, Any], name: str) -> Any:
+def _setting(args: TrainingArguments, settings: Mapping[str, Any], name: str) -> Any:
     value = settings[name] if name in settings else getattr(args, name, None)
     if name in SOURCES:
         return [absolute_if_local(item) for item in value] if isinstance(value, list) else absolute_if_local(value)
@@ -156,7 +162,7 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
     this_process = time.time() - psutil.Process(os.getpid()).create_time()
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
