@@ -8,7 +8,7 @@ from functools import partial
 
 from transformers import TrainerCallback
 
-from .data.masking import MaskingEpochCallback
+from .data.batches.masking import MaskingEpochCallback
 from .processes.team import Team
 from .reporting.run_record import RunClockCallback
 from .reporting.speed_line import SpeedLine

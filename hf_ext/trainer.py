@@ -36,10 +36,10 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.weights import load_weights
-from .data.batching import RepeatedRows
+from .data.batches.batching import RepeatedRows
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
-from .models.process_settings import replaced
+from .models.kernels.process_settings import replaced
 from .parts import Parts, make_parts
 from .plan import Plan
 from .processes.team import release_group, share_group

@@ -25,7 +25,7 @@ from ..checkpoints.run_lock import local_folder
 from ..checkpoints.store import CheckpointStore
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
-from ..models.replaced_forwards import is_from
+from ..models.kernels.replaced_forwards import is_from
 from ..processes.sharding import own_part
 from ..processes.team import Team
 from ..training.backends import Backend

@@ -32,7 +32,7 @@ from ..hardware import detect_hardware
 from ..labels import LabelKind
 from ..models.affinity import AffinityModel, in_float32
 from ..models.encoders import identify_encoder
-from ..models.process_settings import read_matmul_precision
+from ..models.kernels.process_settings import read_matmul_precision
 from ..processes.team import Team
 from .backends import Backend
 from .host import Host, name_evaluation_sets

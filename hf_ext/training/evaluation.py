@@ -18,7 +18,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.fingerprint import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation.row_metrics import ChosenRows, choose_rows
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from ..processes.team import Team
 from ..training_args import FastTrainingArguments, evaluates_apart
 from .host import Carried, Host

@@ -19,12 +19,18 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import seed_worker
 
 from ..checkpoints.store import CheckpointStore
-from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows, TokenBudgetBatchSampler, count_tokens
+from ..data.batches.batching import (
+    EvenBatchSampler,
+    LengthGroupedSampler,
+    RepeatedRows,
+    TokenBudgetBatchSampler,
+    count_tokens,
+)
+from ..data.batches.masking import EPOCH_COLUMN
+from ..data.batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
-from ..data.masking import EPOCH_COLUMN
-from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
 from ..errors import ArgumentError, DataError, DataWorkerDied
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from .host import Host
 from .overrides import find_override
 from .planned import PlannedRun

@@ -16,7 +16,7 @@ from transformers.trainer_utils import has_length
 
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
-from ..models.packing import PaddingWatch
+from ..models.kernels.packing import PaddingWatch
 from ..speedups import Run
 from .backends import Backend
 from .host import Host

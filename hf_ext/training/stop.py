@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..errors import DataWorkerDied, leave_terminal
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from ..processes.team import Team
 from .host import Host
 
