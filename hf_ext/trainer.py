@@ -15,12 +15,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
+from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedModel,
     Seq2SeqTrainer,
@@ -35,6 +36,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
+from .checkpoints.store import CheckpointStore
 from .checkpoints.weights import load_weights
 from .data.batches.batching import RepeatedRows
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
@@ -43,12 +45,15 @@ from .models.kernels.process_settings import replaced
 from .parts import Parts, make_parts
 from .plan import Plan
 from .processes.team import release_group, share_group
+from .reporting.run_record import RunClockCallback
+from .reporting.throughput import ThroughputCallback
 from .text.progress import messages_above_bars, show_live
 from .training.backends import check_optimizer
 from .training.checks import check_training
 from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences
+from .training.evaluation import Given
 from .training.loaders import naming_dead_workers, take_rows
-from .training.losses import Losses
+from .training.losses import Losses, LossFunction
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run, seed_process
@@ -238,7 +243,7 @@ class FastTrainer(Trainer):
 
     # --- data -------------------------------------------------------------------------------------------------------
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """As in Trainer; for an evaluation while training, of the subset."""
         loader = self._ext_parts.evaluator.loader()
         return super().get_eval_dataloader(eval_dataset) if loader is None else loader
@@ -251,8 +256,8 @@ class FastTrainer(Trainer):
         sampler_fn: Any = None,
         is_training: bool = False,
         dataloader_key: str | None = None,
-        rows: Any = None,
-    ) -> Any:
+        rows: Sequence[int] | None = None,
+    ) -> DataLoader:
         if self._ext_parts.embedder.is_on and hasattr(dataset, "__len__"):
             dataset = self.embed_dataset(dataset)
             self.model.release_encoders()
@@ -280,7 +285,7 @@ class FastTrainer(Trainer):
 
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         target = self.model if model is None else model
         if not load_weights(target, Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -296,7 +301,7 @@ class FastTrainer(Trainer):
         self._ext_parts.loaders.mark_repeated(batch_samples)
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
@@ -306,7 +311,7 @@ class FastTrainer(Trainer):
         self._ext_parts.nan_guard.losses.append(loss)
         return loss
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; rows that another process trains on count nothing."""
         if isinstance(inputs, RepeatedRows):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
@@ -318,12 +323,12 @@ class FastTrainer(Trainer):
         return self._ext_parts.backend.carry_not_finite(loss, model.training)
 
     @property
-    def compute_loss_func(self) -> Any:
+    def compute_loss_func(self) -> LossFunction | None:
         """What was given or assigned; else the exact loss where it is used; else None, as in Trainer."""
         return self._ext_losses.decide().function
 
     @compute_loss_func.setter
-    def compute_loss_func(self, function: Any) -> None:
+    def compute_loss_func(self, function: LossFunction | None) -> None:
         if "_ext_losses" in vars(self):  # what is assigned before, Trainer's constructor replaces
             self._ext_losses.given = function
 
@@ -356,7 +361,7 @@ class FastTrainer(Trainer):
 
     def evaluation_loop(
         self,
-        dataloader: Any,
+        dataloader: DataLoader,
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
@@ -368,7 +373,7 @@ class FastTrainer(Trainer):
                 dataloader, (description, prediction_loss_only, ignore_keys, metric_key_prefix)
             )
 
-    def _ext_one_pass(self, loader: Any, given: tuple[Any, ...], compute_metrics: Any) -> EvalLoopOutput:
+    def _ext_one_pass(self, loader: DataLoader, given: Given, compute_metrics: object) -> EvalLoopOutput:
         """Trainer's loop."""
         prepared = self._ext_parts.backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
@@ -386,7 +391,7 @@ class FastTrainer(Trainer):
 
     # --- a checkpoint -----------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         save = replaced(self.args, push_to_hub=False)(partial(super()._save_checkpoint, model, trial))
         if trial is not None:  # a hyperparameter search has a folder per trial, resumes nothing and is not pushed
             save()
@@ -574,22 +579,51 @@ class FastTrainer(Trainer):
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 
-    def _ext_make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
-        given = {"sampler_fn": self._get_eval_sampler, "rows": rows}
-        return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, **given)
+    def _ext_make_eval_loader(self, dataset: Any, rows: Sequence[int] | None = None) -> DataLoader:
+        size = self.args.eval_batch_size
+        return self._get_dataloader(dataset, "Evaluation", size, sampler_fn=self._get_eval_sampler, rows=rows)
 
     # --- what a run says of itself ----------------------------------------------------------------------------------
 
-    plan = property(attrgetter("_ext_planned.plan"), doc="What was decided of each speed-up, and what came of it.")
-    # Without anything asked for that Trainer lacks, a run leaves in its output folder what Trainer's leaves.
-    keeps_records = property(attrgetter("_ext_planned.keeps_records"), doc="Whether `plan.json` and the like are kept.")
-    checkpoints = property(attrgetter("_ext_parts.saver.store"), doc="The store that training saves into.")
-    throughput = property(attrgetter("_ext_parts.throughput"), doc="Live rates of the run.")
-    run_clock = property(attrgetter("_ext_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
-    stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
-    collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
+    @property
+    def plan(self) -> Plan:
+        """What was decided of each speed-up, and what came of it."""
+        return self._ext_planned.plan
 
-    stop_reason = property(attrgetter("_ext_parts.stopper.reason"), doc="Why training stopped before its end, or None.")
+    @property
+    def keeps_records(self) -> bool:
+        """Whether `plan.json` and the like are kept: not where nothing was asked for that Trainer lacks."""
+        return self._ext_planned.keeps_records
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The store that training saves into."""
+        return self._ext_parts.saver.store
+
+    @property
+    def throughput(self) -> ThroughputCallback:
+        """Live rates of the run."""
+        return self._ext_parts.throughput
+
+    @property
+    def run_clock(self) -> RunClockCallback:
+        """How long the run has trained, over all its sessions."""
+        return self._ext_parts.run_clock
+
+    @property
+    def stopping_decisions(self) -> list[dict[str, Any]]:
+        """Those of early stopping."""
+        return self._ext_parts.early_stopping.decisions
+
+    @property
+    def collapse_alarms(self) -> list[dict[str, Any]]:
+        """Every alarm said while training."""
+        return self._ext_parts.collapse_alarm.alarms
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training stopped before its end, or None."""
+        return self._ext_parts.stopper.reason
 
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes."""

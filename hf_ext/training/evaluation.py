@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of the metrics' names comes last
 
-OnePass = Callable[[DataLoader, Given, Any], EvalLoopOutput]
+OnePass = Callable[[DataLoader, Given, object], EvalLoopOutput]
 MakeLoader = Callable[..., DataLoader]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...errors import ArgumentError, DataError
 from ..columns import row_lengths
@@ -193,11 +193,15 @@ class MaskingEpochCallback(TrainerCallback):
         self.collator = collator
         self._next = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Begins to count; a resumed run has its `state.epoch` by now."""
         self._next = int(state.epoch)
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Trainer calls this before it asks its data loader for an iterator."""
         self.collator.set_epoch(self._next)
         self._next += 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...data.splits import draw_rows
 from ...errors import DataError
@@ -87,12 +87,16 @@ class EpochSamples(TrainerCallback):
         self._antigens = [distinct[i % len(distinct)] for i in range(args.num_epoch_samples)]
         self._inputs, self._decoding, self._seed = inputs, args.decoding, seed
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """A continued run drops what was written after the step that it continues from, a new one everything."""
         if state.is_world_process_zero and self._path.is_file():
             self._write(state.global_step + 1 if state.global_step else 0)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
+    ) -> None:
         """Called by Trainer after each evaluation."""
         if not (self._antigens and state.is_world_process_zero):
             return
