@@ -228,7 +228,7 @@ _FORMULA = re.compile("(?!-\\Z)'*[=+\\-@\\t\\r\\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?").fullmatch
 
 
-def write_cell(value: Any) -> Any:
+def write_cell(value: object) -> Any:
     """Returns `value` as it belongs into a CSV: text that a spreadsheet would take for a formula gets a `'` in front.
 
     Numbers, also in text (`-1.5`), and all other text stay as they are. `read_cell` undoes it exactly.

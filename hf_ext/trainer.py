@@ -52,6 +52,7 @@ from .training.backends import check_optimizer
 from .training.checks import check_training
 from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences
 from .training.evaluation import Given
+from .training.host import Rows
 from .training.loaders import naming_dead_workers, take_rows
 from .training.losses import Losses, LossFunction
 from .training.optimizers import finish_optimizer
@@ -88,7 +89,7 @@ class FastTrainer(Trainer):
     hub_model_id: Any
     test_dataset: Any = None
 
-    def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: object):
         given = _by_name(args, kwargs)
         model_init = given.get("model_init") if given.get("model") is None else None
         if model_init is not None:  # the plan is for the model that it makes
@@ -270,7 +271,7 @@ class FastTrainer(Trainer):
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: Any, **kwargs: object) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
         if self.is_in_train:  # accelerate wraps both next
             self._ext_parts.backend.begin_preparing()
@@ -292,7 +293,7 @@ class FastTrainer(Trainer):
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: Any, **kwargs: object) -> None:
         if self.control.should_training_stop:  # transformers 5.24 trains one more step in a run resumed at its last
             return
         super()._run_epoch(*args, **kwargs)
@@ -336,7 +337,7 @@ class FastTrainer(Trainer):
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
         return self._ext_losses.counts_items()
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_grad_norm(self, *args: Any, **kwargs: object) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)
         return self._ext_parts.nan_guard.see_norm(norm)
 
@@ -520,7 +521,7 @@ class FastTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
         private: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Saves and pushes the model with what else may be shared, and compares what arrived with what was sent.
 
@@ -549,7 +550,7 @@ class FastTrainer(Trainer):
 
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
-    def embed_dataset(self, dataset: Any) -> Embedded:
+    def embed_dataset(self, dataset: Rows) -> Embedded:
         """`dataset` with embeddings of its frozen inputs, or states of their residues; see `EmbeddingCache.embed`."""
         return self._ext_parts.embedder.embed(dataset)
 
@@ -579,7 +580,7 @@ class FastTrainer(Trainer):
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 
-    def _ext_make_eval_loader(self, dataset: Any, rows: Sequence[int] | None = None) -> DataLoader:
+    def _ext_make_eval_loader(self, dataset: Rows, rows: Sequence[int] | None = None) -> DataLoader:
         size = self.args.eval_batch_size
         return self._get_dataloader(dataset, "Evaluation", size, sampler_fn=self._get_eval_sampler, rows=rows)
 

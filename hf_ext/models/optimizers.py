@@ -114,7 +114,7 @@ def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
     return [weight for key, weight in found.items() if weight.requires_grad and weight.ndim == 2 and key not in tables]
 
 
-def _maps(module: Any) -> list[nn.Parameter]:
+def _maps(module: object) -> list[nn.Parameter]:
     """The weights that a module multiplies what comes in with."""
     names: tuple[str, ...]
     if isinstance(module, nn.MultiheadAttention):

@@ -128,7 +128,7 @@ class Team:
         wait_for_everyone()
 
 
-def share_group(holder: Any) -> None:
+def share_group(holder: object) -> None:
     """Enters who uses the process group, to be asked to `let_go` of it before it is destroyed.
 
     A wrapped model (DDP) that outlives its group keeps gloo's threads running while the interpreter goes down. torch

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import DataError
 from ..files import replacing
@@ -156,7 +157,7 @@ def _name_curve(key: str, metric: str) -> str:
     return {"": "validation", "full": "all rows"}.get(dataset, dataset)
 
 
-def curve_chart(metric: str, curves: Curves, best: Any = None) -> Chart:
+def curve_chart(metric: str, curves: Curves, best: object = None) -> Chart:
     """Curves of one metric over steps, the best value of each evaluation named.
 
     Args:
@@ -294,8 +295,8 @@ def plot_loss(log_history: Log, path: str | os.PathLike[str]) -> Path:
 
 
 def plot_scatter(
-    predictions: Any,
-    references: Any,
+    predictions: ArrayLike,
+    references: ArrayLike,
     path: str | os.PathLike[str],
     title: str = "",
     score_text: str = "",

@@ -131,7 +131,7 @@ def _setting(args: TrainingArguments, settings: Mapping[str, Any], name: str) ->
     return "<set>" if is_secret(name) and value else value
 
 
-def absolute_if_local(name: Any) -> Any:
+def absolute_if_local(name: object) -> Any:
     """The absolute path of a file or folder of this machine; anything else, a Hub id or None, as it is."""
     path = Path(name).expanduser() if isinstance(name, str) and name else None
     return os.path.abspath(path) if path and path.exists() else name
@@ -181,12 +181,12 @@ def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, record: Any) -> None:
+def write_json(path: Path, record: object) -> None:
     """Writes `record` whole or not at all, as strict JSON, which has no NaN and no infinity: those become null."""
     write_text(path, json.dumps(_strict(record), indent=2, default=str) + "\n")
 
 
-def _strict(value: Any) -> Any:
+def _strict(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _strict(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -161,5 +161,5 @@ def verdict_limits(results: Mapping[str, Any]) -> list[str]:
     return [] if better else [f"Whether it is better than {baseline} is not decided by this run."]
 
 
-def _value(entry: Any) -> Any:
+def _value(entry: object) -> Any:
     return entry.get("value") if isinstance(entry, Mapping) else entry

@@ -173,7 +173,7 @@ def build_stock_trainer(args: FastTrainingArguments, explicit: frozenset[str], *
     return Trainer(args=plain, callbacks=callbacks, **parts)
 
 
-def stock_arguments(args: FastTrainingArguments, explicit: frozenset[str], **changed: Any) -> TrainingArguments:
+def stock_arguments(args: FastTrainingArguments, explicit: frozenset[str], **changed: object) -> TrainingArguments:
     """`args` as plain `TrainingArguments`, for the stock Trainer.
 
     Args:

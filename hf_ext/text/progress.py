@@ -64,7 +64,7 @@ class LiveProgress(ProgressCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        eval_dataloader: Any = None,
+        eval_dataloader: object = None,
         **kwargs: object,
     ) -> None:
         """Rows of another loader, such as those outside a subset, get a bar of their own."""

@@ -35,7 +35,7 @@ from ..models.encoders import identify_encoder
 from ..models.kernels.process_settings import read_matmul_precision
 from ..processes.team import Team
 from .backends import Backend
-from .host import Host, name_evaluation_sets
+from .host import Host, Rows, name_evaluation_sets
 from .planned import PlannedRun
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class EmbeddingHost(Host, Protocol):
 
     model: AffinityModel
 
-    def embed_dataset(self, dataset: Any) -> Embedded:
+    def embed_dataset(self, dataset: Rows) -> Embedded:
         """See `FastTrainer`."""
         ...
 
@@ -133,7 +133,7 @@ class EmbeddingCache:
         if hasattr(trainer.model, "fit_scaling") and not trainer.model.config.is_scaled:
             trainer.fit_scaling()
 
-    def embed(self, dataset: Any) -> Embedded:
+    def embed(self, dataset: Rows) -> Embedded:
         """`dataset` with rows of embedding tables, or states of residues, for frozen inputs; encodes what is lacking.
 
         The same dataset is embedded once. Cost: encoding of sequences never seen with this encoder, once per machine;
@@ -146,7 +146,7 @@ class EmbeddingCache:
             self._embedded[id(dataset)] = (dataset, self._embed(dataset))
         return self._embedded[id(dataset)][1]
 
-    def _embed(self, dataset: Any) -> Embedded:
+    def _embed(self, dataset: Rows) -> Embedded:
         if self._per_residue:
             return self._embed_residues(dataset)
         trainer, optional = self._trainer, self._optional_inputs
@@ -163,7 +163,7 @@ class EmbeddingCache:
             positions, tables, self._label_columns(dataset), _only(dataset, live) if live else None, optional
         )
 
-    def _embed_residues(self, dataset: Any) -> EmbeddedResidues:
+    def _embed_residues(self, dataset: Rows) -> EmbeddedResidues:
         (name,) = self._settings["inputs"]
         sequences = [*map(join_parts, read_columns(dataset, self._trainer.data_collator.columns[name]))]
         store = self.fill(name, sequences)
@@ -172,7 +172,7 @@ class EmbeddingCache:
             labels = [label for (label,) in read_columns(dataset, ["label"])]
         return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
 
-    def _label_columns(self, dataset: Any) -> dict[str, np.ndarray]:
+    def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
         """Labels and bounds as `SequenceCollator` makes them, of sets that have them."""
         names, found = column_names(dataset), {}
         if "label" in names:
@@ -341,7 +341,7 @@ class EmbeddingCache:
         labels = [label for (label,) in read_columns(rows, ["label"])]
         trainer.model.fit_scaling(*measure_labels(trainer.model.config.kind, labels), embeddings)
 
-    def _sample(self, rows: Any, name: str) -> list[str]:
+    def _sample(self, rows: Rows, name: str) -> list[str]:
         """Some of the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
         columns = read_columns(rows, self._trainer.data_collator.columns[name])
         distinct = sorted(join_parts(parts) for parts in factorize(columns, name in self._optional_inputs)[1])
@@ -365,7 +365,7 @@ def _halved(encode: Callable[[Sequence[str]], Any], sequences: Sequence[str]) ->
     return [states.half() for states in encode(sequences)]
 
 
-def _only(dataset: Any, columns: list[str]) -> Any:
+def _only(dataset: Rows, columns: list[str]) -> Rows:
     """Rows of `dataset` with nothing but `columns`."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select_columns(columns)

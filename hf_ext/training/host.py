@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import datasets
@@ -11,11 +11,14 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset
 from transformers import EvalPrediction, TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_pt_utils import LabelSmoother
 
 from ..training_args import FastTrainingArguments
+
+Rows = datasets.Dataset | Dataset | Sequence[Mapping[str, Any]]
 
 
 class Host(Protocol):
@@ -82,7 +85,7 @@ class Carried(Protocol):
         """Goes on from what `state` returned; None: as before the first step."""
 
 
-def name_evaluation_sets(eval_dataset: Any) -> dict[str, Any]:
+def name_evaluation_sets(eval_dataset: object) -> dict[str, Any]:
     """Returns evaluation sets by the prefix of their metrics."""
     several = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
     return {"eval" if name == "" else f"eval_{name}": rows for name, rows in several.items()}

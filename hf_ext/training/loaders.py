@@ -31,7 +31,7 @@ from ..data.batches.streams import START, PassedRows, StreamBatchSampler, is_spl
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..errors import ArgumentError, DataError, DataWorkerDied
 from ..models.kernels.process_settings import replaced
-from .host import Host
+from .host import Host, Rows
 from .overrides import find_override
 from .planned import PlannedRun
 
@@ -75,7 +75,7 @@ class Loaders(TrainerCallback):
     # --- training ---------------------------------------------------------------------------------------------------
 
     def train(
-        self, rows: Any, batch_size: int, sampler_fn: MakeSampler, make_stock: Callable[..., DataLoader]
+        self, rows: Rows, batch_size: int, sampler_fn: MakeSampler, make_stock: Callable[..., DataLoader]
     ) -> DataLoader:
         """The training loader.
 
@@ -108,7 +108,7 @@ class Loaders(TrainerCallback):
             return self._make(rows, self._even)
         return make_stock(rows, sampler_fn=sampler_fn, is_training=True)
 
-    def _check_dispatch(self, rows: object) -> None:
+    def _check_dispatch(self, rows: Rows) -> None:
         """Accelerate would join the batches of all processes: of unequal width they fail on one, while others wait."""
         config, is_streamed = self._trainer.args.accelerator_config, is_stream(rows)
         hands_out = config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1
@@ -142,7 +142,7 @@ class Loaders(TrainerCallback):
             return RandomSampler(rows)
         return LengthGroupedSampler(row_lengths(text, collator.columns), rows_per_step, self._seed)
 
-    def _read_stream(self, stream: Any, batch_size: int) -> StreamBatchSampler:
+    def _read_stream(self, stream: Rows, batch_size: int) -> StreamBatchSampler:
         args = self._trainer.args
         if "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy):
             logger.warning("A training stream is one epoch, however many passes: what happens per epoch, happens last.")
@@ -156,7 +156,7 @@ class Loaders(TrainerCallback):
             num_remembered=args.world_size * (loaded + 2 * args.gradient_accumulation_steps),
         )
 
-    def _sample_by_tokens(self, rows: Any) -> TokenBudgetBatchSampler:
+    def _sample_by_tokens(self, rows: Rows) -> TokenBudgetBatchSampler:
         args, planned = self._trainer.args, self._planned
         sampler = TokenBudgetBatchSampler(
             count_tokens(getattr(rows, "live", rows), self._trainer.data_collator, args.length_column_name),
@@ -293,7 +293,7 @@ class Loaders(TrainerCallback):
         return self._trainer.state.global_step * args.gradient_accumulation_steps * args.world_size
 
 
-def take_rows(dataset: Dataset, rows: Sequence[int]) -> Dataset:
+def take_rows(dataset: Rows, rows: Sequence[int]) -> Dataset:
     """The rows of a map-style dataset with these numbers, in this order."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(rows)

@@ -22,7 +22,7 @@ from ..labels.outputs import to_predictions
 from ..processes.team import Team
 from ..text.units import less_is_better
 from ..training_args import FastTrainingArguments
-from .host import Host
+from .host import Host, Rows
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
@@ -220,7 +220,7 @@ def choose_metric(args: FastTrainingArguments, eval_dataset: object, compute_met
 
 
 def check_metric_on_rows(
-    args: TrainingArguments, compute_metrics: object, dataset: Any, name: str, rows: np.ndarray | None
+    args: TrainingArguments, compute_metrics: object, dataset: Rows, name: str, rows: np.ndarray | None
 ) -> None:
     """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
 

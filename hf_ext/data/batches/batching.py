@@ -78,7 +78,7 @@ class EvenBatchSampler(Sampler[list[int]]):
     batch_size = None  # Accelerate: it is to complete nothing
     drop_last = False
 
-    def __init__(self, sampler: Any, rows_per_batch: int, world_size: int):
+    def __init__(self, sampler: object, rows_per_batch: int, world_size: int):
         self.sampler: Any = sampler  # Accelerate replaces a random one by one that it seeds by epoch
         self.rows_per_round, self.world_size = rows_per_batch * world_size, world_size
 
@@ -282,7 +282,7 @@ def split_batches(batches: list[list[int]], count: int) -> list[list[int]]:
     return [split[i % len(split)] for i in range(max(count, len(split)))]
 
 
-def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> np.ndarray:
+def count_tokens(dataset: object, collator: Any, length_column: str = "length") -> np.ndarray:
     """Tokens per row and input as the collator will make them, special ones included.
 
     Args:

@@ -124,7 +124,7 @@ class MaskedLMCollator:
         batch["input_ids"] = torch.from_numpy(ids)
         return batch if self.layout is None else self.layout.add_to(batch)
 
-    def count_tokens(self, dataset: Any) -> np.ndarray:
+    def count_tokens(self, dataset: object) -> np.ndarray:
         """(rows, 1), int64: tokens of each row, special ones included, after the crop."""
         (tokenizer,), residues = self.tokenizers.values(), np.array(row_lengths(dataset, self.columns), np.int64)
         return (np.minimum(residues, self.max_residues or residues) + tokenizer.template.num_special)[:, None]

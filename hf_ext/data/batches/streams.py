@@ -28,18 +28,18 @@ START = {"pass": 0, "rows": 0, "state": None, "last_row": None}  # a position is
 logger = logging.getLogger(__name__)
 
 
-def is_stream(dataset: Any) -> bool:
+def is_stream(dataset: object) -> bool:
     """Whether `dataset` is iterable only and has no length: of `datasets`, or a torch `IterableDataset`."""
     return isinstance(dataset, datasets.IterableDataset | TorchIterableDataset) and not hasattr(dataset, "__len__")
 
 
-def is_split_by_node(stream: Any) -> bool:
+def is_split_by_node(stream: object) -> bool:
     """Whether `datasets.distributed.split_dataset_by_node` has left this process a share of the stream only."""
     # Private: nothing public says so (datasets 5.2).
     return isinstance(stream, datasets.IterableDataset) and stream._distributed is not None
 
 
-def parts_of(stream: Any) -> Iterator[Any]:
+def parts_of(stream: object) -> Iterator[Any]:
     """What a stream of `datasets` is made of, from its end back to its sources; nothing of other streams."""
     # Private: nothing public says so (datasets 5.2).
     inner = [getattr(stream, name) for name in ("_ex_iterable", "ex_iterable") if hasattr(stream, name)]
@@ -48,7 +48,7 @@ def parts_of(stream: Any) -> Iterator[Any]:
         yield from parts_of(part)
 
 
-def can_seek(stream: Any) -> bool:
+def can_seek(stream: object) -> bool:
     """Whether `stream.load_state_dict` continues with the very row that comes after `stream.state_dict`.
 
     `datasets` says that its states are exact but for shuffle buffers, whose contents they leave out, and for batches
@@ -202,7 +202,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
             )
 
 
-def _digest(row: Any) -> str:
+def _digest(row: object) -> str:
     """Enough of a row to tell it from others; what JSON does not know counts by its type."""
     text = json.dumps(row, default=lambda unknown: type(unknown).__name__, skipkeys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -380,7 +380,7 @@ class SequenceCollator:
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
         return batch
 
-    def count_tokens(self, dataset: Any) -> np.ndarray:
+    def count_tokens(self, dataset: object) -> np.ndarray:
         """(rows, inputs), int64: tokens of each row, special ones included, of the inputs that `dataset` has."""
         names, counted = set(column_names(dataset)), []
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):

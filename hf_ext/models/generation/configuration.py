@@ -94,7 +94,7 @@ class GeneratorConfig(PretrainedConfig):
     decoder_start_token_id: int = BOS_ID
     tie_word_embeddings: bool = False  # what is tied here is one weight, not two
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: object):
         if self.architecture not in SIZES:
             raise ArgumentError(f"architecture={self.architecture!r}: allowed are {', '.join(SIZES)}.")
         check_ranges(self, RANGES)

@@ -176,7 +176,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
-        encoder_outputs: Any = None,
+        encoder_outputs: object = None,
         antigen_index: torch.Tensor | None = None,
         affinity: torch.Tensor | None = None,
         cache: Any = None,
@@ -240,10 +240,10 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         *args: Any,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        encoder_outputs: Any = None,
+        encoder_outputs: object = None,
         antigen_index: torch.Tensor | None = None,
         layout: Any = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Antibodies as token ids from `<bos>` on, (rows * num_return_sequences, tokens): transformers' `generate`.
 
