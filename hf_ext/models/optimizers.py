@@ -226,7 +226,7 @@ class HostOptimizer(Optimizer):
         return {p: self._twins[p] for p in parameters}
 
 
-def move_to_host(optimizer: Any) -> Any:
+def move_to_host(optimizer: Optimizer) -> Optimizer:
     """The optimizer, with its state in host memory from now on; for between two steps, also in the middle of a run.
 
     Args:
@@ -248,13 +248,13 @@ def move_to_host(optimizer: Any) -> Any:
     return optimizer if isinstance(optimizer, HostOptimizer) else HostOptimizer(optimizer)
 
 
-def find_host_optimizer(optimizer: Any) -> HostOptimizer | None:
+def find_host_optimizer(optimizer: Optimizer) -> HostOptimizer | None:
     """The `HostOptimizer` that this is, or that Accelerate's wrapper holds; None for another."""
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
     return inner if isinstance(inner, HostOptimizer) else None
 
 
-def _check(optimizer: Any) -> None:
+def _check(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"{name} is no torch.optim.Optimizer: it cannot be stepped in host memory.")

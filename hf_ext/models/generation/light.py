@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ...data.batches.varlen_layout import VarlenLayout
 from .configuration import GeneratorConfig
 from .parts import DecoderState, EncoderStates, sinusoids
 
@@ -141,7 +142,7 @@ class LightEncoder(nn.Module):
         self.final_norm = nn.RMSNorm(config.d_model)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
         """States of k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ...data.batches.varlen_layout import VarlenLayout
 from ...errors import ArgumentError
 from .configuration import GeneratorConfig
 from .parts import DecoderState, EncoderStates
@@ -33,7 +34,7 @@ class LstmEncoder(nn.Module):
         )
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
         """States of k antigens, (k, tokens, 2 * hidden), zero where padding is, with `memory` and `mean`.
 

@@ -13,6 +13,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from ...data.batches.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
+from ...data.batches.varlen_layout import VarlenLayout
 from ...errors import ArgumentError
 from ..lora import merge_layers
 from ..losses import IGNORED, exact_loss
@@ -154,7 +155,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_outputs: Any = None,
-        layout: Any = None,
+        layout: VarlenLayout | None = None,
     ) -> EncoderStates:
         """The encoder's states of k antigens: those given, or those of `input_ids`, (k, tokens).
 
@@ -182,7 +183,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         cache: Any = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        layout: Any = None,
+        layout: VarlenLayout | None = None,
         return_dict: bool | None = None,
     ) -> Any:
         """Scores of each next token of n rows, and the loss.
@@ -229,7 +230,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         else:
             logits = functional.linear(hidden * self.config.d_model**-0.5, self.shared.weight)
         loss = None if labels is None else exact_loss("tokens", self.config, logits, labels, num_items_in_batch)
-        states = encoded.last_hidden_state
+        states: Any = encoded.last_hidden_state
         output = Seq2SeqLMOutput(loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=states)
         return output.to_tuple() if return_dict is False else output
 
@@ -242,7 +243,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         attention_mask: torch.Tensor | None = None,
         encoder_outputs: object = None,
         antigen_index: torch.Tensor | None = None,
-        layout: Any = None,
+        layout: VarlenLayout | None = None,
         **kwargs: object,
     ) -> Any:
         """Antibodies as token ids from `<bos>` on, (rows * num_return_sequences, tokens): transformers' `generate`.

@@ -15,6 +15,7 @@ from transformers import T5Config
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
+from ...data.batches.varlen_layout import VarlenLayout
 from .configuration import GeneratorConfig
 from .parts import EncoderStates, sinusoids
 
@@ -53,7 +54,7 @@ class TransformerEncoder(nn.Module):
         self.stack = make_stack(config, is_decoder=False)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
         """States of k antigens: (k, tokens, d_model)."""
         given = {} if layout is None else {"layout": layout}  # a packed T5 reads it, a plain one passes it by

@@ -112,7 +112,7 @@ def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[
     return output, kept
 
 
-def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _op_backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
     query, key, value, kept = ctx.saved_tensors
     grad = grad.contiguous()
     grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
@@ -189,14 +189,16 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
-def _attention(query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object) -> int:
     return sdpa_flop_count(query, key, value)
 
 
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+def _attention_backward(
+    grad: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object
+) -> int:
     return sdpa_backward_flop_count(grad, query, key, value)
 
 
-def _blocked(query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+def _blocked(query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object) -> int:
     """Of (sequences * heads, tokens, head size)."""
     return sdpa_flop_count(*((shape[0], 1, *shape[1:]) for shape in (query, key, value)))

@@ -77,11 +77,15 @@ class PaddingWatch:
 
 # From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
 # the last states, packed.
-PackedPass = Callable[[Any, VarlenLayout, torch.Tensor, "torch.Tensor | None", dict[str, Any], Any], torch.Tensor]
+Mask = torch.Tensor | None
+Embeds = dict[str, Any]
+PackedPass = Callable[[Any, VarlenLayout, torch.Tensor, Mask, Embeds, Any], torch.Tensor]
 PutOut = Callable[[Any, torch.Tensor], Any]  # from an encoder and its last states, padded
 
 
-def run_esm(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_esm(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
     """ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, attention_mask=mask, **embeds))
     rotary = None
@@ -90,7 +94,9 @@ def run_esm(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: A
     return encoder.encoder(hidden, position_embeddings=rotary, **layers).last_hidden_state
 
 
-def run_esmc(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_esmc(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
     """ESM C."""
     hidden = segments.pack(encoder.embed_tokens(ids))
     rotary = encoder.rotary_emb(hidden, segments.columns)
@@ -99,13 +105,17 @@ def run_esmc(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: 
     return encoder.norm(hidden)
 
 
-def run_bert(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_bert(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
     """BERT: embeddings of the padded rows, whose columns are positions."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, **embeds))
     return encoder.encoder(hidden, **layers).last_hidden_state
 
 
-def run_t5(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
+def run_t5(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
     """T5's encoder, with one bias for all layers and sequences."""
     hidden = encoder.dropout(segments.pack(encoder.embed_tokens(ids)))
     longest = segments.max_length

@@ -39,7 +39,7 @@ class Held(Generic[T]):
 
 
 @contextmanager
-def replaced(holder: Any, **values: Any) -> Iterator[None]:
+def replaced(holder: object, **values: object) -> Iterator[None]:
     """Other attributes of an object, for a while."""
     before = {name: getattr(holder, name) for name in values}
     try:
