@@ -1,7 +1,7 @@
 """`FastTrainer`: one override per method of Trainer that hf_ext takes part in, in the order of a run.
 
-Each hands over to the parts of `hf_ext/training`, in the order in which they must act; where an order has a reason,
-it stands beside it. Callbacks that need much of the trainer hold it; others are handed what they need call by call.
+Each hands over to the parts of `hf_ext/training` and `hf_ext/saving`, in the order in which they must act; where an
+order has a reason, it stands beside it. `hf_ext/parts.py` makes them.
 
 Private names of ours begin with `_ext_`: the others are Trainer's, and those of users' subclasses meet neither.
 """
@@ -156,7 +156,7 @@ class FastTrainer(Trainer):
         resume_from_checkpoint: str | bool | None = None,
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
-    ) -> Any:
+    ) -> TrainOutput:
         """As in Trainer; `resume_from_checkpoint` may also be "auto", and where it is None, `args.resume` decides.
 
         Raises:
@@ -210,7 +210,9 @@ class FastTrainer(Trainer):
             return StoppedForGood(f"{saved} {why_not}")
         return TrainingStopped(f"{saved} The same command continues from it.")
 
-    def _ext_train_and_copy(self, train: Callable[[], Any], around: AbstractContextManager[None]) -> Any:
+    def _ext_train_and_copy(
+        self, train: Callable[[], TrainOutput], around: AbstractContextManager[None]
+    ) -> TrainOutput:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
         try:
             self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables

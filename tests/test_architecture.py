@@ -105,7 +105,7 @@ def find_cycle(imports: dict[str, set[str]]) -> list[str]:
 def hidden_reads(root: Path, package: str) -> list[str]:
     """Reads of an attribute `_ext_*` in another file than the one whose class has it, as 'reader -> attribute'.
 
-    By an import nobody sees that these files depend on each other.
+    No import shows that these files depend on each other.
     """
     found = []
     for path in sorted((root / package).rglob("*.py")):

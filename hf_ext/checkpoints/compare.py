@@ -80,17 +80,14 @@ class Described(Protocol):
     @property
     def args(self) -> TrainingArguments:
         """Returns those of now."""
-        ...
 
     @property
     def model(self) -> nn.Module:
         """Returns the model that trains."""
-        ...
 
     @property
     def compute_metrics(self) -> object:
         """Returns what scores evaluations, a `RowMetrics` perhaps."""
-        ...
 
 
 def describe_run(

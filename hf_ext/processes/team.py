@@ -55,7 +55,6 @@ class HasArguments(Protocol):
     @property
     def args(self) -> TrainingArguments:
         """Returns those of now."""
-        ...
 
 
 class Team:

@@ -83,19 +83,15 @@ class EmbeddingHost(Host, Protocol):
 
     def embed_dataset(self, dataset: Rows) -> Embedded:
         """See `FastTrainer`."""
-        ...
 
     def embedding_key(self, name: str) -> dict[str, Any]:
         """See `FastTrainer`."""
-        ...
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """See `FastTrainer`."""
-        ...
 
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> Any:
         """See `FastTrainer`."""
-        ...
 
     def fit_scaling(self) -> None:
         """See `FastTrainer`."""

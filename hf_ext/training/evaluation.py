@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -21,10 +21,10 @@ from ..evaluation.row_metrics import ChosenRows, choose_rows
 from ..models.kernels.process_settings import replaced
 from ..processes.team import Team
 from ..training_args import FastTrainingArguments, evaluates_apart
-from .host import Carried, Host
+from .host import Host
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp, Stopper
-from .watchers import Evaluation, check_metric_on_rows, make_comparable
+from .watchers import CollapseAlarm, EarlyStopping, check_metric_on_rows, make_comparable
 
 FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
 FEW_ROWS = 50
@@ -35,14 +35,6 @@ Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of th
 
 OnePass = Callable[[DataLoader, Given, object], EvalLoopOutput]
 MakeLoader = Callable[..., DataLoader]
-
-
-class Watcher(Carried, Protocol):
-    """What looks at each evaluation that Trainer's loop asks for."""
-
-    def see(self, evaluation: Evaluation) -> dict[str, float]:
-        """Returns what is to be logged with it."""
-        ...
 
 
 @dataclass
@@ -92,7 +84,7 @@ class Evaluator(TrainerCallback):
         trainer: Host,
         team: Team,
         stopper: Stopper,
-        watchers: Sequence[Watcher],
+        watchers: Sequence[EarlyStopping | CollapseAlarm],
         one_pass: OnePass,
         make_loader: MakeLoader,
         save: Callable[[], None],

@@ -59,15 +59,12 @@ class Host(Protocol):
 
     def loss_counts_items(self) -> bool:
         """Returns whether the loss is a sum over items by their number in the step; `FastTrainer`'s."""
-        ...
 
     def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
         """See `Trainer`."""
-        ...
 
     def _remove_unused_columns(self, dataset: datasets.Dataset, description: str | None = None) -> datasets.Dataset:
         """See `Trainer`."""
-        ...
 
     def create_model_card(self, *, model_name: str | None = None) -> None:
         """See `Trainer.create_model_card`."""
