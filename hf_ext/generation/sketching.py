@@ -24,6 +24,7 @@ from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
 from ..reporting.data_section import summarize_data
 from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, read_lengths, sketch_encoder
+from ..training_args import FastTrainingArguments
 from .arguments import GeneratorArguments
 from .building import build_config, fill_in_demo
 from .preparing import load_pairs, settle_columns
@@ -54,7 +55,9 @@ class Rows:
         return tokens[:most]
 
 
-def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
+def sketch_run(
+    given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
+) -> Sketch:
     """All three stages, whichever `--stage` names; what fails becomes a problem.
 
     Args:
@@ -84,7 +87,9 @@ def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, h
     return sketch
 
 
-def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: Any, table: Any) -> Rows:
+def _load(
+    sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments, table: Any
+) -> Rows:
     """All rows, so that the limits and the filter of each stage can be taken from them."""
     given, data_args = copy.copy(given), copy.copy(data_args)
     given.min_affinity = given.max_validation_samples = data_args.max_train_samples = None
@@ -102,7 +107,9 @@ def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, a
     return Rows(lengths, tokens, None if affinities is None else np.array(affinities, np.float64))
 
 
-def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: Any) -> Stage:
+def _sketch_stage(
+    number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments
+) -> Stage:
     stages, explicit, lengths = given.stages, args.explicit_fields, rows.lengths
     given, data_args, args = copy.copy(given), copy.copy(data_args), copy.copy(args)
     settle_stage(number, given, data_args, args, explicit)

@@ -13,6 +13,7 @@ from ..errors import ArgumentError, RunEnded
 from ..files import write_text
 from ..models.generation.configuration import SIZES
 from ..text.units import format_cell
+from ..training_args import FastTrainingArguments
 
 GATES_NAME = "gates.json"
 
@@ -53,7 +54,9 @@ LEARNING_RATES = {"lstm": 1e-2, "transformer": 3e-3, "light": 3e-3, "esm": 3e-3}
 ENCODER_LEARNING_RATES = {"frozen": None, "lora": 3e-4, "full": 3e-5}  # usual for pretrained encoders, not measured
 
 
-def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explicit: Collection[str]) -> dict[str, Any]:
+def settle_stage(
+    number: int, model_args: Any, data_args: Any, args: FastTrainingArguments, explicit: Collection[str]
+) -> dict[str, Any]:
     """Gives the arguments what a stage says, where the user said nothing; returns what was set.
 
     Args:
@@ -86,7 +89,7 @@ def describe_stage(number: int, changed: dict[str, Any]) -> str:
     return f"Stage {number} ({STAGES[number].goal}): {listed or 'every value is your own'}."
 
 
-def check_auto(args: Any) -> None:
+def check_auto(args: FastTrainingArguments) -> None:
     """Raises ArgumentError where `--stage auto` was given what only one stage can have."""
     if args.push_to_hub:
         raise ArgumentError("--stage auto with --push_to_hub: push the stage that you want, with --stage 1, 2 or 3.")

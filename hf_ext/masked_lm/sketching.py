@@ -21,6 +21,7 @@ from ..models.configuration import input_name
 from ..plan import Plan
 from ..reporting.data_section import summarize_data
 from ..tasks.sketch import MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
+from ..training_args import FastTrainingArguments
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES
 from .steps import (
@@ -35,7 +36,9 @@ from .steps import (
 )
 
 
-def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
+def sketch_run(
+    given: MaskedLMArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
+) -> Sketch:
     """Reads rows and configuration as the recipe would; what fails becomes a problem, and the rest goes on without it.
 
     Args:
@@ -93,7 +96,7 @@ def _build(given: MaskedLMArguments) -> PreTrainedModel:
     return model
 
 
-def _load(sketch: Sketch, data_args: DataArguments, args: Any, scratch: str, table: Any) -> Any:
+def _load(sketch: Sketch, data_args: DataArguments, args: FastTrainingArguments, scratch: str, table: Any) -> Any:
     if not sketch.is_read(data_args.dataset_name):
         return None
     loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
@@ -101,6 +104,6 @@ def _load(sketch: Sketch, data_args: DataArguments, args: Any, scratch: str, tab
     return loaded.splits
 
 
-def _as_trained(model: PreTrainedModel, args: Any, longest: int, plan: Plan) -> tuple[Any, MakeBatch]:
+def _as_trained(model: PreTrainedModel, args: FastTrainingArguments, longest: int, plan: Plan) -> tuple[Any, MakeBatch]:
     batch = partial(masked_lm_batch, longest, plan.applied("masked_lm_head"))
     return with_adapters(model, args, plan), batch

@@ -21,6 +21,7 @@ from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
 from ..models.families import FAMILIES, choose_encoder, limit_of_positions
 from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
+from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .predictor import load_model
 
@@ -44,7 +45,7 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
     return trainings, "lora" in trainings
 
 
-def settle_residue_steps(args: Any, kind: LabelKind, num_rows: int | None) -> str:
+def settle_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows: int | None) -> str:
     """Where each residue has a label: smaller batches and fewer epochs, unless the user set them; a sentence, else "".
 
     As many epochs as give 1,500 steps, at least 3 and at most those that `args` has.

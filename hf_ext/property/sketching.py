@@ -26,6 +26,7 @@ from ..models.encoders import build_encoder
 from ..plan import Plan
 from ..speedups.lora import lora_settings
 from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
+from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .building import (
     build_collator,
@@ -43,7 +44,9 @@ from .scoring import read_requirements
 EMBEDDING_BYTES, STATE_BYTES = 4, 2  # of a number on disk: of a sequence's embedding, and of a residue's
 
 
-def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
+def sketch_run(
+    given: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
+) -> Sketch:
     """Reads rows and configurations as the recipe would; what fails becomes a problem, and the rest goes on without it.
 
     Args:
@@ -85,7 +88,9 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
     return sketch
 
 
-def _build(given: AffinityArguments, data_args: DataArguments, args: Any, kind: LabelKind) -> AffinityModel:
+def _build(
+    given: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
+) -> AffinityModel:
     given.tower_training, args.use_peft = settle_training(given, args.use_peft)
     specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
     with torch.device("meta"):
@@ -93,7 +98,12 @@ def _build(given: AffinityArguments, data_args: DataArguments, args: Any, kind: 
 
 
 def _load(
-    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, scratch: str, table: Any
+    sketch: Sketch,
+    given: AffinityArguments,
+    data_args: DataArguments,
+    args: FastTrainingArguments,
+    scratch: str,
+    table: Any,
 ) -> Any:
     if not sketch.is_read(data_args.dataset_name):
         return None
@@ -105,7 +115,12 @@ def _load(
 
 
 def _read_measure(
-    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, kind: LabelKind, validation: Any
+    sketch: Sketch,
+    given: AffinityArguments,
+    data_args: DataArguments,
+    args: FastTrainingArguments,
+    kind: LabelKind,
+    validation: Any,
 ) -> None:
     settle_measure(args, given.loss, kind)
     metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
