@@ -26,7 +26,7 @@ def count_launched() -> int:
 
 
 def need_cpu_backend() -> bool:
-    """Whether several launched processes must be told `use_cpu` to find each other: torch sees no accelerator.
+    """Tells whether several launched processes must be told `use_cpu` to find each other: torch sees no accelerator.
 
     The launcher of accelerate 1.15 keeps `use_cpu` of its YAML to itself when it starts several processes, and
     without it accelerate looks for a backend of GPUs, finds none, and each process trains alone on all rows. Not with
@@ -38,7 +38,7 @@ def need_cpu_backend() -> bool:
 
 
 def need_gloo() -> bool:
-    """Whether DeepSpeed was launched where torch sees no accelerator, and must be told how processes connect.
+    """Tells whether DeepSpeed was launched where torch sees no accelerator, and must be told how processes connect.
 
     DeepSpeed has an accelerator "cpu", but accelerate 1.15 finds no backend there unless it is named, and each process
     would train alone.

@@ -22,7 +22,7 @@ _holders: WeakSet[Any] = WeakSet()  # of the process group, such as by a model t
 
 
 def do_on_main(args: TrainingArguments, work: Callable[[], Result]) -> Result:
-    """What `work`, called by the main process alone, returns; on all processes. So is what it raises.
+    """Returns on all processes what `work`, called by the main process alone, returns. Raises what it raises.
 
     Args:
         args: `TrainingArguments`; all processes of a run call this.
@@ -75,7 +75,7 @@ class Team:
         self.writes = bool(args.should_save)
 
     def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Which wishes any process has: the same on all of them, which is what keeps them in step."""
+        """Returns which wishes any process has: the same on all of them, which is what keeps them in step."""
         if self.size == 1:
             return list(wishes)
         counts = reduce(torch.tensor(wishes, dtype=torch.int32, device=self._trainer.args.device), "sum")
@@ -108,22 +108,22 @@ class Team:
         return next((said for said, _ in outcomes if said is not None), None)
 
     def load_together(self, action: Callable[[], None] | None, describe: Callable[[Exception], str]) -> None:
-        """As `together`; raises CheckpointError on all processes if the disk failed on one."""
+        """Runs as `together`; raises CheckpointError on all processes if the disk failed on one."""
         failure = self.together(action, describe)
         if failure is not None:
             raise CheckpointError(failure)
 
     def on_main(self, work: Callable[[], Result]) -> Result:
-        """What `work`, called by the main process alone, returns or raises, on all: see `do_on_main`."""
+        """Returns or raises on all what `work`, called by the main process alone, does: see `do_on_main`."""
         return do_on_main(self._trainer.args, work)
 
     def wait_while(self, is_waiting: Callable[[], bool]) -> None:
-        """Until `is_waiting` of the main process is over; others hear of it all the while, since they time out."""
+        """Waits until is_waiting() is False on rank 0, broadcasting so that other ranks do not time out."""
         while self.on_main(is_waiting):
             time.sleep(_BEAT_S)
 
     def wait_for_everyone(self) -> None:
-        """Until all processes are here."""
+        """Waits until all processes are here."""
         wait_for_everyone()
 
 
@@ -140,6 +140,6 @@ def share_group(holder: object) -> None:
 def release_group() -> None:
     """Has all that share the group of several processes let go of it, once none still works. All of them call it."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        wait_for_everyone()  # nobody takes the group from one that still works
+        wait_for_everyone()  # the group is not taken from one that still works
         while _holders:
             _holders.pop().let_go()

@@ -56,7 +56,7 @@ class SpeedLine(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: object
     ) -> None:
-        """Behind a bar each loss is shown, in lines the first."""
+        """Shows each loss behind a bar, in lines the first."""
         if state.is_world_process_zero and "loss" in (logs or {}):
             self._logs = dict(logs)
             self._refresh(args, state, is_due=not self._is_shown)

@@ -38,7 +38,7 @@ class Exporter:
 
     @contextmanager
     def exporting(self, folder: Folder | None = None, model: nn.Module | None = None) -> Iterator[None]:
-        """Around the writing of a model folder, None for the output folder; then adds what says whose it is.
+        """Wraps the writing of a model folder, None for the output folder; then adds what says whose it is.
 
         Raises:
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
@@ -65,7 +65,7 @@ class Exporter:
         state_dict: dict[str, torch.Tensor] | None = None,
         is_checkpoint: bool = False,
     ) -> None:
-        """All files of a model that can save itself, in the place of those of before once all of them are written.
+        """Writes all files of a model that can save itself into a staging folder, then replaces the old ones.
 
         Args:
             state_dict: whole weights where they are spread over processes.
@@ -88,7 +88,7 @@ class Exporter:
             shutil.rmtree(staging, ignore_errors=True)
 
     def save_companions(self, folder: Path) -> None:
-        """What belongs to the weights: tokenizer (None: the collator's), collator, and the arguments without tokens."""
+        """Writes what belongs to the weights: tokenizer (None: the collator's), collator, arguments without tokens."""
         collator = self._trainer.data_collator
         parts: tuple[Any, ...] = (self._trainer.processing_class or getattr(collator, "tokenizer", None), collator)
         for part in parts:

@@ -68,7 +68,7 @@ class Pusher(TrainerCallback):
         trainer.hub_model_id = self._team.on_main(lambda: open_repository(name, **settings))
 
     def _settings(self, given: Mapping[str, object]) -> dict[str, Any]:
-        """Token, branch, and whether it is private: what is given, else what the arguments say."""
+        """Reads token, branch, and whether it is private: what is given, else what the arguments say."""
         args = self._trainer.args
         said = {"token": args.hub_token, "private": args.hub_private_repo, "revision": args.hub_revision}
         found = {name: value if given.get(name) is None else given[name] for name, value in said.items()}
@@ -124,7 +124,7 @@ class Pusher(TrainerCallback):
         return self._commit
 
     def save_with_card(self, save: Callable[[], None], about: dict[str, Any]) -> None:
-        """Saves the model; a card in the output folder that somebody wrote stays, else Trainer makes one of `about`."""
+        """Saves the model; a card in the output folder that the user wrote stays, else Trainer makes one of `about`."""
         self._wait()  # for what is being sent of the folder
         path, is_main = Path(self._trainer.args.output_dir, CARD), self._team.is_main
         written = path.read_bytes() if is_main and path.is_file() else None
@@ -157,7 +157,7 @@ class Pusher(TrainerCallback):
             try:
                 self._commit, self._error = push(), None
                 logger.info("%s is on the Hub: %s", name, self._commit.commit_url)
-            except Exception as error:  # whatever it is: else nobody would hear of it
+            except Exception as error:  # whatever it is: else it would be lost
                 is_said = isinstance(error, HfExtError | RunEnded)
                 self._error = error if is_said else HubError(f"{type(error).__name__}: {error}")
                 self._begun = ""
@@ -170,7 +170,7 @@ class Pusher(TrainerCallback):
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _wait(self, end: float = float("inf")) -> None:
-        """Until all is sent, or the main process's clock reads `end`; all processes call it."""
+        """Blocks until all is sent, or the main process's clock reads `end`; all processes call it."""
         self._team.wait_while(lambda: self._is_sending() and time.monotonic() < end)
 
     def on_train_end(

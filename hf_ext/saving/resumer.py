@@ -88,7 +88,7 @@ class Resumer:
         self._made: list[dict[str, Any]] = []
 
     def begin(self, asked: str | bool | None, is_trial: bool = False) -> str | None:
-        """The folder to continue from, the same on all processes, which all call it; sets `resumed`.
+        """Finds the folder to continue from, the same on all processes, which all call it; sets `resumed`.
 
         Args:
             asked: see the class. is_trial: whether it is one of a search, which begins anew unless `asked` says more.
@@ -117,7 +117,7 @@ class Resumer:
         return None if resumed is None else str(resumed.folder)
 
     def go_on(self) -> None:
-        """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
+        """Restores what Trainer does not: states of parts, and arguments that were allowed to change."""
         trainer, resumed, state = self._trainer, self.resumed, self._trainer.state
         for part in self._carried:
             part.load(None if resumed is None else resumed.progress.get(part.name))
@@ -139,7 +139,7 @@ class Resumer:
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def _look(self, asked: str | bool | None) -> Stored | Path | None:
-        """On the main process: looks, verifies and sets aside."""
+        """Looks, verifies and sets aside, on the main process."""
         store = self._saver.store
         store.sweep()
         if asked is True or asked == "auto":
@@ -160,7 +160,7 @@ class Resumer:
         return None
 
     def _check_trusted(self, folder: Path) -> None:
-        """Trainer loads tensors and plain values; FSDP and DeepSpeed unpickle what they find."""
+        """Refuses foreign folders where files are unpickled, as FSDP and DeepSpeed do; Trainer loads plain values."""
         backend = self._backend
         if backend.is_spread and not self._saver.store.has(folder):
             raise CheckpointError(
@@ -234,7 +234,7 @@ def _find_why_not_again(args: FastTrainingArguments, asked: str | bool | None) -
 
 
 def _check_stock(folder: Path) -> Path:
-    """A checkpoint of stock Trainer, with what it lacks said."""
+    """Checks that a folder is a checkpoint of stock Trainer; warns of what it lacks."""
     if not (folder / "trainer_state.json").is_file():
         raise CheckpointError(f"{folder}: no checkpoint there (no manifest.json and no trainer_state.json).")
     missing = [name.replace("*", "") for name in STOCK_FILES if not any(folder.glob(name))]

@@ -58,7 +58,7 @@ class Retention:
         self.best_saved: int | None = None
 
     def sizes(self) -> Sizes:
-        """Upper bounds of what one checkpoint takes."""
+        """Returns upper bounds of what one checkpoint takes."""
         args, model = self._trainer.args, self._trainer.model
         small_bytes = SMALL_FILES_BYTES + self._carried_bytes()
         of_library = self._backend.checkpoint_sizes(model, small_bytes)
@@ -67,7 +67,7 @@ class Retention:
         return bound_sizes(model, args, small_bytes, self._plan.applied("muon"))
 
     def check(self) -> None:
-        """When training begins: how large checkpoints will be. Refuses a budget that cannot hold what will be written.
+        """Computes, when training begins, how large checkpoints will be. Refuses a budget that cannot hold them.
 
         Raises:
             ArgumentError: see `check_budget`.
@@ -78,7 +78,7 @@ class Retention:
             check_budget(sizes, policy, self.other_bytes())
 
     def best_step(self) -> int | None:
-        """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
+        """Finds the best checkpoint there is: where the best step itself was not saved, that of the best before."""
         known = (self._trainer.state.best_global_step, self.best_saved)
         return next((step for step in known if self._store.locate(step)), None)
 
@@ -102,7 +102,7 @@ class Retention:
             self._free(self._entries(), new_bytes - free)
 
     def _free(self, entries: Sequence[Entry], excess_bytes: int) -> bool:
-        """Whether so many bytes could be freed; where they cannot, nothing is."""
+        """Frees so many bytes, and tells whether it could; where it cannot, nothing is deleted."""
         state = self._trainer.state
         is_new_best = state.best_global_step == state.global_step
         policy = read_policy(self._trainer.args)
@@ -128,7 +128,7 @@ class Retention:
         ]
 
     def other_bytes(self) -> int:
-        """What the output folder holds beside checkpoints, with the model that is saved into it at the end.
+        """Counts what the output folder holds beside checkpoints, with the model that is saved into it at the end.
 
         Less what pinned checkpoints take, which come on top of the budget.
         """

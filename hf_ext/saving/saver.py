@@ -99,7 +99,7 @@ class Saver:
             self.retention = self._keep(self.store)
 
     def begin_run(self, facts: dict[str, Any], saved_step: int | None, best_step: int | None) -> None:
-        """Another run, or the same one continued.
+        """Starts another run, or the same one continued.
 
         Args:
             facts: what its checkpoints' manifests say of it, JSON-able.
@@ -144,7 +144,7 @@ class Saver:
         return are_others or find_override(self._trainer, "_save_checkpoint") is not None
 
     def _wait(self) -> None:
-        """Until the last checkpoint has its name."""
+        """Blocks until the pending checkpoint is renamed into place."""
         if self._begun is None:
             return
         step, began, commit = self._begun
@@ -157,7 +157,7 @@ class Saver:
         self._stopper.note_save(time.perf_counter() - began)
 
     def leave(self) -> None:
-        """After an exception, where other processes may not be here: waits for the commit that is under way."""
+        """Waits for the commit that is under way after an exception, where other processes may not be here."""
         begun, self._begun = self._begun, None
         if begun is not None and begun[2] is not None and begun[2].exception() is not None:
             self.store.abandon(begun[0])
@@ -200,7 +200,7 @@ class Saver:
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
 
     def _commit(self, step: int, epoch: float) -> None:
-        """In the thread, while the next step is made: nothing else changes what is best, or what stays."""
+        """Finishes a save in the thread, during the next step: nothing else changes what is best, or what stays."""
         self.store.commit(step, epoch, self._facts)
         try:
             self.retention.rotate()
@@ -232,7 +232,7 @@ class Saver:
             self._push(step)
 
     def choose_best(self) -> None:
-        """At the end of a run: the state names the best checkpoint that there is, on all processes the same one."""
+        """Names, at the end of a run, the best checkpoint that there is in the state; on all processes the same one."""
         state = self._trainer.state
         best = self._team.on_main(self.retention.best_step)  # as all see it: copies come and go meanwhile
         place = self.store.locate(best) or Path(state.best_model_checkpoint or os.devnull)
@@ -243,7 +243,7 @@ class Saver:
             logger.warning("No checkpoint of the best step, %s, was saved: %s.", state.best_global_step, taken)
 
     def verify_best(self) -> None:
-        """Before the best model is loaded; raises CheckpointError, on all processes, where it does not verify."""
+        """Verifies the best checkpoint before it is loaded; raises CheckpointError on all processes."""
 
         def verify() -> None:
             stored = self.store.open(str(self._trainer.state.best_model_checkpoint))
@@ -253,7 +253,7 @@ class Saver:
         self._team.on_main(verify)
 
     def finish_copies(self) -> str | None:
-        """At the end of a run: waits for copies, and deletes what was kept for them; what is not copied, or None."""
+        """Waits for copies at the end of a run, deletes what was kept for them; returns what is not copied, or None."""
         if not self._team.writes:
             return None
         lacking = self.store.finish_copies(self.retention.best_step())
@@ -275,17 +275,17 @@ class Saver:
         logger.error("Training goes on; %s. %d more such failure(s) end it.", before, left)
 
     def describe_failure(self, error: Exception) -> str:
-        """What the disk refused, with bytes needed and free, and what to do."""
+        """Describes what the disk refused, with bytes needed and free, and what to do."""
         return describe_failure(error, self.store.folder, self.retention.full_bytes)
 
     # --- what must not be saved -------------------------------------------------------------------------------------
 
     def is_staged(self, folder: Path) -> bool:
-        """Whether a model that is written to `folder` is a checkpoint's."""
+        """Tells whether a model that is written to `folder` is a checkpoint's."""
         return self.staging_root is not None and folder.is_relative_to(self.staging_root)
 
     def last_good(self) -> str:
-        """What is left to continue from, for messages; waits until it is in place."""
+        """Names what is left to continue from, for messages; waits until it is in place."""
         self._wait()
         step = self.saved_step
         return "no checkpoint was saved" if step is None else f"checkpoint-{step} is the last good one"
@@ -317,7 +317,7 @@ class Saver:
 def _optimizer_tensors(
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of an optimizer's state, as "exp_avg of head.weight"."""
+    """Yields every tensor of an optimizer's state, as "exp_avg of head.weight"."""
     known = {id(parameter): name for name, parameter in named_parameters}
     owners = [known.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
     for index, states in optimizer.state_dict()["state"].items():

@@ -71,37 +71,37 @@ class Backend:
             self._trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
 
     def begin_preparing(self) -> None:
-        """Before there is an optimizer, and accelerate wraps it and the model for training."""
+        """Prepares for training, before there is an optimizer and accelerate wraps it and the model."""
         self.configure()  # each trial of a search has an Accelerator of its own
 
     # --- computing --------------------------------------------------------------------------------------------------
 
     def carry_not_finite(self, loss: Loss, is_training: bool) -> Loss:
-        """A training loss whose gradients are not finite either, if it is not."""
+        """Returns a training loss whose gradients are not finite either, if it is not."""
         return loss
 
     def prepare_to_evaluate(
         self, model: nn.Module, make_optimizer: Callable[[], Optimizer]
     ) -> tuple[nn.Module, Optimizer] | None:
-        """Model and optimizer as accelerate prepares them, where evaluating needs that and training has not begun."""
+        """Returns model and optimizer as accelerate prepares them, where evaluating before training needs that."""
         return None
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Around an evaluation of the model."""
+        """Wraps an evaluation of the model."""
         return nullcontext()
 
     def encoding(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Encoders can be called by themselves in here, by all processes equally often."""
+        """Lets encoders be called by themselves inside, by all processes equally often."""
         return nullcontext()
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
-        """The whole state dict, gathered; None where the model at hand has it. All processes call it."""
+        """Returns the whole state dict, gathered; None where the model at hand has it. All processes call it."""
         return self._trainer.accelerator.get_state_dict(self._trainer.model) if self.is_spread else None
 
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
-        """Upper bounds of what one checkpoint takes, `small_bytes` of it for what is neither weights nor optimizer.
+        """Bounds what one checkpoint takes from above, `small_bytes` of it for what is neither weights nor optimizer.
 
         None where the files are ours, and their writers can be asked.
         """
@@ -159,7 +159,7 @@ class DeepSpeed(Backend):
         return bool(self._trainer.args.fp16)
 
     def carry_not_finite(self, loss: Loss, is_training: bool) -> Loss:
-        """A training loss whose gradients are not finite either, if it is not."""
+        """Returns a training loss whose gradients are not finite either, if it is not."""
         if not is_training or not isinstance(loss, torch.Tensor):
             return loss
         return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
@@ -167,12 +167,12 @@ class DeepSpeed(Backend):
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
-        """Gathered under ZeRO-3; else the model at hand is whole, with tied weights once."""
+        """Gathers under ZeRO-3; else the model at hand is whole, with tied weights once."""
         splits = splits_weights(self._trainer.args)
         return self._trainer.accelerator.get_state_dict(self._trainer.deepspeed) if splits else None
 
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
-        """Upper bounds of what one checkpoint takes."""
+        """Returns upper bounds of what one checkpoint takes."""
         args = self._trainer.args
         parameters = [(num_elements(p), p.element_size(), p.requires_grad) for p in model.parameters()]
         weights = sum(number * size for number, size, _ in parameters)
@@ -272,13 +272,13 @@ class Fsdp2(Backend):
         return self._split(exact, model, make_optimizer())
 
     def _keep_prepared(self, *prepared: object) -> tuple[object, ...]:
-        """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
+        """Records what `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
         self._accelerator._models += [part for part in prepared if isinstance(part, FSDPModule)]
         self._accelerator._optimizers += [part for part in prepared if isinstance(part, AcceleratedOptimizer)]
         return prepared
 
     def _split(self, exact: list[nn.Module], whole: Any, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """`Accelerator.prepare`, and what it leaves undone: `exact`, and autocast."""
+        """Calls `Accelerator.prepare`, and does what it leaves undone: `exact`, and autocast."""
         # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
         # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.
         whole.get_input_embeddings = whole.get_output_embeddings = lambda: None
@@ -297,7 +297,7 @@ class Fsdp2(Backend):
         return model, optimizer
 
     def _ready(self, model: nn.Module) -> list[nn.Module]:
-        """The same weights everywhere, and what accelerate is to split; returns what it has to leave for afterwards."""
+        """Gives all processes the same weights, and accelerate what to split; returns what it leaves for afterwards."""
         self._take_weights_of_first(model)
         args = self._trainer.args
         given = read_fsdp2(args)
@@ -308,7 +308,7 @@ class Fsdp2(Backend):
             self._plugin.ignored_modules = exact or None
         apart = {part for module in exact for part in module.modules()}
         present = {type(module).__name__ for module in model.modules() if module not in apart}
-        # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
+        # Not those of the plan: frozen encoders were loaded since, or released by the embedding cache.
         names = block_classes(model) if asked is None else asked
         self._plugin.transformer_cls_names_to_wrap = [name for name in names if name in present]
         return exact
@@ -365,7 +365,7 @@ class Fsdp2(Backend):
             model.reshard()
 
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
-        """The whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
+        """Returns the whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
 
         On the main process and in main memory; the others get nothing. A tensor that several names share is there once.
         Accelerate does it, so DTensors, offloaded ones and activation checkpointing's names are its affair; the same
@@ -377,7 +377,7 @@ class Fsdp2(Backend):
 
 
 def choose_backend(trainer: Host, plan: Plan) -> Backend:
-    """The one that fits what accelerate made of the launch and of the trainer's arguments."""
+    """Returns the backend that fits what accelerate made of the launch and of the trainer's arguments."""
     if trainer.is_deepspeed_enabled:
         return DeepSpeed(trainer, plan)
     return (Fsdp2 if trainer.accelerator.is_fsdp2 else Backend)(trainer, plan)

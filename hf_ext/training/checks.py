@@ -48,7 +48,7 @@ class Checks(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Model and optimizer are ready, and nobody has begun to count."""
+        """Checks weights and the best metric's name, once model and optimizer are prepared."""
         trainer = self._trainer
         if not self._backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(trainer.model, getattr(trainer.accelerator, "scaler", None) is not None)
@@ -74,7 +74,7 @@ class Checks(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """In the first step, names weights that a loss of the user's, or of a model from elsewhere, does not reach."""
+        """Names, in the first step, weights that a loss of the user's, or of a model from elsewhere, does not reach."""
         trainer = self._trainer
         if state.global_step > 0 or self._backend.is_spread or not self._losses.decide().is_foreign:
             return
@@ -86,21 +86,21 @@ class Checks(TrainerCallback):
 
 
 def check_training(args: FastTrainingArguments, rows: Any, model: nn.Module | None = None) -> None:
-    """Before training, and not before an evaluation, which needs no steps.
+    """Refuses what cannot train, before training, and not before an evaluation, which needs no steps.
 
     Args:
         args: of the trainer.
-        rows: that it will train on; None where somebody else makes its loader.
+        rows: that it will train on; None where the user's code makes its loader.
         model: that it will train.
 
     Raises:
         ArgumentError: the arguments ask for no step, or `dataloader_drop_last` leaves none; a word that is no choice
-            was assigned to one after they were built; adapters whose ranks nobody would change (AdaLoRA).
+            was assigned to one after they were built; adapters whose ranks would never change (AdaLoRA).
         DataError: there are no rows.
     """
     check_choices(args)
     if not {"activation_checkpointing", "gradient_checkpointing"} & args.explicit_fields:
-        # That of a preset, which is for any model; where somebody typed it, Trainer says that this one cannot.
+        # That of a preset, which is for any model; where the user typed it, Trainer says that this one cannot.
         can = getattr(model, "supports_gradient_checkpointing", False)
         args.activation_checkpointing = bool(args.activation_checkpointing and can)
     if has_numbered_rows(rows) and len(rows) == 0:
@@ -169,6 +169,6 @@ def check_best_metric(trainer: Host) -> None:
 
 
 def _shorten(names: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Names the first of them, and how many more there are."""
     more = len(names) - NUM_NAMED
     return ", ".join(names[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

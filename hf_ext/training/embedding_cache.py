@@ -55,7 +55,7 @@ def encode_sequences(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Any:
-    """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
+    """Computes embeddings of input `name` here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
     Where residues have labels, a list of the states of each sequence's, (residues, width).
 
@@ -82,19 +82,19 @@ class EmbeddingHost(Host, Protocol):
     model: AffinityModel
 
     def embed_dataset(self, dataset: Rows) -> Embedded:
-        """See `FastTrainer`."""
+        """Does what `FastTrainer`'s does."""
 
     def embedding_key(self, name: str) -> dict[str, Any]:
-        """See `FastTrainer`."""
+        """Does what `FastTrainer`'s does."""
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """See `FastTrainer`."""
+        """Does what `FastTrainer`'s does."""
 
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> Any:
-        """See `FastTrainer`."""
+        """Does what `FastTrainer`'s does."""
 
     def fit_scaling(self) -> None:
-        """See `FastTrainer`."""
+        """Does what `FastTrainer`'s does."""
 
 
 class EmbeddingCache:
@@ -119,7 +119,7 @@ class EmbeddingCache:
     # --- datasets ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before training: embeds all sets while the encoders are in memory, and measures scales."""
+        """Embeds all sets before training, while the encoders are in memory, and measures scales."""
         trainer = self._trainer
         if self.is_on:
             for dataset in (trainer.train_dataset, *name_evaluation_sets(trainer.eval_dataset).values()):
@@ -130,7 +130,7 @@ class EmbeddingCache:
             trainer.fit_scaling()
 
     def embed(self, dataset: Rows) -> Embedded:
-        """`dataset` with rows of embedding tables, or states of residues, for frozen inputs; encodes what is lacking.
+        """Puts rows of embedding tables, or states of residues, into `dataset` for frozen inputs; encodes the missing.
 
         The same dataset is embedded once. Cost: encoding of sequences never seen with this encoder, once per machine;
         then one pass over the columns.
@@ -169,7 +169,7 @@ class EmbeddingCache:
         return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
 
     def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
-        """Labels and bounds as `SequenceCollator` makes them, of sets that have them."""
+        """Returns labels and bounds as `SequenceCollator` makes them, of sets that have them."""
         names, found = column_names(dataset), {}
         if "label" in names:
             labels = [value for (value,) in read_columns(dataset, ["label"])]
@@ -190,7 +190,7 @@ class EmbeddingCache:
     # --- sequences --------------------------------------------------------------------------------------------------
 
     def encode(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU.
+        """Returns embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU.
 
         Where residues have labels, the states of all of them: (residues, width).
         """
@@ -208,7 +208,7 @@ class EmbeddingCache:
         return torch.cat([*chain.from_iterable(blocks)] if self._per_residue else blocks)
 
     def key(self, name: str) -> dict[str, Any]:
-        """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
+        """Returns all that decides the value of embeddings of input `name`; how long ones are cut is known apart."""
         model, collator = self._trainer.model, self._trainer.data_collator
         tower = model.tower_of(name)
         products = "half"
@@ -230,7 +230,7 @@ class EmbeddingCache:
         }
 
     def fill(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
-        """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work.
+        """Returns the store of input `name` with all `sequences` (pairs joined by `|`) in it; processes share the work.
 
         States of residues are stored in float16; those that it does not hold in float32.
 
@@ -295,7 +295,7 @@ class EmbeddingCache:
             cache_dir = os.path.expanduser(self._settings["cache_dir"])
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
                 self._stores[identity] = EmbeddingStore(cache_dir, key, longest)
-            # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.
+            # Shards are dealt by position in the list of what is missing: no process writes while another reads its index.
             self._team.wait_for_everyone()
         return self._stores[identity]
 
@@ -338,7 +338,7 @@ class EmbeddingCache:
         trainer.model.fit_scaling(*measure_labels(trainer.model.config.kind, labels), embeddings)
 
     def _sample(self, rows: Rows, name: str) -> list[str]:
-        """Some of the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
+        """Samples the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
         columns = read_columns(rows, self._trainer.data_collator.columns[name])
         distinct = sorted(join_parts(parts) for parts in factorize(columns, name in self._optional_inputs)[1])
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
@@ -347,7 +347,7 @@ class EmbeddingCache:
 
 
 def measure_labels(kind: LabelKind, labels: Sequence[Any]) -> tuple[Any, Any]:
-    """Mean and standard deviation of the known labels of rows, in label units: numbers, or of k values lists.
+    """Returns mean and standard deviation of the known labels, in label units: numbers, or of k values lists.
 
     Of classes 0 and 1, which change nothing.
     """
@@ -362,13 +362,13 @@ def _halved(encode: Callable[[Sequence[str]], Any], sequences: Sequence[str]) ->
 
 
 def _only(dataset: Rows, columns: list[str]) -> Rows:
-    """Rows of `dataset` with nothing but `columns`."""
+    """Returns rows of `dataset` with nothing but `columns`."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select_columns(columns)
     return [dict(zip(columns, row)) for row in read_columns(dataset, columns)]
 
 
 def _free_bytes() -> int:
-    """Bytes that one table may take in memory."""
+    """Returns the bytes that one table may take in memory."""
     limit = (detect_hardware("cpu").memory_gib or 1) * 2**30  # a container's, where there is one
     return int(min(limit, psutil.virtual_memory().available) * MEMORY_SHARE)

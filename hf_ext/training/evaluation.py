@@ -109,7 +109,7 @@ class Evaluator(TrainerCallback):
     # --- counts, for checkpoints -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """How often each set was looked at, and what the best model so far scored on its subset."""
+        """Returns how often each set was looked at, and what the best model so far scored on its subset."""
         return {"num_evaluations": self._num_evaluations, "best": self._best_on_subset}
 
     def load(self, tree: dict[str, Any] | None) -> None:
@@ -135,7 +135,7 @@ class Evaluator(TrainerCallback):
             check_metric_on_rows(trainer.args, trainer.compute_metrics, dataset, name, rows)
 
     def _subset(self, name: str) -> Subset:
-        """Of the set of that name ("" where there is but one), chosen once as long as what decides it is the same."""
+        """Chooses the subset of a set ("" where there is but one), once as long as what decides it is the same."""
         trainer, args = self._trainer, self._trainer.args
         dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
@@ -158,7 +158,7 @@ class Evaluator(TrainerCallback):
         return self._subsets[name]
 
     def loader(self) -> DataLoader | None:
-        """Of the subset, where the evaluation at hand looks at that; else None."""
+        """Returns the loader of the subset, where the evaluation at hand looks at that; else None."""
         name = self._at_hand[0]
         if name is None or self._trainer.args.eval_subset is None or not self._trainer.is_in_train:
             return None
@@ -167,7 +167,7 @@ class Evaluator(TrainerCallback):
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
     def evaluate(self, asked_for: object, run: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """What `run`, Trainer's own `evaluate`, makes of the rows that were asked for: see `Trainer.evaluate`.
+        """Runs `run`, Trainer's own `evaluate`, on the rows that were asked for: see `Trainer.evaluate`.
 
         Other rows than the run's own are looked at in full. An evaluation of Trainer's loop that a stop gives up is as
         if it had not begun, but that as many random numbers are drawn; the run stops, and has saved.
@@ -215,7 +215,7 @@ class Evaluator(TrainerCallback):
         return self._decide(metrics)
 
     def _leave_evaluation(self) -> None:
-        """The rest of what the run does before it stops."""
+        """Does the rest of what the run does before it stops."""
         trainer, sets = self._trainer, self._trainer.eval_dataset
         end = getattr(trainer.callback_handler.eval_dataloader, "end", None)
         if end is not None:
@@ -228,7 +228,7 @@ class Evaluator(TrainerCallback):
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def run(self, loader: DataLoader, given: Given) -> EvalLoopOutput:
-        """A pass over what `loader` is of, and over all rows where `loader` is of the subset and a decision is due."""
+        """Evaluates the rows of `loader`, and all rows where `loader` is of the subset and a decision is due."""
         trainer = self._trainer
         name = None if given[0] == "Prediction" else self._at_hand[0]
         if name is None or not trainer.is_in_train:
@@ -267,7 +267,7 @@ class Evaluator(TrainerCallback):
         return self._beats(value, self._best_on_subset)
 
     def _look_at_all(self, name: str, given: Given) -> EvalLoopOutput:
-        """A pass over all rows of a set, under names that say so; no random number of the run is drawn for it."""
+        """Evaluates all rows of a set, under names that say so; no random number of the run is drawn for it."""
         subset = self._subset(name)
         if subset.whole is None:
             subset.whole = self._make_loader(subset.dataset)
@@ -290,7 +290,7 @@ class Evaluator(TrainerCallback):
         return value > best if self._trainer.args.greater_is_better else value < best
 
     def _decide(self, metrics: dict[str, float]) -> dict[str, float]:
-        """What Trainer is to take for the evaluation: no metric under two names, and of all rows where there are such.
+        """Returns what Trainer is to take for the evaluation: no metric under two names, those of all rows first.
 
         Where only the subset was looked at, or there is no finite number, `metric_for_best_model` is the best so far.
         """
@@ -313,7 +313,7 @@ class Evaluator(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Nothing is evaluated yet.
+        """Forgets the evaluations before.
 
         Raises:
             ArgumentError: with `eval_subset`, an `EarlyStoppingCallback`, which would compare other rows.
@@ -330,14 +330,14 @@ class Evaluator(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """What Trainer began to look for the best from is no best metric."""
+        """Clears a best metric that is not finite, such as what Trainer began to look for the best from."""
         if state.best_metric is not None and not math.isfinite(state.best_metric):
             state.best_metric = None
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Epochs between two evaluations are passed over; the run's end never is."""
+        """Skips the evaluations of epochs between, but never that of the run's end."""
         every = self._trainer.args.eval_every_epochs
         if args.eval_strategy == "epoch" and every is not None and round(state.epoch) % every != 0:
             control.should_evaluate = False
@@ -350,7 +350,7 @@ class Evaluator(TrainerCallback):
 
 
 def full_key(key: str) -> str:
-    """`eval_spearman` of all rows: `eval_full_spearman`; `eval_NAME_spearman`: `eval_full_NAME_spearman`."""
+    """Names a metric of all rows: `eval_full_spearman`, or `eval_full_NAME_spearman` of one of several sets."""
     head, *tail = key.split("_", 1)
     return "_".join([head, "full", *tail])
 

@@ -55,19 +55,19 @@ class Host(Protocol):
     _tr_loss: torch.Tensor
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """See `Trainer.log`."""
+        """Does what `Trainer.log` does."""
 
     def loss_counts_items(self) -> bool:
         """Returns whether the loss is a sum over items by their number in the step; `FastTrainer`'s."""
 
     def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
-        """See `Trainer`."""
+        """Does what `Trainer`'s does."""
 
     def _remove_unused_columns(self, dataset: datasets.Dataset, description: str | None = None) -> datasets.Dataset:
-        """See `Trainer`."""
+        """Does what `Trainer`'s does."""
 
     def create_model_card(self, *, model_name: str | None = None) -> None:
-        """See `Trainer.create_model_card`."""
+        """Does what `Trainer.create_model_card` does."""
 
 
 class Carried(Protocol):

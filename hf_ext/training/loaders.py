@@ -77,7 +77,7 @@ class Loaders(TrainerCallback):
     def train(
         self, rows: Rows, batch_size: int, sampler_fn: MakeSampler, make_stock: Callable[..., DataLoader]
     ) -> DataLoader:
-        """The training loader.
+        """Makes the training loader.
 
         Args:
             rows: the dataset; `batch_size`: rows per process and batch.
@@ -109,7 +109,7 @@ class Loaders(TrainerCallback):
         return make_stock(rows, sampler_fn=sampler_fn, is_training=True)
 
     def _check_dispatch(self, rows: Rows) -> None:
-        """Accelerate would join the batches of all processes: of unequal width they fail on one, while others wait."""
+        """Refuses batches that Accelerate would join over processes: of unequal width they fail on one, others wait."""
         config, is_streamed = self._trainer.args.accelerator_config, is_stream(rows)
         hands_out = config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1
         if hands_out or (is_streamed and (config.split_batches or config.dispatch_batches)):
@@ -124,14 +124,14 @@ class Loaders(TrainerCallback):
             )
 
     def _deals_evenly(self) -> bool:
-        """Whether an epoch's last rows can be shared out unevenly: only where the loss counts items."""
+        """Tells whether an epoch's last rows can be shared out unevenly: only where the loss counts items."""
         args = self._trainer.args
         if args.world_size == 1 or args.accelerator_config.split_batches or args.dataloader_drop_last:
             return False
         return args.train_sampling_strategy != "batch_rebalance" and self._trainer.loss_counts_items()
 
     def _group_by_length(self, make_stock: Callable[[Any], Any], rows: Any) -> Sampler:
-        """transformers groups by a column of token ids or of lengths; text has neither."""
+        """Groups text, too: transformers needs a column of token ids or of lengths."""
         args, collator = self._trainer.args, self._trainer.data_collator
         # Of all processes: the order is then the same on any number that makes the same steps.
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -176,7 +176,7 @@ class Loaders(TrainerCallback):
         return args.seed if args.data_seed is None else args.data_seed
 
     def _make(self, rows: Any, sampler: Sampler) -> DataLoader:
-        """A prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
+        """Makes a prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
         trainer, args, collator = self._trainer, self._trainer.args, self._trainer.data_collator
         if isinstance(rows, datasets.Dataset):
             rows = trainer._remove_unused_columns(rows, "Training")
@@ -198,7 +198,7 @@ class Loaders(TrainerCallback):
     # --- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(self, rows: Any, make_stock: Callable[[Any], DataLoader]) -> DataLoader:
-        """A loader of rows to evaluate or predict, in the order of the data.
+        """Makes a loader of rows to evaluate or predict, in the order of the data.
 
         Several processes read a stream into memory, each all of it, since Accelerate 1.15 joins batches of unequal
         width and takes out no row that it repeated where there is no length.
@@ -260,7 +260,7 @@ class Loaders(TrainerCallback):
         self._epoch += 1
 
     def mark_repeated(self, batches: list[Any]) -> None:
-        """Of a step's batches: an epoch's last one is marked as such where its rows are another process's."""
+        """Marks an epoch's last batch where its rows are another process's."""
         trainer, even = self._trainer, self._even
         if even is None or not batches or not trainer.accelerator.gradient_state.end_of_dataloader:
             return
@@ -268,11 +268,11 @@ class Loaders(TrainerCallback):
             batches[-1] = RepeatedRows(batches[-1])
 
     def state(self) -> dict[str, Any] | None:
-        """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
+        """Returns where the training stream stands after the last optimizer step, for JSON; None for other data."""
         return None if self._stream is None else self._stream.state_dict(self._num_batches)
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """Training begins: from the position in the checkpoint that the run continues.
+        """Continues from the position in the checkpoint that the run continues.
 
         Where that did not say it, Trainer reads and drops what it has seen; with `ignore_data_skip` the first row comes
         next.
@@ -294,7 +294,7 @@ class Loaders(TrainerCallback):
 
 
 def take_rows(dataset: Rows, rows: Sequence[int]) -> Dataset:
-    """The rows of a map-style dataset with these numbers, in this order."""
+    """Takes the rows of a map-style dataset with these numbers, in this order."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(rows)
     return Subset(dataset, list(map(int, rows)))
@@ -302,7 +302,7 @@ def take_rows(dataset: Rows, rows: Sequence[int]) -> Dataset:
 
 @contextmanager
 def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[None]:
-    """Within it, a data worker that was killed, or whose process ended, is an error that says so, however many did.
+    """Names a data worker that was killed, or whose process ended, in one error, however many did.
 
     Raises:
         DataWorkerDied: with what it died of, and where the run can go on.
@@ -325,7 +325,7 @@ def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[No
 
 
 def _hear_deaths() -> list[RuntimeError]:
-    """Half a second for what torch raises wherever it hears of a death: several workers may die at once."""
+    """Waits half a second for what torch raises wherever it hears of a death: several workers may die at once."""
     heard, end = [], time.monotonic() + 0.5
     while (left_s := end - time.monotonic()) > 0:
         try:

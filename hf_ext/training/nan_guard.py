@@ -70,7 +70,7 @@ class NanGuard(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """The first micro-batch of a step comes next: forgets the step before."""
+        """Forgets the step before: the first micro-batch of a step comes next."""
         self.losses, self._norm = [], None
         if self._padding is not None:
             self._padding.forget()
@@ -83,7 +83,7 @@ class NanGuard(TrainerCallback):
         train_dataloader: DataLoader | None = None,
         **kwargs: object,
     ) -> None:
-        """Gradients are complete and clipped: goes on, or raises on all processes alike."""
+        """Checks the complete and clipped gradients: goes on, or raises on all processes alike."""
         trainer = self._trainer
         if not trainer.is_in_train:  # a loop of the user's own
             return
@@ -106,7 +106,7 @@ class NanGuard(TrainerCallback):
         )
 
     def _read(self) -> tuple[bool, bool, bool]:
-        """Whether on all processes the losses of this step are finite, and its gradients, and none came to padding.
+        """Reads whether on all processes this step's losses and gradients are finite, and none came to padding.
 
         Cost: the one read.
         """
@@ -150,7 +150,7 @@ class NanGuard(TrainerCallback):
 
 
 def can_be_best(name: str, metrics: dict[str, float], step: int) -> bool:
-    """Whether a metric can be the best one so far: None, or what is not finite, never is, which a warning says."""
+    """Tells whether a metric can be the best one so far: warns of None and of what is not finite, which never is."""
     value = metrics.get(name, 0.0)  # of one that is missing, Trainer says so
     if value is not None and math.isfinite(value):
         return True

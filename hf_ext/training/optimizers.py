@@ -53,7 +53,7 @@ def require_optimizer(args: TrainingArguments) -> None:
 
 
 def _with_muon(optimizer: Optimizer, is_new: bool, model: nn.Module) -> Optimizer:
-    """AdamW keeps its groups and settings, but for the matrices."""
+    """Moves matrices to Muon; AdamW keeps its groups and settings for the rest."""
     if not is_new and isinstance(_unwrap(optimizer), MuonAdamW):
         return optimizer
     if not is_new or not isinstance(optimizer, AdamW):
@@ -65,13 +65,13 @@ def _with_muon(optimizer: Optimizer, is_new: bool, model: nn.Module) -> Optimize
 
 
 def _unwrap(optimizer: Optimizer) -> Optimizer:
-    """What steps in the end: not Accelerate's wrapper, nor what has it step on the host."""
+    """Returns what steps in the end: not Accelerate's wrapper, nor what has it step on the host."""
     on_host = find_host_optimizer(optimizer)
     return on_host.wrapped if on_host else getattr(optimizer, "optimizer", optimizer)
 
 
 def encoder_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters of the pretrained part: encoders of an `AffinityModel` or a generator, or under a task head."""
+    """Lists parameters of the pretrained part: encoders of an `AffinityModel` or a generator, or under a task head."""
     inner = unwrap_peft(model)
     encoder: nn.Module
     if isinstance(inner, AffinityModel):

@@ -60,7 +60,7 @@ class PlannedRun:
             raise
 
     def renew(self, make: Callable[[], Any]) -> Any:
-        """The model that `make` gives now, from the seed of the arguments, with the plan carried out on it.
+        """Returns the model that `make` gives now, from the seed of the arguments, with the plan carried out on it.
 
         Arguments stay as they are: a search, or the user, may have set them since. Random states are those that `make`
         leaves, as in Trainer. Raises as `applying`.
@@ -74,7 +74,7 @@ class PlannedRun:
             return self.run.model
 
     def applied(self, name: str) -> bool:
-        """As `Plan.applied`."""
+        """Tells whether a speed-up was applied, see `Plan.applied`."""
         return self.plan.applied(name)
 
     def record(self, name: str, **evidence: object) -> None:
@@ -106,7 +106,7 @@ class PlannedRun:
 
 
 def seed_process(args: TrainingArguments) -> None:
-    """As Trainer does before it calls `model_init`."""
+    """Sets seeds as Trainer does before it calls `model_init`."""
     if args.full_determinism:
         enable_full_determinism(args.seed)
     else:

@@ -63,7 +63,7 @@ class Stopper(TrainerCallback):
 
     @contextlib.contextmanager
     def during_training(self) -> Iterator[None]:
-        """While entered, signals are noted; one that came when nothing was left to stop is raised at the end."""
+        """Watches for signals while entered; one that came when nothing was left to stop is raised at the end."""
         self.reason = self._received = self._saved_step = None
         self._num_signals = 0
         self._save_is_postponed = False
@@ -109,18 +109,18 @@ class Stopper(TrainerCallback):
     # --- what others ask, or say ------------------------------------------------------------------------------------
 
     def is_at_end(self) -> bool:
-        """Whether training ends with the step at hand, other than by a signal or a time limit."""
+        """Tells whether training ends with the step at hand, other than by a signal or a time limit."""
         state = self._trainer.state
         is_ended = self._trainer.control.should_training_stop and self.reason is None
         return bool(state.global_step >= state.max_steps or is_ended)
 
     def note_save(self, seconds: float) -> None:
-        """That a save took so long: before `max_hours`, time for two of the longest is left."""
+        """Records how long a save took, so that `max_hours` leaves time for two of the longest."""
         self._longest_save_s = max(self._longest_save_s, seconds)
 
     @contextlib.contextmanager
     def during_evaluation(self) -> Iterator[None]:
-        """While entered, an evaluation that Trainer's loop asked for is given up where the run stops."""
+        """Lets an evaluation that Trainer's loop asked for be given up where the run stops."""
         with replaced(self, _is_evaluating=True):
             yield
 
@@ -148,7 +148,7 @@ class Stopper(TrainerCallback):
         return is_save_due
 
     def _stop_after_s(self, limit_s: float) -> float:
-        """Early enough for the last checkpoint, which may take as long as two of the longest so far."""
+        """Returns a time early enough for the last checkpoint, which may take as long as two of the longest so far."""
         return limit_s - max(min(STOP_MARGIN_S, limit_s / 10), 2 * self._longest_save_s)
 
     # --- events -----------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Stopper(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """A resumed run that had come to its end, also by early stopping of transformers', does not train on."""
+        """Stops a resumed run that had come to its end, also by early stopping of transformers'."""
         callbacks = self._trainer.callback_handler.callbacks
         stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
         has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in stoppers)
@@ -178,7 +178,7 @@ class Stopper(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Trainer calls it where it leaves an epoch early, too."""
+        """Takes up a save that waited for the epoch's end; Trainer calls it where it leaves an epoch early, too."""
         control.should_save |= self._save_is_postponed
         self._save_is_postponed = False
         if self.reason is not None:
@@ -187,13 +187,13 @@ class Stopper(TrainerCallback):
             control.should_save = self._saved_step != state.global_step
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """From here `save_minutes` counts."""
+        """Starts to count `save_minutes` anew."""
         self._last_save, self._saved_step = time.monotonic(), state.global_step
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """After each batch of an evaluation that Trainer's loop asked for; a user's own runs to its end."""
+        """Looks for a stop after each batch of an evaluation that Trainer's loop asked for, not of a user's own."""
         if self._is_evaluating:
             self._notice()
             self.check_evaluation()
@@ -220,7 +220,7 @@ def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
 
 
 def keep_from_workers(loader: DataLoader) -> DataLoader:
-    """The loader, whose workers, if it has any, get no signals that are sent to this process's group.
+    """Returns the loader, whose workers, if it has any, get no signals that are sent to this process's group.
 
     A terminal, `timeout` or `kill -- -PID` would kill them, and torch raises an error in a process whose workers die.
     They still end with the process that started them, or, saying why, where they cannot hand over a batch. Not

@@ -28,7 +28,7 @@ ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
 EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
-SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not mend
+SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not fix
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Evaluation:
 
 
 def make_comparable(output: EvalLoopOutput, name: str, compute_metrics: object) -> Evaluation | None:
-    """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token that are no labels'.
+    """Reads Trainer's `EvalLoopOutput`; None without predictions, or with some for every token that are no labels'.
 
     Those are left out because they would fill the memory until the next evaluation.
     """
@@ -115,7 +115,7 @@ class EarlyStopping:
         return {f"{prefix}improvement{end}": value for end, value in values.items() if value is not None}
 
     def _make_rule(self, labels: np.ndarray) -> StoppingRule:
-        """The rule of the rows of this run's evaluations, as the checkpoint has it where that is of the same rows."""
+        """Makes the rule of this run's rows, as the checkpoint has it where that is of the same rows."""
         args, compute = self._trainer.args, self._trainer.compute_metrics
         metric, rows = str(self._metric), None
         if metric in getattr(compute, "mean_metrics", ()):
@@ -144,14 +144,14 @@ class EarlyStopping:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """What was decided, and what a resumed run compares with."""
+        """Returns what was decided, and what a resumed run compares with."""
         if self._metric is None:
             return None
         rule = self._stored_rule if self._rule is None else self._rule.state_dict()
         return {"rule": rule, "decisions": self.decisions}
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """As the run was that gave this state; afresh without one. A run that had stopped needs more patience."""
+        """Restores the run that gave this state; afresh without one. One that had stopped needs more patience."""
         self._rule = None
         self._stored_rule, self.decisions = (tree["rule"], tree["decisions"]) if tree and self._metric else (None, [])
         counted = self.decisions[-1]["num_without_improvement"] if self.decisions else 0
@@ -159,7 +159,7 @@ class EarlyStopping:
             self._trainer.control.should_training_stop = True
 
     def num_bytes(self) -> int:
-        """Upper bound of the arrays that this adds to a checkpoint, of all rows that evaluation can look at."""
+        """Bounds the arrays that this adds to a checkpoint, of all rows that evaluation can look at."""
         if self._metric is None:
             return 0
         sets = self._trainer.eval_dataset
@@ -244,7 +244,7 @@ def check_metric_on_rows(
 
 
 def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any) -> tuple[np.ndarray, np.ndarray]:
-    """An evaluation's labels and predictions as `StoppingRule` takes them, (n,) each.
+    """Returns an evaluation's labels and predictions as `StoppingRule` takes them, (n,) each.
 
     Raises:
         ArgumentError: the predictions are neither one number per row nor, where the metric needs them, sums per row.
@@ -269,7 +269,7 @@ def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any
 
 
 def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
-    """The decision as a sentence, with the interval that made it."""
+    """Describes the decision in a sentence, with the interval that made it."""
     start, best = f"Early stopping, step {decision.step}:", decision.against_best
     if best is None:
         return f"{start} the first model with a score, the best so far."
@@ -330,16 +330,16 @@ class CollapseAlarm:
         return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
 
     def state(self) -> dict[str, Any] | None:
-        """What was said, for a checkpoint; None where nothing was looked at."""
+        """Returns what was said, for a checkpoint; None where nothing was looked at."""
         return {"alarms": self.alarms, "said": self._said} if self._said else None
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """As the run was that gave this state; afresh without one."""
+        """Restores what the run was that gave this state; afresh without one."""
         self.alarms, self._said = (tree["alarms"], tree["said"]) if tree else ([], {})
 
 
 def _is_regression(evaluation: Evaluation) -> bool:
-    """Whether an evaluation is of one number per row, (n,) or (n, 1), and labels of more than two values."""
+    """Tells whether an evaluation is of one number per row, (n,) or (n, 1), and labels of more than two values."""
     columns = [np.asarray(evaluation.predictions), np.asarray(evaluation.labels)]
     if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
         return False
