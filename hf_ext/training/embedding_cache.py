@@ -295,7 +295,7 @@ class EmbeddingCache:
             cache_dir = os.path.expanduser(self._settings["cache_dir"])
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
                 self._stores[identity] = EmbeddingStore(cache_dir, key, longest)
-            # Shards are dealt by position in the list of what is missing: no process writes while another reads its index.
+            # Shards are dealt by position in the list of what is missing: no process writes while one reads its index.
             self._team.wait_for_everyone()
         return self._stores[identity]
 
