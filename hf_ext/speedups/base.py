@@ -6,11 +6,14 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import finalize
+
+from torch import nn
 
 from ..data.varlen_layout import change_layout
 from ..hardware import Hardware
+from ..memory.forecast import TrainConfig
 from ..models.packing import PaddingWatch
 from ..models.process_settings import Held
 from ..processes.sharding import splits_weights
@@ -228,19 +231,64 @@ def _call_all(actions: list[Callable[[], None]]) -> None:
         actions.pop()()
 
 
-class Speedup(Protocol):
-    """A module of this package, or a class in one: a card, a decision, and what it does to a run when applied."""
+@dataclass(frozen=True)
+class Costs:
+    """What time, memory and disk are counted from: as the arguments have it, then as applied speed-ups leave it.
+
+    Attributes:
+        step: rows, passes, precision and optimizer of a step on one device.
+        max_tokens: of a pass, where that is what batches are made by.
+        trained_dtype: "bf16" or "fp16" where autocast computes in it; `frozen_dtype`: the same of frozen encoders.
+        float32: "tf32" where what stays in float32 is multiplied so.
+        pads: whether layers compute on padding.
+        kept_bytes: most host memory that stays with the process although it was freed.
+    """
+
+    step: TrainConfig
+    max_tokens: int | None = None
+    trained_dtype: str | None = None
+    frozen_dtype: str | None = None
+    float32: str = "fp32"
+    pads: bool = True
+    kept_bytes: int = 0
+
+
+class Speedup:
+    """One speed-up: a card, a decision, what it does to a run, and all that others ask about it.
+
+    Attributes:
+        NAME, KIND: what users call it, and whether it changes numbers.
+        predicts: whether commands that read a finished model use it where the user names none.
+        compared: its settings that a continued run must have too, () for its status alone; None where it changes the
+            rows of no step and no number beyond rounding, or acts through arguments or the model, which are compared.
+    """
 
     NAME: str
-    KIND: Kind
+    KIND: Kind = "I"
+    predicts: bool = False
+    compared: tuple[str, ...] | None = None
 
     def decide(self, context: Context) -> Decision:
-        """Applied, skipped, refused or off, from facts alone; changes nothing."""
-        ...
+        """Returns applied, skipped, refused or off, from facts alone; changes nothing."""
+        raise NotImplementedError
 
     def apply(self, decision: Decision, run: Run) -> Decision:
-        """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it."""
-        ...
+        """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it.
+
+        As it stands, changes nothing: a part of `hf_ext/training` does what was decided.
+        """
+        return decision
+
+    def change(self, model: nn.Module, settings: dict[str, Any]) -> None:
+        """Gives another model, or an encoder, what was applied to the run's, without proof that they agree."""
+
+    def change_traced(self, model: nn.Module, settings: dict[str, Any], costs: Costs) -> None:
+        """Does the same to a model on tensors without values, whose memory is counted."""
+        self.change(model, settings)
+
+    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+        """Returns the costs of a run in which it is applied."""
+        return costs
 
 
 # Why nothing was changed: a subclass, or somebody who put another on the instance.

@@ -16,7 +16,7 @@ from ..memory.stored import optimizer_bytes, trained
 from ..models.blocks import find_base_layers
 from ..models.families import FAMILIES
 from ..models.lora import LoraSettings, has_adapters, narrow, wrap_with_lora
-from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
+from .base import Context, Costs, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
 from .precision import Precision
 
 FROZEN = "every tower is frozen, so there is nothing for --use_peft to adapt: give --tower_training lora"
@@ -32,7 +32,7 @@ def lora_settings(args: Any) -> LoraSettings:
     return LoraSettings(*given)
 
 
-class Lora:
+class Lora(Speedup):
     """LoRA: encoders stay as they are, small matrices beside their linear layers train.
 
     Class L: the update of each weight has a rank of at most r, so the model learns something else than full
@@ -93,7 +93,7 @@ class Lora:
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class HalfBase:
+class HalfBase(Speedup):
     """Frozen weights beside LoRA adapters in half precision: 2 bytes each instead of 6.
 
     Class I. Effect: under autocast (`precision`) a float32 weight that does not train is rounded at every use, and the
@@ -108,7 +108,6 @@ class HalfBase:
     """
 
     NAME = "lora_base"
-    KIND: Kind = "I"
 
     def decide(self, context: Context) -> Decision:
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""
@@ -137,3 +136,7 @@ class HalfBase:
         saved = narrow(layers, dtype)
         reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights, and as much of copies"
         return replace(decision, reason=reason).with_evidence(layers=len(layers), bytes_saved=saved)
+
+    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+        """Halves frozen layers beside adapters."""
+        return replace(costs, step=replace(costs.step, has_half_base=True))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
 from ..processes.sharding import fsdp_version
-from .base import ADAMW, Context, Decision, Kind, applied, off, optimizer_name, refused
-from .trainer_fields import ByTrainer
+from .base import ADAMW, Context, Costs, Decision, Kind, Speedup, applied, off, optimizer_name, refused
 
 
-class Muon(ByTrainer):
+class Muon(Speedup):
     """Muon: the weight matrices of repeated layers get orthogonalized updates, everything else AdamW.
 
     Class L: another optimizer takes another path, so it happens by name alone (`--speedups all muon`). Effect: all
@@ -33,6 +33,7 @@ class Muon(ByTrainer):
 
     NAME = "muon"
     KIND: Kind = "L"
+    compared = ()
 
     def decide(self, context: Context) -> Decision:
         """Applies by name where whole matrices of repeated layers train; anything else is refused."""
@@ -45,6 +46,10 @@ class Muon(ByTrainer):
         if not context.hardware.native_bf16:
             reason += f"; {context.hardware.name} emulates the bfloat16 that Muon computes in, which takes longer"
         return applied(reason)
+
+    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+        """Counts one state for each number of a matrix."""
+        return replace(costs, step=replace(costs.step, is_muon=True))
 
 
 def _muon_problem(context: Context) -> str | None:
@@ -78,7 +83,7 @@ BITSANDBYTES = frozenset(
 )
 
 
-class CpuOffload(ByTrainer):
+class CpuOffload(Speedup):
     """Optimizer in host memory: ours for torch's optimizers, FSDP2's own where weights are sharded.
 
     Class I. Effect: the optimizer's states, 8 bytes per trained number with AdamW, leave the card. Each step copies
@@ -99,7 +104,6 @@ class CpuOffload(ByTrainer):
     """
 
     NAME = "cpu_offload"
-    KIND: Kind = "I"
 
     def decide(self, context: Context) -> Decision:
         """Ours on request; FSDP2's is reported where the launcher asked for it. What cannot step there is refused."""
@@ -115,6 +119,10 @@ class CpuOffload(ByTrainer):
                 return refused(f"{reason}: use --optim adamw_torch_fused, or no fsdp_offload_params")
             return applied(f"FSDP2 keeps weights, gradients and the states of {optimizer} on the host", {"by": "fsdp"})
         return off("not asked for by its name")
+
+    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+        """Takes states from the card."""
+        return replace(costs, step=replace(costs.step, on_host=True))
 
 
 def _describe(context: Context, optimizer: str) -> str:

@@ -11,18 +11,19 @@ import ctypes
 import os
 import platform
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..hardware import Hardware, is_amd_cpu
 from ..models.process_settings import FAST_CPU, FAST_GPU, HELD_MATMUL, Held
-from .base import Context, Decision, Kind, Run, applied, off, refused, skipped
+from .base import Context, Costs, Decision, Kind, Run, Speedup, applied, off, refused, skipped
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3
 _SIZE = 512
 
 
-class CpuMatmul:
+class CpuMatmul(Speedup):
     """Float32 matrix products through oneDNN on AMD's CPUs, where torch's default library is slower.
 
     Class N. Effect: `torch.set_float32_matmul_precision("medium")` routes float32 products, forward and backward, to
@@ -36,6 +37,7 @@ class CpuMatmul:
 
     NAME = "cpu_matmul"
     KIND: Kind = "N"
+    predicts = True
 
     def decide(self, context: Context) -> Decision:
         """Applies to CPUs of AMD with a torch that has oneDNN."""
@@ -63,7 +65,7 @@ class CpuMatmul:
         return decision.with_evidence(relative_error=float(f"{error:.2g}"))
 
 
-class Tf32:
+class Tf32(Speedup):
     """TF32 matrix products for what stays in float32 on Ampere and later GPUs.
 
     Class N. Effect: float32 products on tensor cores with 10-bit mantissas, accumulated in float32.
@@ -73,6 +75,7 @@ class Tf32:
 
     NAME = "tf32"
     KIND: Kind = "N"
+    predicts = True
 
     def decide(self, context: Context) -> Decision:
         """An explicit `--tf32` is met or refused; otherwise on where the hardware has it."""
@@ -92,8 +95,12 @@ class Tf32:
         run.hold(HELD_MATMUL, FAST_GPU)
         return decision
 
+    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+        """Multiplies in TF32 what stays in float32."""
+        return replace(costs, float32="tf32")
 
-class Precision:
+
+class Precision(Speedup):
     """Mixed precision for what trains: bf16 where the chip has it, fp16 with loss scaling where it has only that.
 
     Class N. Effect: matrix products in half precision, weights, heads, losses and metrics in float32.
@@ -148,6 +155,10 @@ class Precision:
         run.args.mixed_precision = precision
         return decision
 
+    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+        """Lets what trains compute in it."""
+        return replace(costs, trained_dtype=settings["mixed_precision"], step=replace(costs.step, half=True))
+
 
 def best_precision(hardware: Hardware) -> str:
     """ "bf16", "fp16" or "fp32": the fastest that this hardware computes natively and Trainer can train in."""
@@ -172,7 +183,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _HELD_THREADS = Held(torch.get_num_threads, torch.set_num_threads)
 
 
-class CpuThreads:
+class CpuThreads(Speedup):
     """One thread for each core that this process may use, where nobody said how many.
 
     Class N: sums over several threads may differ in their last bits. Effect: products of matrices run on several cores.
@@ -219,7 +230,7 @@ _OWN_BLOCKS, KEPT_BYTES = 32 << 20, 512 << 20
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
-class CpuMemory:
+class CpuMemory(Speedup):
     """Freed memory stays with the process on Linux, so that the system need not clear it for the next step.
 
     Class I. Effect: glibc gives the end of its heap back as soon as 128 KiB of it are free, and asks for it again a
@@ -231,7 +242,7 @@ class CpuMemory:
     """
 
     NAME = "cpu_memory"
-    KIND: Kind = "I"
+    predicts = True
 
     def decide(self, context: Context) -> Decision:
         """On for CPUs with glibc, unless the user has set its thresholds."""
@@ -248,6 +259,10 @@ class CpuMemory:
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets both thresholds of this process."""
         return decision if keep_freed_memory() else skipped("glibc did not take the thresholds")
+
+    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+        """Keeps freed host memory."""
+        return replace(costs, kept_bytes=KEPT_BYTES)
 
 
 def keep_freed_memory() -> bool:
