@@ -19,6 +19,7 @@ from hf_ext.speedups import (
     DataFacts,
     ModelFacts,
     Run,
+    Speedup,
     find_speedup,
 )
 from hf_ext.speedups.precision import VARIABLES, CpuThreads
@@ -346,6 +347,7 @@ NAMES = [speedup.NAME for speedup in REGISTRY]
 
 def test_every_speedup_states_its_class_and_has_the_two_functions():
     for speedup in REGISTRY:
+        assert isinstance(speedup, Speedup)
         assert speedup.KIND in ("I", "N", "L")
         assert f"Class {speedup.KIND}" in speedup.__doc__
         assert list(inspect.signature(speedup.decide).parameters) == ["context"]
