@@ -15,7 +15,6 @@ from . import speedups
 from .errors import PlanRefused
 from .files import write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
-from .memory.forecast import TrainConfig
 from .optional import installed_version
 from .processes import import_deepspeed
 from .reporting.tables import format_table
@@ -43,8 +42,7 @@ class Plan:
 
     def applied(self, name: str) -> bool:
         """Returns whether a speed-up was applied. Raises as `find_speedup`."""
-        find_speedup(name)
-        return any(decision.name == name and decision.status == "applied" for decision in self.decisions)
+        return find_speedup(name) in [speedup for speedup, _ in self._on()]
 
     def check(self) -> None:
         """Raises PlanRefused if any decision is refused, naming all of them."""
@@ -86,13 +84,12 @@ class Plan:
         """Returns what time, memory and disk are counted from: arguments as asked for, and what was applied to them."""
         # Of every n-th layer, what all of them hold is the bound.
         is_whole = (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1) == 1
-        step = TrainConfig(
+        costs = Costs(
             args.per_device_train_batch_size,
             recomputes=recomputes(args) and is_whole,
             optimizer=optimizer_name(args),
             passes=args.gradient_accumulation_steps,
         )
-        costs = Costs(step)
         for speedup, settings in self._on():
             costs = speedup.count(costs, settings)
         return costs

@@ -34,7 +34,7 @@ OTHER_STATES = frozenset({"optim", "optim_args", "optim_target_modules", "lr_sch
 # Of arguments, these may come to be others than the user gave.
 NOT_AS_ASKED = STEP_SIZE | {"metric_for_best_model", "remove_unused_columns", "parallelism_config", "fsdp"}
 NOT_AS_ASKED |= {"fsdp_config", "deepspeed"}
-NOTHING = (None, "", [], {})  # ways to give an argument nothing
+NOTHING: tuple[Any, ...] = (None, "", [], {})  # ways to give an argument nothing
 SECRETS = ("token", "key", "secret", "password")  # ends of names in classes of the user's own, which no file may hold
 
 GROUPS = ("all", "collator", "data", "eval_data", "model", "speedups", "test_data", "world_size")
@@ -188,12 +188,12 @@ def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequen
         ArgumentError: an unknown name in `allowed`.
     """
     arguments = {*new.get("arguments", ())}
-    unknown = {*allowed} - {*GROUPS, *arguments, *map(_whole, arguments)}
+    unknown = {*allowed} - {*GROUPS, *arguments}
     if unknown:
         known = ", ".join((*GROUPS, *sorted(arguments - OTHER_STATES)))
         raise ArgumentError(f"allow_changed: unknown {sorted(unknown)}. Known: {known}.")
     found = list(_find_differences(old, new))
-    passed = {name for _, name in found if name != NEVER and {"all", name, _whole(name)} & {*allowed}}
+    passed = {name for _, name in found if name != NEVER and {"all", name} & {*allowed}}
     return Changes([text for text, name in found if name not in passed], passed)
 
 
@@ -290,22 +290,10 @@ def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
 
 def _compare_values(name: str, one: Any, other: Any) -> Iterator[str]:
     """Yields a line where two values differ; for settings in a mapping, one for each that does."""
-    if one in NOTHING and other in NOTHING:
-        return
-    if not isinstance(one or other, Mapping):
-        if one != other:
-            yield _line(name, one, other)
-        return
-    before = dict(_leaves(one, name)) if one else {}
-    now = dict(_leaves(other, name)) if other else {}
+    before, now = (dict(_leaves(None if value in NOTHING else value, name)) for value in (one, other))
     for place in {**before, **now}:
         if before.get(place) != now.get(place):
             yield _line(place, before.get(place), now.get(place))
-
-
-def _whole(name: str) -> str:
-    """Returns the argument that a part belongs to: accelerator_config of accelerator_config.split_batches."""
-    return name.partition(".")[0]
 
 
 def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

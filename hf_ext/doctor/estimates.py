@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import speedups
 from ..checkpoints.retention import SMALL_FILES_BYTES, Sizes, bound_sizes, needed_bytes, read_policy
 from ..checkpoints.weights import export_bytes
 from ..hardware import Hardware
@@ -80,8 +81,8 @@ def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
     """From the arguments as the plan will leave them; None where the length of the run is not known."""
     args, num_rows = stage.args, stage.num_rows.get("train", 0)
     costs = plan.count_costs(args)
-    accumulation = costs.step.passes
-    rows: float = costs.step.rows * args.world_size
+    accumulation = costs.passes
+    rows: float = costs.rows * args.world_size
     if costs.max_tokens is not None and num_rows:
         rows = max(1.0, costs.max_tokens * num_rows / stage.num_tokens) * args.world_size
     if args.max_steps > 0:
@@ -262,13 +263,14 @@ def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) ->
         sends_gradients=args.world_size > 1,
         has_half=best_precision(plan.hardware) != "fp32",
     )
-    return report_memory(memory, replace(costs.step, rows=rows), stage.longest, capacity)
+    offers = [speedup.offer for speedup in speedups.REGISTRY]
+    return report_memory(memory, replace(costs, rows=rows), stage.longest, capacity, offers)
 
 
 def predict_disk(stage: Stage, plan: Plan, schedule: Schedule | None) -> tuple[Sizes, int, int]:
     """Bounds of one checkpoint, of the model that is saved at the end, and of the output folder at its fullest."""
     model, _ = stage.as_trained(plan)
-    checkpoint = bound_sizes(model, stage.args, SMALL_FILES_BYTES, plan.count_costs(stage.args).step.is_muon)
+    checkpoint = bound_sizes(model, stage.args, SMALL_FILES_BYTES, plan.count_costs(stage.args).is_muon)
     policy = read_policy(stage.args)
     exported = export_bytes(model) + SMALL_FILES_BYTES
     saves = schedule.saves if schedule else 0

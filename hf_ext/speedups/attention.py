@@ -15,7 +15,7 @@ from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
 from ..models.packing import PACKED_FAMILIES, find_encoders
 from ..optional import import_problem
 from . import parity
-from .base import Context, Costs, Decision, Kind, Run, Speedup, applied, cannot, off, refused, skipped
+from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, cannot, off, refused, skipped
 from .encoder_precision import EncoderPrecision
 from .precision import Precision
 
@@ -49,7 +49,7 @@ class Attention(Speedup):
         asked = context.args.attention
         if self.NAME in (context.args.without or []):
             return off()
-        if asked == "auto" and not context.wants(self.NAME, self.KIND):
+        if asked == "auto" and not self.wanted(context):
             return off()
         if not set(FAMILIES) & set(context.model.families):
             return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", asked != "auto")
@@ -81,18 +81,19 @@ class Attention(Speedup):
         run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
         return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
 
-    def change(self, model: nn.Module, settings: dict[str, Any]) -> None:
+    def change(self, model: nn.Module, settings: Settings) -> None:
         """Sets the kernel of all of its encoders."""
         set_attention(model, settings["kernel"])
 
-    def change_traced(self, model: nn.Module, settings: dict[str, Any], costs: Costs) -> None:
+    def change_traced(self, model: nn.Module, settings: Settings, costs: Costs) -> None:
         """Takes what holds as much: of a padded batch our kernels would read the mask, which has no values here.
 
         One that goes block by block, on CPUs, holds what one holds that pads.
         """
         kernel = settings["kernel"]
         is_ours = kernel in KERNELS and not costs.pads
-        set_attention(model, {"blocked": "padded"}.get(kernel, kernel) if is_ours else "sdpa")
+        counted = "padded" if kernel == "blocked" else kernel
+        set_attention(model, counted if is_ours else "sdpa")
 
 
 def _decide_auto(context: Context) -> Decision:

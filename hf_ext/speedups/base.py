@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from weakref import finalize
 
@@ -13,13 +14,15 @@ from torch import nn
 
 from ..data.varlen_layout import change_layout
 from ..hardware import Hardware
-from ..memory.forecast import TrainConfig
+from ..memory.forecast import MemoryModel, TrainConfig
+from ..memory.report import NUMERICS, Switch
 from ..models.packing import PaddingWatch
 from ..models.process_settings import Held
 from ..processes.sharding import splits_weights
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")
+Settings = Mapping[str, Any]  # of a decision
 Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
@@ -232,11 +235,10 @@ def _call_all(actions: list[Callable[[], None]]) -> None:
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(TrainConfig):
     """What time, memory and disk are counted from: as the arguments have it, then as applied speed-ups leave it.
 
     Attributes:
-        step: rows, passes, precision and optimizer of a step on one device.
         max_tokens: of a pass, where that is what batches are made by.
         trained_dtype: "bf16" or "fp16" where autocast computes in it; `frozen_dtype`: the same of frozen encoders.
         float32: "tf32" where what stays in float32 is multiplied so.
@@ -244,7 +246,6 @@ class Costs:
         kept_bytes: most host memory that stays with the process although it was freed.
     """
 
-    step: TrainConfig
     max_tokens: int | None = None
     trained_dtype: str | None = None
     frozen_dtype: str | None = None
@@ -261,12 +262,20 @@ class Speedup:
         predicts: whether commands that read a finished model use it where the user names none.
         compared: its settings that a continued run must have too, () for its status alone; None where it changes the
             rows of no step and no number beyond rounding, or acts through arguments or the model, which are compared.
+        costs: fields of `Costs` that it sets where it is applied.
+        part: what it makes smaller where it saves memory, one of `memory.report.PARTS`.
     """
 
     NAME: str
     KIND: Kind = "I"
     predicts: bool = False
     compared: tuple[str, ...] | None = None
+    costs: Settings = MappingProxyType({})
+    part: str = ""
+
+    def wanted(self, context: Context) -> bool:
+        """Returns whether the user asked for it, by name or as one of all that leave learning as it is."""
+        return context.wants(self.NAME, self.KIND)
 
     def decide(self, context: Context) -> Decision:
         """Returns applied, skipped, refused or off, from facts alone; changes nothing."""
@@ -279,16 +288,26 @@ class Speedup:
         """
         return decision
 
-    def change(self, model: nn.Module, settings: dict[str, Any]) -> None:
+    def change(self, model: nn.Module, settings: Settings) -> None:
         """Gives another model, or an encoder, what was applied to the run's, without proof that they agree."""
 
-    def change_traced(self, model: nn.Module, settings: dict[str, Any], costs: Costs) -> None:
+    def change_traced(self, model: nn.Module, settings: Settings, costs: Costs) -> None:
         """Does the same to a model on tensors without values, whose memory is counted."""
         self.change(model, settings)
 
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+    def count(self, costs: Costs, settings: Settings) -> Costs:
         """Returns the costs of a run in which it is applied."""
-        return costs
+        return replace(costs, **self.costs)
+
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether a step of this model would take less memory with it."""
+        return False
+
+    def offer(self, memory: MemoryModel, config: TrainConfig) -> Switch | None:
+        """Returns how to ask for it, and the costs that it sets, where it saves memory."""
+        if not self.saves_memory(memory, config):
+            return None
+        return Switch(f"--speedups all {self.NAME}", self.part, self.costs, NUMERICS if self.KIND == "N" else "")
 
 
 # Why nothing was changed: a subclass, or somebody who put another on the instance.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from .base import Context, Costs, Decision, Kind, Speedup, applied, off, refused
+from .base import Context, Costs, Decision, Kind, Settings, Speedup, applied, off, refused
 from .trainer_fields import SetsFields
 
 MIN_STEPS_PER_EPOCH = 64
@@ -46,11 +45,10 @@ class BatchSize(SetsFields):
             return applied(reason, settings)
         return context.unasked(self.NAME, "give --effective_batch_size, or --cached_batch_size with cached inputs")
 
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+    def count(self, costs: Costs, settings: Settings) -> Costs:
         """Sets rows and passes of a step."""
-        rows = settings.get("per_device_train_batch_size", costs.step.rows)
-        passes = settings.get("gradient_accumulation_steps", costs.step.passes)
-        return replace(costs, step=replace(costs.step, rows=rows, passes=passes))
+        rows = settings.get("per_device_train_batch_size", costs.rows)
+        return replace(costs, rows=rows, passes=settings["gradient_accumulation_steps"])
 
 
 def cached_batch_size(num_rows: int, largest: int) -> int:
@@ -134,7 +132,7 @@ class TokenBudget(Speedup):
         reason = f"{args.max_tokens_per_batch:,} tokens per device and pass"
         return applied(f"{reason}, at most {rows} rows" if rows else reason, settings)
 
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+    def count(self, costs: Costs, settings: Settings) -> Costs:
         """Bounds tokens instead of rows."""
         return replace(costs, max_tokens=settings["max_tokens"])
 

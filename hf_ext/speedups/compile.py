@@ -46,7 +46,7 @@ class Compile(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """On where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         problem = _problem(context)
         named = self.NAME in (context.args.speedups or [])

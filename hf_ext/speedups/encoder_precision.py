@@ -12,7 +12,20 @@ from torch.nn.functional import cosine_similarity
 from ..data.columns import read_columns
 from ..hardware import Hardware
 from ..processes.sharding import fsdp_version
-from .base import Context, Costs, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
+from .base import (
+    Context,
+    Costs,
+    Decision,
+    Kind,
+    Run,
+    Settings,
+    Speedup,
+    applied,
+    are_weights_split,
+    off,
+    refused,
+    skipped,
+)
 from .precision import best_precision, no_half
 
 PROBE_SEQUENCES = 32
@@ -54,7 +67,7 @@ class EncoderPrecision(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies to frozen encoders on hardware with a native half precision, and in 8 or 4 bits where asked for."""
-        bits, is_wanted = asked_bits(context.args), context.wants(self.NAME, self.KIND)
+        bits, is_wanted = asked_bits(context.args), self.wanted(context)
         if not is_wanted and bits is None:
             return off()
         if not context.model.frozen_inputs:
@@ -109,7 +122,7 @@ class EncoderPrecision(Speedup):
             return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
         return skipped(_explain(beyond, dtype, bound), evidence)
 
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+    def count(self, costs: Costs, settings: Settings) -> Costs:
         """Lets frozen encoders compute in it."""
         return replace(costs, frozen_dtype=settings["dtype"])
 

@@ -15,7 +15,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from ..data.varlen_layout import locate_labels
 from ..models.losses import exact_loss, has_loss_of
 from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward, restore_forwards
-from .base import OTHER_FORWARD, Context, Decision, Run, Speedup, applied, off, skipped
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, off, skipped
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch
 HEADS = {EsmForMaskedLM: "lm_head", EsmcForMaskedLM: "lm_head", BertForMaskedLM: "cls"}  # what follows the encoder
@@ -36,7 +36,7 @@ class FusedGelu(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies to models with ESM encoders."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         problem = context.replicas or (None if "esm" in context.model.families else "no ESM encoder")
         if problem:
@@ -50,7 +50,7 @@ class FusedGelu(Speedup):
         run.on_end(partial(restore_forwards, run.model, EsmIntermediate))
         return decision
 
-    def change(self, model: nn.Module, settings: dict[str, Any]) -> None:
+    def change(self, model: nn.Module, settings: Settings) -> None:
         """Fuses all of its layers."""
         fuse_gelu(model)
 
@@ -82,7 +82,7 @@ class MaskedLMHead(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies to the masked language models of `HEADS`, unless the loss is someone else's."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         known = [model.__name__ for model in HEADS]
         if context.replicas:
@@ -104,7 +104,7 @@ class MaskedLMHead(Speedup):
         run.ask_layout(locates_labels=True)
         return decision.with_evidence(heads=heads)
 
-    def change(self, model: nn.Module, settings: dict[str, Any]) -> None:
+    def change(self, model: nn.Module, settings: Settings) -> None:
         """Makes its heads compute at labelled tokens in training."""
         label_only(model)
 

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
 
 from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forwards
-from .base import OTHER_FORWARD, Context, Decision, Run, Speedup, applied, are_weights_split, off, skipped
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, are_weights_split, off, skipped
 from .compile import Compile
 
 # What a module has beside its weights, when calling it does more than its product.
@@ -38,7 +38,7 @@ class FusedQkv(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies to ESM encoders on CPUs, unless their blocks are compiled."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if "esm" not in context.model.families:
             return skipped("no ESM encoder")
@@ -57,7 +57,7 @@ class FusedQkv(Speedup):
         run.on_end(partial(restore_forwards, run.model, EsmSelfAttention))
         return decision
 
-    def change(self, model: nn.Module, settings: dict[str, Any]) -> None:
+    def change(self, model: nn.Module, settings: Settings) -> None:
         """Fuses all of its layers."""
         fuse_qkv(model)
 

@@ -12,11 +12,12 @@ from transformers import set_seed
 
 from ..checkpoints.weights import keep_source_digests
 from ..errors import PlanRefused
+from ..memory.forecast import MemoryModel, TrainConfig
 from ..memory.stored import optimizer_bytes, trained
 from ..models.blocks import find_base_layers
 from ..models.families import FAMILIES
 from ..models.lora import LoraSettings, has_adapters, narrow, wrap_with_lora
-from .base import Context, Costs, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
+from .base import Context, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
 from .precision import Precision
 
 FROZEN = "every tower is frozen, so there is nothing for --use_peft to adapt: give --tower_training lora"
@@ -108,10 +109,12 @@ class HalfBase(Speedup):
     """
 
     NAME = "lora_base"
+    costs = {"has_half_base": True}
+    part = "base"
 
     def decide(self, context: Context) -> Decision:
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         args, trains_in = context.args, Precision().decide(context)
         if not (args.use_peft or context.model.has_adapters):
@@ -137,6 +140,6 @@ class HalfBase(Speedup):
         reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights, and as much of copies"
         return replace(decision, reason=reason).with_evidence(layers=len(layers), bytes_saved=saved)
 
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
-        """Halves frozen layers beside adapters."""
-        return replace(costs, step=replace(costs.step, has_half_base=True))
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether autocast rounds weights beside adapters that are stored in float32."""
+        return config.half and not config.has_half_base and bool(memory.base_layers)

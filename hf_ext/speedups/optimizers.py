@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
+from ..memory.forecast import MemoryModel, TrainConfig
 from ..processes.sharding import fsdp_version
-from .base import ADAMW, Context, Costs, Decision, Kind, Speedup, applied, off, optimizer_name, refused
+from .base import ADAMW, Context, Decision, Kind, Speedup, applied, off, optimizer_name, refused
 
 
 class Muon(Speedup):
@@ -34,10 +34,11 @@ class Muon(Speedup):
     NAME = "muon"
     KIND: Kind = "L"
     compared = ()
+    costs = {"is_muon": True}
 
     def decide(self, context: Context) -> Decision:
         """Applies by name where whole matrices of repeated layers train; anything else is refused."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off("not asked for: it changes what is learned")
         if problem := _muon_problem(context):
             return refused(problem)
@@ -46,10 +47,6 @@ class Muon(Speedup):
         if not context.hardware.native_bf16:
             reason += f"; {context.hardware.name} emulates the bfloat16 that Muon computes in, which takes longer"
         return applied(reason)
-
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
-        """Counts one state for each number of a matrix."""
-        return replace(costs, step=replace(costs.step, is_muon=True))
 
 
 def _muon_problem(context: Context) -> str | None:
@@ -104,6 +101,8 @@ class CpuOffload(Speedup):
     """
 
     NAME = "cpu_offload"
+    costs = {"on_host": True}
+    part = "states"
 
     def decide(self, context: Context) -> Decision:
         """Ours on request; FSDP2's is reported where the launcher asked for it. What cannot step there is refused."""
@@ -120,9 +119,9 @@ class CpuOffload(Speedup):
             return applied(f"FSDP2 keeps weights, gradients and the states of {optimizer} on the host", {"by": "fsdp"})
         return off("not asked for by its name")
 
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
-        """Takes states from the card."""
-        return replace(costs, step=replace(costs.step, on_host=True))
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether a card holds AdamW's states."""
+        return memory.kind != "cpu" and memory.has_large_states(config)
 
 
 def _describe(context: Context, optimizer: str) -> str:

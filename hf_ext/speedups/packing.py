@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..errors import PlanRefused
 from ..models.packing import PaddingWatch, pack_encoders, unpack_encoders
 from . import parity
 from .attention import FAMILIES, PACKED, Attention
-from .base import OTHER_FORWARD, Context, Costs, Decision, Run, Speedup, applied, cannot, off, skipped
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, cannot, off, skipped
 from .compile import Compile
 
 
@@ -34,10 +33,11 @@ class Packing(Speedup):
     """
 
     NAME = "packing"
+    costs = {"pads": False}
 
     def decide(self, context: Context) -> Decision:
         """On where batches have padding and the chosen attention takes unpadded sequences."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         named = self.NAME in (context.args.speedups or [])
         if context.replicas:
@@ -76,13 +76,9 @@ class Packing(Speedup):
         run.ask_layout(packs=True, round_up=decision.settings["round_up"])
         return decision.with_evidence(**(found.evidence() if found else parity.NOT_MEASURED))
 
-    def change(self, model: nn.Module, settings: dict[str, Any]) -> None:
+    def change(self, model: nn.Module, settings: Settings) -> None:
         """Packs all of its encoders."""
         pack_encoders(model)
-
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
-        """Counts real tokens alone."""
-        return replace(costs, pads=False)
 
 
 def _leave(decision: Decision, reason: str, evidence: dict[str, Any]) -> Decision:

@@ -11,13 +11,13 @@ import ctypes
 import os
 import platform
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ..hardware import Hardware, is_amd_cpu
+from ..memory.forecast import MemoryModel, TrainConfig
 from ..models.process_settings import FAST_CPU, FAST_GPU, HELD_MATMUL, Held
-from .base import Context, Costs, Decision, Kind, Run, Speedup, applied, off, refused, skipped
+from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, off, refused, skipped
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3
 _SIZE = 512
@@ -42,7 +42,7 @@ class CpuMatmul(Speedup):
     def decide(self, context: Context) -> Decision:
         """Applies to CPUs of AMD with a torch that has oneDNN."""
         hardware = context.hardware
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if hardware.kind != "cpu":
             return skipped(f"{hardware.name} is not a CPU")
@@ -76,6 +76,7 @@ class Tf32(Speedup):
     NAME = "tf32"
     KIND: Kind = "N"
     predicts = True
+    costs = {"float32": "tf32"}
 
     def decide(self, context: Context) -> Decision:
         """An explicit `--tf32` is met or refused; otherwise on where the hardware has it."""
@@ -84,7 +85,7 @@ class Tf32(Speedup):
             if context.args.tf32 and not has_it:
                 return refused(f"{missing}: leave --tf32 out")
             return applied("asked for") if context.args.tf32 else off("asked for")
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if not has_it:
             return skipped(missing)
@@ -94,10 +95,6 @@ class Tf32(Speedup):
         """Sets torch's float32 matmul precision to "high" for this run."""
         run.hold(HELD_MATMUL, FAST_GPU)
         return decision
-
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
-        """Multiplies in TF32 what stays in float32."""
-        return replace(costs, float32="tf32")
 
 
 class Precision(Speedup):
@@ -114,6 +111,8 @@ class Precision(Speedup):
 
     NAME = "precision"
     KIND: Kind = "N"
+    costs = {"half": True}
+    part = "precision"
 
     def decide(self, context: Context) -> Decision:
         """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision.
@@ -123,7 +122,7 @@ class Precision(Speedup):
         hardware, asked = context.hardware, context.args.mixed_precision
         if asked in ("bf16", "fp16"):
             return self._decide_asked(asked, hardware, context.user_set(asked))
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         best = best_precision(hardware)
         if context.args.deepspeed_plugin is not None:
@@ -155,9 +154,13 @@ class Precision(Speedup):
         run.args.mixed_precision = precision
         return decision
 
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
+    def count(self, costs: Costs, settings: Settings) -> Costs:
         """Lets what trains compute in it."""
-        return replace(costs, trained_dtype=settings["mixed_precision"], step=replace(costs.step, half=True))
+        return replace(super().count(costs, settings), trained_dtype=settings["mixed_precision"])
+
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether activations are not in half precision yet, and could be."""
+        return memory.has_half and not config.half
 
 
 def best_precision(hardware: Hardware) -> str:
@@ -200,7 +203,7 @@ class CpuThreads(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """On where one process has several cores, and the user has not said how many threads."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")
@@ -243,10 +246,11 @@ class CpuMemory(Speedup):
 
     NAME = "cpu_memory"
     predicts = True
+    costs = {"kept_bytes": KEPT_BYTES}
 
     def decide(self, context: Context) -> Decision:
         """On for CPUs with glibc, unless the user has set its thresholds."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")
@@ -259,10 +263,6 @@ class CpuMemory(Speedup):
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets both thresholds of this process."""
         return decision if keep_freed_memory() else skipped("glibc did not take the thresholds")
-
-    def count(self, costs: Costs, settings: dict[str, Any]) -> Costs:
-        """Keeps freed host memory."""
-        return replace(costs, kept_bytes=KEPT_BYTES)
 
 
 def keep_freed_memory() -> bool:

@@ -44,7 +44,7 @@ class LengthGrouping(SetsFields):
         args = context.args
         if context.user_set("train_sampling_strategy"):
             return skipped(f"--train_sampling_strategy {args.train_sampling_strategy} was asked for")
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if args.max_tokens_per_batch is not None and "token_budget" not in (args.without or []):
             return skipped("--max_tokens_per_batch sorts rows into batches itself")
@@ -78,7 +78,7 @@ class DataLoading(SetsFields):
 
     def decide(self, context: Context) -> Decision:
         """Leaves alone every field that the user set, and pinning where something switched it off."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         on_gpu = context.hardware.kind == "cuda"
         pinned = on_gpu and context.args.dataloader_pin_memory
@@ -120,7 +120,7 @@ class EmbeddingCache(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies to the frozen inputs of a model with an `encode` method, on data that can be read twice."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         frozen = list(context.model.frozen_inputs)
         if not frozen:
@@ -148,7 +148,7 @@ class Ddp(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """On under DDP."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if context.world_size == 1:
             return off("one process")

@@ -13,6 +13,8 @@ from hf_ext.arguments.training_fields import PredictingArguments
 from hf_ext.checkpoints.compare import compare_runs, describe_run
 from hf_ext.errors import ArgumentError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.memory.forecast import MemoryModel, TrainConfig
+from hf_ext.memory.report import find_switches
 from hf_ext.speedups.base import Speedup, applied, off
 
 
@@ -22,9 +24,11 @@ class Toy(Speedup):
     NAME = "toy"
     predicts = True
     compared = ("strength",)
+    costs = {"on_host": True}
+    part = "states"
 
     def decide(self, context):
-        return applied("marks the model", {"strength": 3, "other": 1}) if context.wants(self.NAME, self.KIND) else off()
+        return applied("marks the model", {"strength": 3, "other": 1}) if self.wanted(context) else off()
 
     def apply(self, decision, run):
         self.change(run.model, decision.settings)
@@ -35,7 +39,10 @@ class Toy(Speedup):
         model.mark = settings["strength"]
 
     def count(self, costs, settings):
-        return replace(costs, kept_bytes=settings["strength"], step=replace(costs.step, on_host=True))
+        return replace(super().count(costs, settings), kept_bytes=settings["strength"])
+
+    def saves_memory(self, memory, config):
+        return not config.on_host
 
 
 @pytest.fixture
@@ -75,6 +82,10 @@ def test_the_doctor_counts_what_it_costs(toy):
     on, out = (main(look("t4", model=model, speedups=names)) for names in (["toy"], []))
     assert (on.memory.forecast.optimizer, out.memory.forecast.optimizer > 0) == (0, True)
     assert on.plan.count_costs(on.stage.args).kept_bytes == 3
+    memory, offers = MemoryModel(nn.Linear(1, 1), dict), [one.offer for one in speedups.REGISTRY]
+    for on_host, expected in ((False, ["--speedups all precision", "--speedups all toy"]), (True, [])):
+        step = TrainConfig(1, optimizer="sgd", on_host=on_host, half=on_host)
+        assert [switch.option for switch in find_switches(memory, step, offers)] == expected
 
 
 def test_unknown_names_are_refused_with_those_that_there_are(tmp_path):
