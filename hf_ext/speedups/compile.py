@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.varlen_layout import change_layout
+from ..data.batches.varlen_layout import change_layout
 from ..models.blocks import find_blocks
-from ..models.packing import find_encoders, is_packed, pack_encoders
+from ..models.kernels.packing import find_encoders, is_packed, pack_encoders
 from ..processes.sharding import read_fsdp2
 from .base import Context, Decision, Kind, Run, Speedup, applied, cannot, off, recomputes, skipped
 from .parity import one_line
@@ -26,8 +26,8 @@ class Compile(Speedup):
     Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled
     through `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA
     is one graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones.
-    Lengths are dynamic, and packed rows are filled up to few lengths (`data/varlen_layout.py`), so new batches do not
-    recompile.
+    Lengths are dynamic, and packed rows are filled up to few lengths (`data/batches/varlen_layout.py`), so new batches
+    do not recompile.
     Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there
     yet.
     Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.

@@ -8,13 +8,13 @@ from tiny_masked_lm import make_args, make_trainer
 from torch import nn
 
 from hf_ext import speedups
-from hf_ext.affinity.predictor import training_arguments
 from hf_ext.arguments.training_fields import PredictingArguments
 from hf_ext.checkpoints.compare import compare_runs, describe_run
 from hf_ext.errors import ArgumentError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.memory.report import find_switches
+from hf_ext.property.predictor import training_arguments
 from hf_ext.speedups.base import Speedup, applied, off
 
 
