@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from weakref import finalize
 
@@ -270,7 +269,7 @@ class Speedup:
     KIND: Kind = "I"
     predicts: bool = False
     compared: tuple[str, ...] | None = None
-    costs: Settings = MappingProxyType({})
+    costs: Settings = {}
     part: str = ""
 
     def wanted(self, context: Context) -> bool:
