@@ -38,7 +38,9 @@ class SpeedArguments:
         "cpu_offload (the optimizer in host memory), which costs time. muon (torch's Muon for the matrices of repeated "
         "layers, AdamW for the rest) learns otherwise: sweep the rate. Example: --speedups all muon.",
     )
-    without: list[str] = option([], "Speed-ups to leave out of --speedups all.")
+    without: list[str] = option(
+        [], "Speed-ups to leave out of --speedups all, by name; 'numerics': those that change how numbers are rounded."
+    )
     cached_batch_size: Count | None = option(
         None,
         "Most rows per step of a head that trains on cached embeddings. --per_device_train_batch_size, where it is "

@@ -46,7 +46,7 @@ class Attention(Speedup):
     def decide(self, context: Context) -> Decision:
         """An explicit choice is met or refused; `auto` takes what the hardware is fastest with."""
         asked = context.args.attention
-        if self.NAME in (context.args.without or []):
+        if self.left_out(context):
             return off()
         if asked == "auto" and not self.wanted(context):
             return off()

@@ -120,10 +120,15 @@ class Context:
 
     def wants(self, name: str, kind: Kind) -> bool:
         """Whether the user asked for a speed-up by name, or for all that leave learning as it is."""
-        if name in (self.args.without or []):
+        if self.leaves_out(name, kind):
             return False
         named = self.args.speedups or []
         return name in named or ("all" in named and kind != "L")
+
+    def leaves_out(self, name: str, kind: Kind) -> bool:
+        """Returns whether the user left a speed-up out, by name or as one of those that change numerics."""
+        left_out = self.args.without or []
+        return name in left_out or (kind == "N" and "numerics" in left_out)
 
     def names(self, name: str) -> bool:
         """Whether the user asked for a speed-up by its name, of those that "all" leaves out."""
@@ -275,6 +280,10 @@ class Speedup:
     def wanted(self, context: Context) -> bool:
         """Returns whether the user asked for it, by name or as one of all that leave learning as it is."""
         return context.wants(self.NAME, self.KIND)
+
+    def left_out(self, context: Context) -> bool:
+        """Returns whether the user left it out."""
+        return context.leaves_out(self.NAME, self.KIND)
 
     def decide(self, context: Context) -> Decision:
         """Returns applied, skipped, refused or off, from facts alone; changes nothing."""

@@ -31,7 +31,7 @@ class BatchSize(SetsFields):
     def decide(self, context: Context) -> Decision:
         """Works out batch and accumulation; refuses sizes that do not divide."""
         args, world = context.args, context.world_size
-        if self.NAME in (args.without or []):
+        if self.left_out(context):
             return off()
         if args.effective_batch_size:
             return _accumulate(context, args.effective_batch_size)
@@ -118,7 +118,7 @@ class TokenBudget(Speedup):
     def decide(self, context: Context) -> Decision:
         """Applies where a budget is given; a budget that cannot be met, or contradicts another request, is refused."""
         args = context.args
-        if self.NAME in (args.without or []):
+        if self.left_out(context):
             return off()
         if args.max_tokens_per_batch is None:
             if self.NAME not in (args.speedups or []):

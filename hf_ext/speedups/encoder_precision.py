@@ -131,7 +131,7 @@ def _decide_bits(context: Context, bits: int, best: str) -> Decision:
     args, flag = context.args, f"--load_in_{bits}bit"
     if args.load_in_8bit and args.load_in_4bit:
         return refused("--load_in_8bit and --load_in_4bit: give one of the two")
-    if EncoderPrecision.NAME in (args.without or []):
+    if EncoderPrecision().left_out(context):
         return refused(f"{flag} and --without {EncoderPrecision.NAME} contradict each other: keep one")
     if context.data.num_rows is None:
         return refused(f"{flag}: no training rows at hand to measure the rounding on. A trained model keeps its bits")

@@ -53,7 +53,7 @@ class Lora(Speedup):
         args, model = context.args, context.model
         if not args.use_peft:
             return context.unasked(self.NAME, "give --use_peft: it changes what is learned")
-        if self.NAME in (args.without or []):
+        if self.left_out(context):
             return refused("--use_peft and --without lora contradict each other: keep one")
         if not model.num_parameters:
             return refused("there is no model to adapt")

@@ -94,7 +94,7 @@ def test_unknown_names_are_refused_with_those_that_there_are(tmp_path):
         with pytest.raises(LookupError, match=r"speed-up 'toy': there are cpu_matmul, .*compile"):
             ask("toy")
     for flag in ("speedups", "without"):
-        with pytest.raises(ArgumentError, match="allowed are all, cpu_matmul"):
+        with pytest.raises(ArgumentError, match=r"allowed are all, .*cpu_matmul"):
             make_args(**{flag: ["toy"]})
     with pytest.raises(ArgumentError, match="speedups='toy'"):
         training_arguments(PredictingArguments(speedups=["toy"]), output_dir="o")
