@@ -25,7 +25,7 @@ from ..training_args import FastTrainingArguments
 from .saver import Saver
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
-ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})
+ORDER = frozenset({"data", "world_size", "seed", "data_seed", "accelerator_config.split_batches", *STEP_SIZE})
 RATES = frozenset({"learning_rate", "encoder_learning_rate"})
 SETTINGS = ("initial_lr", "weight_decay", "betas", "eps")  # of the optimizer's groups, as arguments make them
 STOCK_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")
@@ -97,9 +97,8 @@ class Resumer:
             CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
         """
         trainer, args, store = self._trainer, self._trainer.args, self._saver.store
-        applied = {one.name: one.settings for one in self._plan.decisions if one.status == "applied"}
         held_out = {**name_evaluation_sets(trainer.eval_dataset), "test": trainer.test_dataset}
-        facts = describe_run(trainer, held_out, self._backend.written_by, applied)
+        facts = describe_run(trainer, held_out, self._backend.written_by, self._plan.compared())
         store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
         if asked is None:
             asked = "no" if is_trial else args.resume_from_checkpoint or args.resume
