@@ -87,6 +87,11 @@ class Resumer:
         self.why_not_again: str | None = None
         self._made: list[dict[str, Any]] = []
 
+    def describe(self) -> dict[str, Any]:
+        """Returns the facts of the run, see `describe_run`."""
+        held_out = {**name_evaluation_sets(self._trainer.eval_dataset), "test": self._trainer.test_dataset}
+        return describe_run(self._trainer, held_out, self._backend.written_by, self._plan.compared())
+
     def begin(self, asked: str | bool | None, is_trial: bool = False) -> str | None:
         """Finds the folder to continue from, the same on all processes, which all call it; sets `resumed`.
 
@@ -96,9 +101,8 @@ class Resumer:
         Raises:
             CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
         """
-        trainer, args, store = self._trainer, self._trainer.args, self._saver.store
-        held_out = {**name_evaluation_sets(trainer.eval_dataset), "test": trainer.test_dataset}
-        facts = describe_run(trainer, held_out, self._backend.written_by, self._plan.compared())
+        args, store = self._trainer.args, self._saver.store
+        facts = self.describe()
         store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
         if asked is None:
             asked = "no" if is_trial else args.resume_from_checkpoint or args.resume
