@@ -27,7 +27,6 @@ _HOMES = {
     "PRESETS": "arguments.presets",
     "MaskedLMCollator": "data.masking",
     "MaskedLMTask": "masked_lm.task",
-    "OperatorTask": "pde.task",
     "PairEncoder": "data.antibodies",
     "Plan": "plan",
     "ResidueTokenizer": "data.tokenization",

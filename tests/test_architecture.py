@@ -23,7 +23,7 @@ FLOORS = (
     {"speedups", "hub"},
     {"training"},
     {"tasks"},
-    {"affinity", "masked_lm", "pde"},
+    {"affinity", "masked_lm"},
     {"generation"},  # judges what it generates with a trained affinity model
     {"comparing", "doctor"},
 )
@@ -153,6 +153,7 @@ def test_hf_ext_never_imports_recipes(imports):
 
 def test_hf_ext_and_recipes_run_no_foreign_code():
     files = [*(ROOT / "hf_ext").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
+    files = [path for path in files if path.parent.name != "tests"]  # an example's, which run the code of a card
     assert [line for path in files for line in unsafe_lines(path)] == []
 
 
