@@ -126,9 +126,9 @@ def make_affinity(demo_encoders):
     """Builds an AffinityModel on the demo encoders, and its collator: antibody tower, antigen tower, head of 8."""
 
     def make(antibody: str = "frozen", antigen: str = "frozen", seed: int = 0, **settings):
-        from hf_ext.affinity.arguments import AffinityArguments
-        from hf_ext.affinity.building import build_collator, build_model
         from hf_ext.data.arguments import DataArguments
+        from hf_ext.property.arguments import AffinityArguments
+        from hf_ext.property.building import build_collator, build_model
 
         columns = ["heavy", "light", "antigen"]
         torch.manual_seed(seed)

@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "AffinityConfig": "models.configuration",
     "AffinityModel": "models.affinity",
-    "AffinityPredictor": "affinity.predictor",
-    "AffinityTask": "affinity.task",
+    "AffinityPredictor": "property.predictor",
+    "AffinityTask": "property.task",
     "AntibodyCollator": "data.antibodies",
     "AntibodyGenerator": "models.generation.model",
     "EmbeddingStore": "embeddings.store",

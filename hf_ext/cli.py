@@ -17,16 +17,16 @@ from .files import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
 PROGRAM = "hf-ext"
 # Name -> the module whose `main(words)` runs it, and its line in `hf-ext --help`; in that order.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("hf_ext.affinity.task", "train an affinity or property model on labelled sequences"),
+    "train": ("hf_ext.property.task", "train an affinity or property model on labelled sequences"),
     "mlm": ("hf_ext.masked_lm.task", "train a masked protein language model, a new one or further"),
     "generate": ("hf_ext.generation.task", "train a generator of antibodies for antigens, in stages"),
     "sample": ("hf_ext.generation.sample", "draw antibodies from a trained generator, and rank them"),
-    "predict": ("hf_ext.affinity.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
-    "evaluate": ("hf_ext.affinity.evaluate", "score trained models on labelled rows, and compare them"),
+    "predict": ("hf_ext.finished.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
+    "evaluate": ("hf_ext.finished.evaluate", "score trained models on labelled rows, and compare them"),
     "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.comparing.comparison", "measure ways to train against each other, with intervals"),
     "report": ("hf_ext.reporting.report", "write report and model card of a finished run again"),
-    "resume": ("hf_ext.affinity.resume", "list the intact checkpoints of a folder; convert old ones"),
+    "resume": ("hf_ext.finished.resume", "list the intact checkpoints of a folder; convert old ones"),
 }
 
 HELP = """usage: hf-ext COMMAND [--config FILE.yaml] [--FLAG VALUE ...]

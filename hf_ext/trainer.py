@@ -39,9 +39,9 @@ from .hub.pusher import Pusher
 from .models.process_settings import replaced
 from .plan import Plan
 from .processes.team import Team, release_group, share_group
-from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
+from .text.progress import messages_above_bars, show_live
 from .training.backends import Backend, check_optimizer, choose_backend
 from .training.checks import Checks, check_training
 from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences

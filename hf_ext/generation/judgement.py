@@ -14,7 +14,7 @@ from ..evaluation._arrays import places_of
 from ..evaluation.resampling import MIN_UNITS, ResamplingUnits
 from ..evaluation.scores import PairedComparison
 from ..evaluation.verdict import MODEL, find_hardest
-from ..reporting.units import capitalize, score, share
+from ..text.units import capitalize, score, share
 from .copies import RANDOM, find_recovery, judge_copies, make_baselines
 from .discriminator import THRESHOLD, Discriminator, judge_affinities
 from .rows import AntibodyRows, Sampling, compare_means, find_problems, mean_score

@@ -22,9 +22,9 @@ from ..errors import DataError
 from ..evaluation._arrays import FloatArray
 from ..files import write_csv, write_text
 from ..processes.team import do_on_main
-from ..reporting.tables import format_table
-from ..reporting.units import format_cell
 from ..tasks.running import check_scored, with_absolute_path
+from ..text.tables import format_table
+from ..text.units import format_cell
 from .arguments import GeneratorArguments
 from .building import Inputs
 from .describing import PASSED, score_rows

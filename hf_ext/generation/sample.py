@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from ..affinity.prediction_file import find_output, find_rejected
 from ..arguments.checks import FINITE, check_choices, check_ranges
 from ..arguments.parser import parse_command
 from ..arguments.training_fields import option
@@ -38,7 +37,8 @@ from ..files import replacing, write_csv
 from ..models.families import limit_of_positions
 from ..models.generation.configuration import GeneratorConfig
 from ..processes import refuse_several
-from ..reporting.progress import start_run_log
+from ..property.prediction_file import find_output, find_rejected
+from ..text.progress import start_run_log
 from .arguments import WritingArguments
 from .copies import find_nearest
 from .discriminator import Discriminator

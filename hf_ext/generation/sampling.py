@@ -21,7 +21,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ..affinity.predictor import find_device
 from ..arguments.checks import COUNT, NOT_NEGATIVE, SEED, Range, check_ranges
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.antibodies import (
@@ -43,8 +42,9 @@ from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.parts import EncoderStates
 from ..models.process_settings import replaced
 from ..pretrained import fetch_folder, reading
-from ..reporting.progress import is_watched
+from ..property.predictor import find_device
 from ..speedups.sample import evaluating
+from ..text.progress import is_watched
 
 MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residues, no light chain's than 130
 # Of the recipes: at 1 every sixth antibody after stage 2 on real pairs was invalid, at 0.5 none of 200.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
 TASKS = {
-    "affinity": "hf_ext.affinity.task",
+    "affinity": "hf_ext.property.task",
     "masked_lm": "hf_ext.masked_lm.task",
     "generation": "hf_ext.generation.task",
 }

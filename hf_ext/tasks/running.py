@@ -20,10 +20,10 @@ from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation.requirements import describe_failed, format_checked, raise_failed
 from ..reporting.charts import plot_loss
 from ..reporting.page import page_record
-from ..reporting.progress import start_run_log
 from ..reporting.report import write_card, write_report
 from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from ..reporting.throughput import ThroughputCallback
+from ..text.progress import start_run_log
 from ..trainer import FastTrainer
 from ..training_args import OWN_FIELDS, evaluates_apart
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_ext.affinity.results import make_advice
-from hf_ext.affinity.scoring import SplitScores
 from hf_ext.evaluation.verdict import judge, judge_pair
 from hf_ext.labels import LabelKind
+from hf_ext.property.results import make_advice
+from hf_ext.property.scoring import SplitScores
 
 REPORT, SETTINGS = {"split": {"rule": "random"}}, {"tower_training": ["frozen"]}
 RNG = np.random.default_rng(0)

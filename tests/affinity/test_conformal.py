@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hf_ext.affinity.intervals import conformal_half_widths, least_units
 from hf_ext.errors import DataError
 from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.heads.intervals import conformal_half_widths, least_units
 
 
 def units_of(sizes) -> ResamplingUnits:

@@ -14,14 +14,14 @@ import torch
 from run_outcomes import same_tensors
 from safetensors.torch import load_file
 
-from hf_ext.affinity import ensemble
-from hf_ext.affinity.objectives import SquaredError
-from hf_ext.affinity.predict import main as predict_table
-from hf_ext.affinity.predictor import AffinityPredictor
-from hf_ext.affinity.task import TASK
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.finished.predict import main as predict_table
+from hf_ext.heads import ensemble
+from hf_ext.heads.objectives import SquaredError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.ensemble import DIRECTIONS, FEATURES, PRODUCT, HeadEnsemble, principal_directions
+from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.property.task import TASK
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 COLUMNS = ["heavy", "antigen"]

@@ -11,9 +11,9 @@ from datasets import Dataset
 from labelled_rows import LETTERS, make_labelled
 from scipy.special import expit, softmax
 
-from hf_ext.affinity.calibration import calibrate
-from hf_ext.affinity.ensemble import choose_weights, fit_ensemble
-from hf_ext.affinity.objectives import LogLoss
+from hf_ext.heads.calibration import calibrate
+from hf_ext.heads.ensemble import choose_weights, fit_ensemble
+from hf_ext.heads.objectives import LogLoss
 from hf_ext.labels import UNKNOWN
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.trainer import FastTrainer

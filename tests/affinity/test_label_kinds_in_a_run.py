@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hf_ext.affinity.building import settle_residue_steps
-from hf_ext.affinity.evaluate import main as evaluate
-from hf_ext.affinity.predict import main as predict
-from hf_ext.affinity.task import TASK
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed
+from hf_ext.finished.evaluate import main as evaluate
+from hf_ext.finished.predict import main as predict
 from hf_ext.labels import ONE_NUMBER, LabelKind
+from hf_ext.property.building import settle_residue_steps
+from hf_ext.property.task import TASK
 from hf_ext.reporting.run_files import read_run
 
 LETTERS = np.array([*"ACDEFGHIKLMNPQRSTVWY"])

@@ -8,11 +8,11 @@ import torch
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows, make_trainer
 from scipy.special import expit, softmax
 
-from hf_ext.affinity.calibration import LIMITS, calibrate, fit_temperature
-from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.errors import ArgumentError
+from hf_ext.heads.calibration import LIMITS, calibrate, fit_temperature
 from hf_ext.labels import LabelKind
 from hf_ext.labels.outputs import decode, split_rows, to_predictions
+from hf_ext.property.predictor import AffinityPredictor
 
 WITH_CLASSES = ["classes", "sets", "residue_classes"]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from mistakes import make_sequence
 
-from hf_ext.affinity.evaluate import main as evaluate
-from hf_ext.affinity.predict import main as predict
-from hf_ext.affinity.predictor import AffinityPredictor
-from hf_ext.affinity.task import TASK
 from hf_ext.doctor.command import main as examine
 from hf_ext.errors import DataError
+from hf_ext.finished.evaluate import main as evaluate
+from hf_ext.finished.predict import main as predict
 from hf_ext.generation.task import TASK as GENERATOR
 from hf_ext.masked_lm.task import TASK as MASKED_LM
+from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.property.task import TASK
 
 LONG, OTHER = make_sequence(1, 40), make_sequence(2, 50)  # the run below reads 30
 SPLITS = ("train", "train", "validation", "test")

@@ -14,13 +14,13 @@ from mistakes import make_sequence
 from resuming_runs import Kill, Killed
 from run_outcomes import same_tensors
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.baselines import pooled_features
-from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.baselines.fitted import pooled_features
 from hf_ext.data.arguments import DataArguments
 from hf_ext.embeddings import encode as encoding
 from hf_ext.errors import DataError
+from hf_ext.property.arguments import AffinityArguments
+from hf_ext.property.building import build_collator, build_model
+from hf_ext.property.predictor import AffinityPredictor
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -121,7 +121,7 @@ def test_predict_and_the_predictor_need_no_flag_and_say_what_the_run_said(traine
     words = ["--model", str(out), "--use_cpu", "true", "--embedding_cache_dir", str(tmp_path / "cache")]
     chosen, output = [{**row, "light": ""} for row in given], tmp_path / "out.csv"
     data = ["--dataset_name", str(write(tmp_path / "none.csv", chosen))]
-    recipe("hf_ext.affinity.predict", [*words, *data, "--output", str(output)])
+    recipe("hf_ext.finished.predict", [*words, *data, "--output", str(output)])
     found = [float(row["prediction"]) for row in read(output)]
     np.testing.assert_allclose(found, predictor.predict(chosen), atol=2e-5)
 

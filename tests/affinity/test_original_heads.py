@@ -12,9 +12,9 @@ import yaml
 from igt5_esm2 import LONGEST, OriginalModel, as_antibody, train_head, write_encoders
 from transformers import EsmTokenizer, T5Tokenizer
 
-from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError, CheckpointError, HfExtError
+from hf_ext.property.predictor import AffinityPredictor
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = ROOT / "recipes" / "configs" / "igt5_esm2_original.yaml"
@@ -65,7 +65,7 @@ def write_yaml(folder: Path, encoders: list[str], **changes) -> Path:
 @pytest.fixture
 def resume_check(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    return importlib.import_module("hf_ext.affinity.resume").main
+    return importlib.import_module("hf_ext.finished.resume").main
 
 
 @pytest.fixture

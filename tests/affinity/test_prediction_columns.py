@@ -39,7 +39,7 @@ def predict(model, tmp_path, monkeypatch):
 
     def call(name: str, *words: str) -> tuple[list[str], list[list[str]]]:
         given = ["--model", str(model), "--dataset_name", name, "--use_cpu", "true", "--embedding_cache_dir", "cache"]
-        path = importlib.import_module("hf_ext.affinity.predict").main([*given, "--disable_tqdm", "true", *words])
+        path = importlib.import_module("hf_ext.finished.predict").main([*given, "--disable_tqdm", "true", *words])
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
         return header, rows

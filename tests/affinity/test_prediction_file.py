@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from hf_ext.affinity.predict import main
 from hf_ext.errors import ArgumentError, FolderError, HfExtError
+from hf_ext.finished.predict import main
 
 ROWS = "sequence,pKd\nMKTVL,1\nMKTAA,2\n"
 NO_MODEL = "no/such/model': no folder here"  # what comes after the output was found fit

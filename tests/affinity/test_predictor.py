@@ -18,12 +18,12 @@ import torch
 from hub_server import HubServer, serve_hub
 
 import hf_ext
-from hf_ext.affinity import baselines
-from hf_ext.affinity import predictor as predictor_module
-from hf_ext.affinity.predictor import AffinityPredictor, find_model
+from hf_ext.baselines import fitted as baselines
 from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
+from hf_ext.property import predictor as predictor_module
+from hf_ext.property.predictor import AffinityPredictor, find_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -251,7 +251,7 @@ def test_the_recipe_lists_dropped_rows_under_the_name_of_its_output(
     monkeypatch.syspath_prepend(ROOT / "recipes")
     words = "--without embedding_cache --dataset_name new.csv --bad_rows drop --output out.csv --use_cpu true"
     for _ in range(2):  # over its own files too
-        importlib.import_module("hf_ext.affinity.predict").main(["--model", str(frozen[0]), *words.split()])
+        importlib.import_module("hf_ext.finished.predict").main(["--model", str(frozen[0]), *words.split()])
     assert sorted(os.listdir(tmp_path)) == ["new.csv", "out.csv", "out.rejected_rows.csv", "rejected_rows.csv"]
     assert (tmp_path / "rejected_rows.csv").read_text() == "mine"
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 2
@@ -275,7 +275,7 @@ def test_the_recipe_predicts_by_hub_id_and_afterwards_without_network(
         words = (
             "--model me/affinity --without embedding_cache --dataset_name new.csv --disable_tqdm true --use_cpu true"
         )
-        importlib.import_module("hf_ext.affinity.predict").main(words.split())
+        importlib.import_module("hf_ext.finished.predict").main(words.split())
     with (tmp_path / "predictions.csv").open() as file:
         predicted = [float(row["prediction"]) for row in csv.DictReader(file)]
     expected = AffinityPredictor.from_pretrained(folder, device="cpu").predict(rows)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_ext.evaluation.baselines import RidgeBaseline, SequenceFeatures, predict_group_means
+from hf_ext.baselines.ridge import RidgeBaseline, SequenceFeatures, predict_group_means
 
 BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
 

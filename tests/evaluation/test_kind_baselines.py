@@ -7,15 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from hf_ext.evaluation import logistic
-from hf_ext.evaluation.kind_baselines import (
-    NearestBaseline,
-    make_linear,
-    predict_constant,
-    predict_residues,
-    window_features,
-)
-from hf_ext.evaluation.logistic import LogisticBaseline
+from hf_ext.baselines import logistic
+from hf_ext.baselines.by_kind import NearestBaseline, make_linear, predict_constant, predict_residues, window_features
+from hf_ext.baselines.logistic import LogisticBaseline
 from hf_ext.labels import LabelKind
 
 THREE = LabelKind("classification", ("y",), ("a", "b", "c"))

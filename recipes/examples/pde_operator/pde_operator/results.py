@@ -10,7 +10,7 @@ import torch
 
 from hf_ext.evaluation.scores import Score, score_mean
 from hf_ext.evaluation.verdict import MODEL, judge
-from hf_ext.reporting.tables import format_table
+from hf_ext.text.tables import format_table
 
 from .configuration import TASKS
 from .model import relative_l2

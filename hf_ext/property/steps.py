@@ -17,16 +17,16 @@ from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.verdict import MODEL
 from ..hardware import detect_hardware
+from ..heads.calibration import calibrate
+from ..heads.ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
+from ..heads.intervals import fit_intervals, score_intervals
+from ..heads.layers import choose_layers, describe_layers, find_known_layers, why_last
 from ..labels import LabelKind
 from ..speedups.lora import lora_settings
 from ..tasks.running import Run, stock_arguments
 from ..trainer import FastTrainer
 from .arguments import AUTO_LAYER
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_residue_steps, settle_training
-from .calibration import calibrate
-from .ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
-from .intervals import fit_intervals, score_intervals
-from .layers import choose_layers, describe_layers, find_known_layers, why_last
 from .measure import check_measure, describe_measure, settle_measure
 from .predictor import predicting
 from .results import collect_results

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..baselines.fitted import TOKENS_PER_BATCH
+from ..baselines.ridge import solve_ridges
 from ..checkpoints.store import CheckpointStore
 from ..data.batching import batches_by_tokens
 from ..data.columns import read_columns
 from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, take_rows
-from ..evaluation.baselines import solve_ridges
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.scores import compare_paired
 from ..hardware import detect_hardware
@@ -26,13 +27,12 @@ from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel
 from ..models.encoders import final_norm_of, layers_of, load_encoder
 from ..models.head import pool
-from ..reporting.units import format_cell
-from .arguments import AUTO_LAYER, AffinityArguments
-from .baselines import TOKENS_PER_BATCH
+from ..property.arguments import AUTO_LAYER, AffinityArguments
+from ..property.predictor import find_model
+from ..property.rows import FloatArray, label_array
+from ..text.units import format_cell
 from .ensemble import Units, make_parts, read_config_of, why_not_fitted
 from .objectives import PENALTIES
-from .predictor import find_model
-from .rows import FloatArray, label_array
 
 NUM_LAYERS = 6  # of an encoder that are compared, evenly spaced: neighbours hardly differ
 MAX_ROWS = (4_000, 2_000)  # of training and of validation

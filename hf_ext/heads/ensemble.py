@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils import CONFIG_NAME
 
+from ..baselines.fitted import pooled_features
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.metrics import HIT_METRICS
@@ -22,14 +23,13 @@ from ..models.configuration import AffinityConfig
 from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
 from ..models.head import ONE_LAYER
 from ..pretrained import reading
-from ..reporting.tables import format_table
-from ..reporting.units import format_cell, seconds
+from ..property.arguments import AffinityArguments, Head
+from ..property.rows import label_array
+from ..text.tables import format_table
+from ..text.units import format_cell, seconds
 from ..training_args import FastTrainingArguments
-from .arguments import AffinityArguments, Head
-from .baselines import pooled_features
 from .members import fit_members
 from .objectives import FloatArray, LogLoss, Objective, SquaredError
-from .rows import label_array
 
 AUTO: Head = "auto"
 PLAIN: Head = "mlp"

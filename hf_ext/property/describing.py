@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..heads.ensemble import MEMBER_HEADERS, member_rows
+from ..heads.layers import describe_layers
 from ..labels import ONE_NUMBER, LabelKind
 from ..labels.kinds import describe_kind
-from ..reporting import units
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
 from ..reporting.run_files import as_dict, label_name, list_columns
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
-from ..reporting.units import is_finite, join_words, share
-from .ensemble import MEMBER_HEADERS, member_rows
-from .layers import describe_layers
+from ..text import units
+from ..text.units import is_finite, join_words, share
 
 # Made up, of a usual composition; a user's own sequences never stand in a card.
 EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAKQRQISFVKSHFSRQLEE")

@@ -23,7 +23,7 @@ from ..arguments.parser import parse_command
 from ..arguments.training_fields import PredictingArguments
 from ..cli import quick_imports
 from ..data.arguments import LabelledArguments
-from .arguments import EvaluateArguments
+from ..property.arguments import EvaluateArguments
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..data.columns import read_columns
 from ..data.splits import draw_rows
-from ..evaluation.kind_baselines import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
-from .baselines import Baselines, constant_name, linear_name, sample_rows
+from .by_kind import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
+from .fitted import Baselines, constant_name, linear_name, sample_rows
 
 
 def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..baselines.fitted import Baselines, columns_of, fit_baselines, linear_name
+from ..baselines.residues import fit_residue_baselines
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
@@ -19,14 +21,12 @@ from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
 from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
 from ..labels.outputs import to_predictions
-from ..reporting import units
 from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled
-from ..reporting.tables import format_table
+from ..text import units
+from ..text.tables import format_table
 from .arguments import AffinityArguments
-from .baselines import Baselines, columns_of, fit_baselines, linear_name
 from .measure import scored_names, verdict_metric
-from .residue_baselines import fit_residue_baselines
 from .rows import describe_units, find_slices, read_bounds
 
 MAX_SHOWN = 6  # metrics on a screen

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..arguments.checks import check_metric_name
+from ..baselines.fitted import constant_name
 from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS, score_names
 from ..evaluation.row_metrics import RowMetrics
 from ..labels import ONE_NUMBER, LabelKind
-from ..reporting.units import less_is_better
+from ..text.units import less_is_better
 from ..training.watchers import check_metric_on_rows
 from ..training_args import FastTrainingArguments
-from .baselines import constant_name
 
 # By loss, of one number per row. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does
 # not.

@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..arguments.training_fields import PredictingArguments
+from ..baselines.fitted import columns_of
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments, TooLong
 from ..data.tokenization import SequenceCollator, check_inputs
@@ -22,18 +23,17 @@ from ..files import parse_json
 from ..labels import LabelKind
 from ..labels.kinds import describe_kind
 from ..labels.outputs import to_predictions
+from ..property.arguments import EvaluateArguments
+from ..property.measure import scored_names
+from ..property.predicted import LABEL
+from ..property.prediction_file import read_predictions
+from ..property.predictor import check_predictions, find_model, load_model, predicting, training_arguments
+from ..property.scoring import RANKING_NOTE
 from ..reporting.data_section import describe_unread
-from ..reporting.progress import LOGGER, start_run_log
 from ..reporting.run_record import write_json
+from ..text.progress import LOGGER, start_run_log
 from ..training_args import FastTrainingArguments
-from .arguments import EvaluateArguments
-from .baselines import columns_of
 from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
-from .measure import scored_names
-from .predicted import LABEL
-from .prediction_file import read_predictions
-from .predictor import check_predictions, find_model, load_model, predicting, training_arguments
-from .scoring import RANKING_NOTE
 
 
 @dataclass(frozen=True)

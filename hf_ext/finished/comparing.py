@@ -24,15 +24,15 @@ from ..evaluation.scores import compare_paired
 from ..evaluation.verdict import judge_pair
 from ..labels import LabelKind
 from ..labels.kinds import reader_of
-from ..reporting import units
+from ..property.describing import find_kind
+from ..property.measure import scored_names
+from ..property.predicted import LABEL, label_names
+from ..property.prediction_file import BOUND_SIGNS
+from ..property.rows import check_threshold, describe_units, label_array, read_bounds
+from ..property.scoring import LIMITS_NOTE, Compared
 from ..reporting.run_files import read_run
-from ..reporting.tables import format_table
-from .describing import find_kind
-from .measure import scored_names
-from .predicted import LABEL, label_names
-from .prediction_file import BOUND_SIGNS
-from .rows import check_threshold, describe_units, label_array, read_bounds
-from .scoring import LIMITS_NOTE, Compared
+from ..text import units
+from ..text.tables import format_table
 
 FloatArray = NDArray[np.float64]
 

@@ -10,11 +10,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
+from ..evaluation._arrays import FloatArray
+from ..evaluation.kinds import metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
-from ._arrays import FloatArray
-from .baselines import LETTERS, RidgeBaseline
-from .kinds import metrics_of, rows_for
 from .logistic import LogisticBaseline, find_shares
+from .ridge import LETTERS, RidgeBaseline
 
 NEIGHBOURS = (1, 3, 10)
 BLOCK_ROWS = 512  # that are compared with all training rows at once

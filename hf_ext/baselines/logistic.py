@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
+from ..evaluation._arrays import FloatArray, divide
+from ..evaluation.kinds import rows_for
 from ..labels import UNKNOWN, LabelKind
 from ..labels.outputs import to_predictions
-from ._arrays import FloatArray, divide
-from .baselines import chunks, principal_axes
-from .kinds import rows_for
+from .ridge import chunks, principal_axes
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)  # from next to constant to next to none
 MAX_VALUES = 40_000_000  # of rows times features that a baseline is fitted on

@@ -20,7 +20,7 @@ from ..evaluation.resampling import ResamplingUnits
 from ..labels import UNKNOWN, LabelKind
 from ..labels.kinds import describe_kind, reader_of
 from ..reporting.data_section import summarize_data
-from ..reporting.units import format_cell
+from ..text.units import format_cell
 from .arguments import AffinityArguments
 
 FloatArray = NDArray[np.float64]

@@ -21,7 +21,7 @@ from ..arguments.parser import parse_command
 from ..arguments.training_fields import PredictingArguments
 from ..cli import quick_imports
 from ..data.arguments import ReadingArguments
-from .arguments import PredictArguments
+from ..property.arguments import PredictArguments
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -29,11 +29,11 @@ from ..files import used_bytes
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
 from ..processes import refuse_several
-from ..reporting.tables import format_table
+from ..property.arguments import AffinityArguments
+from ..property.building import build_collator, model_settings, read_towers, settle_training
 from ..speedups.lora import lora_settings
+from ..text.tables import format_table
 from ..training_args import FastTrainingArguments
-from .arguments import AffinityArguments
-from .building import build_collator, model_settings, read_towers, settle_training
 
 WEIGHT_KEYS = ("model_state_dict", "state_dict", "model")
 # The standardisation of a head's inputs, which is the identity until it is measured.

@@ -17,6 +17,7 @@ import pyarrow as pa
 import torch
 
 from ..arguments.training_fields import PredictingArguments
+from ..baselines.fitted import TOKENS_PER_BATCH, columns_of, embed_distinct
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
 from ..data.arguments import DataArguments
 from ..data.batching import batches_by_tokens
@@ -26,14 +27,13 @@ from ..data.row_errors import format_errors
 from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
+from ..heads.intervals import half_width
 from ..labels.outputs import decode, split_rows, to_predictions
 from ..models.affinity import AffinityModel
 from ..pretrained import fetch_folder
 from ..reporting.data_section import describe_unread
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
-from .baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
-from .intervals import half_width
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class AffinityPredictor:
         """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
 
         The width is the same for all rows: how far predictions were off on the validation rows of the training run
-        (`hf_ext.affinity.intervals`). It speaks about rows that are as new to the model as those were.
+        (`hf_ext.heads.intervals`). It speaks about rows that are as new to the model as those were.
 
         Args:
             rows: as for `predict`.

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from ..baselines.fitted import PRETRAINED_ROWS
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..evaluation.row_metrics import RowMetrics
@@ -26,7 +27,6 @@ from ..plan import Plan
 from ..speedups.lora import lora_settings
 from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from .arguments import AffinityArguments
-from .baselines import PRETRAINED_ROWS
 from .building import (
     build_collator,
     fill_in_demo,

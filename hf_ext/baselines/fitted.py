@@ -17,18 +17,18 @@ from ..data.tokenization import SequenceCollator
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, NotFiniteError
-from ..evaluation.baselines import SequenceFeatures, predict_group_means
-from ..evaluation.kind_baselines import NearestBaseline, make_linear, predict_constant
 from ..evaluation.verdict import CONSTANT, FREQUENCIES, LABEL_FREQUENCIES
 from ..labels import UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config
-from ..reporting.units import capitalize
+from ..property.rows import FloatArray, label_array
 from ..speedups.base import Run
 from ..speedups.encoder_precision import halve_encoders
+from ..text.units import capitalize
 from ..training.embedding_cache import encode_sequences
+from .by_kind import NearestBaseline, make_linear, predict_constant
 from .partners import find_partner, predict_by_partner
-from .rows import FloatArray, label_array
+from .ridge import SequenceFeatures, predict_group_means
 
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 

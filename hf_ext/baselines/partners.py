@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..evaluation._arrays import FloatArray, places_of
-from ..evaluation.baselines import Columns, RidgeBaseline
+from .ridge import Columns, RidgeBaseline
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
 MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
