@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
 from ..evaluation._arrays import FloatArray
+from ..evaluation.class_metrics import find_shares
 from ..evaluation.kinds import metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
-from .logistic import LogisticBaseline, find_shares
+from .logistic import LogisticBaseline
 from .ridge import LETTERS, RidgeBaseline
 
 NEIGHBOURS = (1, 3, 10)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.batching import batches_by_tokens
-from ..data.columns import read_columns
+from ..data.batches.batching import batches_by_tokens
+from ..data.batches.tokenization import SequenceCollator
+from ..data.columns import FloatArray, label_array, read_columns
 from ..data.splits import draw_rows
-from ..data.tokenization import SequenceCollator
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, NotFiniteError
@@ -21,7 +21,6 @@ from ..evaluation.verdict import CONSTANT, FREQUENCIES, LABEL_FREQUENCIES
 from ..labels import UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config
-from ..property.rows import FloatArray, label_array
 from ..speedups.base import Run
 from ..speedups.encoder_precision import halve_encoders
 from ..text.units import capitalize

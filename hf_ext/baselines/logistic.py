@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
-from ..evaluation._arrays import FloatArray, divide
+from ..evaluation._arrays import FloatArray
+from ..evaluation.class_metrics import find_shares
 from ..evaluation.kinds import rows_for
 from ..labels import UNKNOWN, LabelKind
 from ..labels.outputs import to_predictions
@@ -25,18 +26,6 @@ MIN_STEPS, MAX_STEPS = 10, 100  # of L-BFGS, for a penalty
 MAX_OPERATIONS = 1e12  # of these steps
 PRIOR = 0.5  # of a row with mean features: so often each class, or 0 and 1, counts as seen beside what was
 TOLERANCE = 1e-6  # of the loss: a step that gains less is the last
-
-
-def find_shares(labels: FloatArray, num_classes: int | None = None, more: float = 0.0) -> FloatArray:
-    """How frequent each of `num_classes` is, or each column's mean, (outputs,), over what is known; NaN is not.
-
-    `more` is how many times each class, or both 0 and 1, count as seen beside what was.
-    """
-    known = np.isfinite(labels)
-    if num_classes:
-        counts = np.bincount(labels[known].astype(np.int64), minlength=num_classes) + more
-        return counts / max(1, counts.sum())
-    return divide(np.where(known, labels, 0.0).sum(axis=0) + more, known.sum(axis=0) + 2 * more)
 
 
 def fit_logistic(

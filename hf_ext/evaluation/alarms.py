@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..baselines.logistic import find_shares
 from ..labels import ONE_NUMBER, LabelKind
 from ..labels.cells import show_names
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from .class_metrics import find_shares
 from .kinds import known_values, rows_for
 from .metrics import MetricValue
 

@@ -13,6 +13,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from ..data.arguments import SPLIT_CLUSTER, DataArguments
+from ..data.columns import label_array, read_bounds
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW
 from ..data.row_errors import REJECTED_FILE
@@ -28,7 +29,7 @@ from ..property.describing import find_kind
 from ..property.measure import scored_names
 from ..property.predicted import LABEL, label_names
 from ..property.prediction_file import BOUND_SIGNS
-from ..property.rows import check_threshold, describe_units, label_array, read_bounds
+from ..property.rows import check_threshold, describe_units
 from ..property.scoring import LIMITS_NOTE, Compared
 from ..reporting.run_files import read_run
 from ..text import units

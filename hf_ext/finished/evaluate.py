@@ -21,9 +21,9 @@ from typing import Any
 
 from ..arguments.parser import parse_command
 from ..arguments.training_fields import PredictingArguments
-from ..cli import quick_imports
 from ..data.arguments import LabelledArguments
 from ..property.arguments import EvaluateArguments
+from ..startup import quick_imports
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

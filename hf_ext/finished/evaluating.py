@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from ..arguments.training_fields import PredictingArguments
 from ..baselines.fitted import columns_of
+from ..checkpoints.finished_model import find_model
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments, TooLong
-from ..data.tokenization import SequenceCollator, check_inputs
+from ..data.batches.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import parse_requirements, raise_failed
@@ -27,7 +28,7 @@ from ..property.arguments import EvaluateArguments
 from ..property.measure import scored_names
 from ..property.predicted import LABEL
 from ..property.prediction_file import read_predictions
-from ..property.predictor import check_predictions, find_model, load_model, predicting, training_arguments
+from ..property.predictor import check_predictions, load_model, predicting, training_arguments
 from ..property.scoring import RANKING_NOTE
 from ..reporting.data_section import describe_unread
 from ..reporting.run_record import write_json

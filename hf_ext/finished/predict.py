@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ..arguments.parser import parse_command
 from ..arguments.training_fields import PredictingArguments
-from ..cli import quick_imports
 from ..data.arguments import ReadingArguments
 from ..property.arguments import PredictArguments
+from ..startup import quick_imports
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

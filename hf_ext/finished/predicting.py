@@ -9,16 +9,17 @@ import numpy as np
 
 from ..arguments.training_fields import PredictingArguments
 from ..baselines.fitted import columns_of
+from ..checkpoints.finished_model import find_model
 from ..data.arguments import DataArguments, ReadingArguments
+from ..data.batches.tokenization import SequenceCollator, check_inputs
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW, peek_columns
-from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..heads.intervals import describe_basis, half_width
 from ..property.arguments import PredictArguments
 from ..property.predicted import prediction_columns, prediction_names, read_outputs
 from ..property.prediction_file import HIGH, LOW, find_output, find_rejected, refuse_added, write_predictions
-from ..property.predictor import check_predictions, find_model, load_model, predicting, training_arguments
+from ..property.predictor import check_predictions, load_model, predicting, training_arguments
 from ..reporting.data_section import describe_unread
 from ..text.progress import start_run_log
 

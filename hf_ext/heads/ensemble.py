@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from transformers.utils import CONFIG_NAME
 
 from ..baselines.fitted import pooled_features
+from ..data.columns import label_array
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.metrics import HIT_METRICS
 from ..labels import ONE_NUMBER, LabelKind
+from ..models.arguments import Head, ModelArguments
 from ..models.configuration import AffinityConfig
 from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
 from ..models.head import ONE_LAYER
 from ..pretrained import reading
-from ..property.arguments import AffinityArguments, Head
-from ..property.rows import label_array
 from ..text.tables import format_table
 from ..text.units import format_cell, seconds
 from ..training_args import FastTrainingArguments
@@ -49,7 +49,7 @@ Units = Sequence[Sequence[Any]] | None  # by split, then by row
 
 
 def settle_head(
-    args: AffinityArguments,
+    args: ModelArguments,
     training: FastTrainingArguments,
     explicit: Collection[str],
     is_stream: bool,
@@ -96,7 +96,7 @@ def settle_head(
     return ""
 
 
-def _take_head_of(args: AffinityArguments, folder: Path) -> None:
+def _take_head_of(args: ModelArguments, folder: Path) -> None:
     """The form of a trained network; `carry_head` names what is wrong with a folder that has none."""
     args.head = PLAIN
     if found := read_config_of(folder):
@@ -112,9 +112,7 @@ def read_config_of(folder: Path) -> dict[str, Any]:
     return found if found.get("model_type") == AffinityConfig.model_type else {}
 
 
-def _why_single(
-    args: AffinityArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind
-) -> str | None:
+def _why_single(args: ModelArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind) -> str | None:
     metric = str(training.metric_for_best_model).removeprefix("eval_")
     if kind.per_residue or (kind.is_numeric and not kind.is_one_number):
         return f"here each row has {'a label for each residue' if kind.per_residue else 'several numbers'}"
@@ -125,7 +123,7 @@ def _why_single(
     return why_not_fitted(args, training, is_stream)
 
 
-def why_not_fitted(args: AffinityArguments, training: Any, is_stream: bool) -> str | None:
+def why_not_fitted(args: ModelArguments, training: Any, is_stream: bool) -> str | None:
     """Why nothing can be fitted on the embeddings of all rows, beside the network that trains."""
     if {*args.tower_training} - {"frozen"}:
         return "here encoders train"

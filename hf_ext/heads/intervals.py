@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..data.columns import label_array, read_bounds
 from ..errors import ArgumentError, DataError
 from ..evaluation._arrays import FloatArray, as_column, count_not_finite
 from ..evaluation.resampling import ResamplingUnits, check_units
 from ..evaluation.row_metrics import unpack_labelled
 from ..evaluation.scores import score_mean
-from ..property.rows import label_array, read_bounds
 from ..text.units import format_cell, share
 
 LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)

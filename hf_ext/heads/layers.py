@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ..baselines.fitted import TOKENS_PER_BATCH
 from ..baselines.ridge import solve_ridges
+from ..checkpoints.finished_model import find_model
 from ..checkpoints.store import CheckpointStore
-from ..data.batching import batches_by_tokens
-from ..data.columns import read_columns
+from ..data.batches.batching import batches_by_tokens
+from ..data.columns import FloatArray, label_array, read_columns
 from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, take_rows
 from ..evaluation.resampling import ResamplingUnits
@@ -25,11 +26,9 @@ from ..evaluation.scores import compare_paired
 from ..hardware import detect_hardware
 from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel
+from ..models.arguments import AUTO_LAYER, ModelArguments
 from ..models.encoders import final_norm_of, layers_of, load_encoder
 from ..models.head import pool
-from ..property.arguments import AUTO_LAYER, AffinityArguments
-from ..property.predictor import find_model
-from ..property.rows import FloatArray, label_array
 from ..text.units import format_cell
 from .ensemble import Units, make_parts, read_config_of, why_not_fitted
 from .objectives import PENALTIES
@@ -45,7 +44,7 @@ MAX_CLASSES = 64  # that are compared
 CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
 
 
-def find_known_layers(args: AffinityArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
+def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
     """What an earlier run chose: of the checkpoint that this run goes on from, else of `--init_head_from`.
 
     Args:
@@ -72,7 +71,7 @@ def find_known_layers(args: AffinityArguments, training: Any, explicit: Collecti
     return {} if folder is None else read_config_of(folder)
 
 
-def why_last(args: AffinityArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
+def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
     """Why `--layer auto` reads the last layer in a run, without comparing."""
     return "each residue has a label" if kind.per_residue else why_not_fitted(args, training, is_stream)
 

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..baselines.logistic import find_shares, fit_logistic
+from ..baselines.logistic import fit_logistic
 from ..baselines.ridge import solve_ridges
 from ..evaluation._arrays import FloatArray
+from ..evaluation.class_metrics import find_shares
 from ..labels import UNKNOWN
 from ..models.ensemble import LEAST
 from ..models.losses import class_losses

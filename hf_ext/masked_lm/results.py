@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
+from ..data.batches.masking import IGNORED, MaskedLMCollator
 from ..data.columns import read_columns
-from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..evaluation.verdict import MODEL, judge
 from ..tasks.running import check_scored

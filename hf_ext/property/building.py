@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from datasets import Dataset
 
+from ..checkpoints.finished_model import find_model
 from ..data.arguments import DataArguments
+from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator
 from ..data.demo import make_demo_table
-from ..data.tokenization import ResidueTokenizer, SequenceCollator
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
 from ..labels import ONE_NUMBER, LabelKind
@@ -21,7 +22,7 @@ from ..models.families import FAMILIES, choose_encoder, limit_of_positions
 from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
 from .arguments import AffinityArguments
-from .predictor import find_model, load_model
+from .predictor import load_model
 
 TRAININGS = ("frozen", "lora", "full")
 RESIDUE_ROWS = 16  # of a step where each residue has a label: of proteins, thousands of labels

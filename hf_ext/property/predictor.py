@@ -18,19 +18,18 @@ import torch
 
 from ..arguments.training_fields import PredictingArguments
 from ..baselines.fitted import TOKENS_PER_BATCH, columns_of, embed_distinct
-from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
+from ..checkpoints.finished_model import find_model, open_model
 from ..data.arguments import DataArguments
-from ..data.batching import batches_by_tokens
+from ..data.batches.batching import batches_by_tokens
+from ..data.batches.tokenization import SequenceCollator, check_inputs
 from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains
 from ..data.row_errors import format_errors
-from ..data.tokenization import INPUTS_NAME, SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import ArgumentError, DataError
 from ..heads.intervals import half_width
 from ..labels.outputs import decode, split_rows, to_predictions
 from ..models.affinity import AffinityModel
-from ..pretrained import fetch_folder
 from ..reporting.data_section import describe_unread
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
@@ -39,11 +38,6 @@ logger = logging.getLogger(__name__)
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"
-# What a model needs; never pickled weights, whatever else lies in a repository.
-_FILES = [
-    *("config.json", INPUTS_NAME, "model*.safetensors", "model.safetensors.index.json", "tokenizers/*"),
-    MODEL_MANIFEST,
-]
 
 
 class AffinityPredictor:
@@ -190,23 +184,6 @@ class AffinityPredictor:
         """
         reach = half_width(self.model.config.prediction_intervals, level)
         return self.predict(rows)[:, None] + np.array([-reach, reach], np.float32)
-
-
-def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
-
-    Raises:
-        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.
-
-    Cost: of a Hub model one download, of the files that loading needs; the Hub's cache keeps them.
-    """
-    folder = fetch_folder(name_or_path, revision, _FILES)
-    if not (folder / INPUTS_NAME).is_file():
-        raise ArgumentError(
-            f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of a finished `hf-ext train`, or "
-            "the Hub id it was pushed to."
-        )
-    return folder
 
 
 def load_model(folder: str | Path) -> AffinityModel:

@@ -10,43 +10,22 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from ..data.arguments import SPLIT_CLUSTER, DataArguments
-from ..data.columns import column_names, has_numbered_rows, read_columns
+from ..data.columns import column_names, has_numbered_rows, label_array, read_bounds, read_columns
 from ..data.label_columns import label_facts
 from ..data.loading import LoadedData, load_data
 from ..data.split_report import find_missing
 from ..errors import ArgumentError, DataError
 from ..evaluation import label_audit
 from ..evaluation.resampling import ResamplingUnits
-from ..labels import UNKNOWN, LabelKind
+from ..labels import LabelKind
 from ..labels.kinds import describe_kind, reader_of
 from ..reporting.data_section import summarize_data
 from ..text.units import format_cell
 from .arguments import AffinityArguments
 
-FloatArray = NDArray[np.float64]
-
 ENERGIES = (-80.0, -4.0)  # between them is the median of log10 Kd in M, and of energies in kcal/mol or kJ/mol
 EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
 MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
-
-
-def label_array(rows: Any) -> FloatArray:
-    """Labels of a map-style split as a batch of all rows has them, float64: (n,), (n, k) or (n, longest); what is not
-    known is `UNKNOWN`."""
-    labels = rows["label"][:]
-    if not labels or not isinstance(labels[0], list):
-        return np.asarray(labels, np.float64)
-    found = np.full((len(labels), max(map(len, labels))), np.nan)
-    for row, values in zip(found, labels):
-        row[: len(values)] = values
-    return np.nan_to_num(found, nan=UNKNOWN)
-
-
-def read_bounds(rows: Any) -> NDArray[np.int64] | None:
-    """Of each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,); None without bounds."""
-    if not hasattr(rows, "__len__") or "bound" not in column_names(rows):
-        return None
-    return np.asarray(rows["bound"][:], np.int64)
 
 
 def audit_labels(rows: Any, kind: LabelKind) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from ..baselines.fitted import Baselines, columns_of, fit_baselines, linear_name
 from ..baselines.residues import fit_residue_baselines
 from ..data.arguments import DataArguments
-from ..data.columns import read_columns
+from ..data.columns import read_bounds, read_columns
 from ..evaluation import collapse_report, score_predictions
 from ..evaluation.metrics import PLAIN_METRICS
 from ..evaluation.requirements import Requirement, parse_requirements
@@ -27,7 +27,7 @@ from ..text import units
 from ..text.tables import format_table
 from .arguments import AffinityArguments
 from .measure import scored_names, verdict_metric
-from .rows import describe_units, find_slices, read_bounds
+from .rows import describe_units, find_slices
 
 MAX_SHOWN = 6  # metrics on a screen
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..arguments.training_fields import LoraArguments
+from ..data.batches.tokenization import check_inputs
 from ..data.demo import make_demo_encoders
 from ..data.loading import LoadedData
-from ..data.tokenization import check_inputs
 from ..evaluation.requirements import Requirement, check_requirements
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.row_metrics import RowMetrics
@@ -22,10 +22,10 @@ from ..heads.ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
 from ..heads.intervals import fit_intervals, score_intervals
 from ..heads.layers import choose_layers, describe_layers, find_known_layers, why_last
 from ..labels import LabelKind
+from ..models.arguments import AUTO_LAYER
 from ..speedups.lora import lora_settings
 from ..tasks.running import Run, stock_arguments
 from ..trainer import FastTrainer
-from .arguments import AUTO_LAYER
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_residue_steps, settle_training
 from .measure import check_measure, describe_measure, settle_measure
 from .predictor import predicting

@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..arguments.parser import parse_command
-from ..cli import quick_imports
 from ..errors import ArgumentError
+from ..startup import quick_imports
 from ..training_args import FastTrainingArguments
 
 if TYPE_CHECKING:

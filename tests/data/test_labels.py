@@ -15,13 +15,13 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.columns import label_array
 from hf_ext.data.label_columns import label_facts
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.labels import UNKNOWN, LabelKind
 from hf_ext.labels.classes import order_names
 from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.rows import label_array
 
 NUM_ROWS = 24
 

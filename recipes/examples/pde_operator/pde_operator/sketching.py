@@ -9,7 +9,7 @@ import torch
 
 from hf_ext.arguments.checks import check_metric_name
 from hf_ext.hardware import Hardware
-from hf_ext.models.blocked_attention import flop_counter
+from hf_ext.models.kernels.blocked_attention import flop_counter
 from hf_ext.models.lora import require_base
 from hf_ext.tasks.sketch import Part, RowLengths, Sketch, Stage, Step, with_adapters
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from ..errors import ArgumentError, DataError
-from .columns import row_lengths
-from .proteins import STANDARD
+from ...errors import ArgumentError, DataError
+from ..columns import row_lengths
+from ..proteins import STANDARD
 from .tokenization import ResidueTokenizer
 from .varlen_layout import IGNORED, LayoutMaker
 

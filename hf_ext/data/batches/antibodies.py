@@ -21,10 +21,10 @@ from tokenizers.processors import TemplateProcessing
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from ..errors import DataError
-from ..labels.cells import shorten
-from .columns import factorize, read_columns
-from .proteins import RARE, STANDARD, UNKNOWN
+from ...errors import DataError
+from ...labels.cells import shorten
+from ..columns import factorize, read_columns
+from ..proteins import RARE, STANDARD, UNKNOWN
 from .tokenization import ResidueTokenizer
 from .varlen_layout import IGNORED, LayoutMaker
 
