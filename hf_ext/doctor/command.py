@@ -6,7 +6,7 @@
     hf-ext doctor --stage auto --dataset_name pairs.csv --device a100
 
 Takes every argument of `hf-ext train`; or, where one of them belongs to `hf-ext mlm` or `hf-ext generate` alone, of
-that; `main` takes a task of your own. Prints one screen: whether the command would run, how long, in how much
+that; `examine` takes a task of your own. Prints one screen: whether the command would run, how long, in how much
 memory, what to change first; then what is off with its remedy, and what all this rests on. It is about your own data
 where --dataset_name is given, else about the demo. Trains, downloads and writes nothing (of a model on the Hub its
 config.json is read). Exit status: 0 if the command would run, 1 if something would stop it.
@@ -77,16 +77,19 @@ def _field_names(task: Task) -> set[str]:
     return {spec.name for arguments in task.arguments for spec in dataclasses.fields(arguments)}
 
 
-def main(argv: list[str] | None = None, task: Task | None = None) -> int:
-    """Prints the page; returns the exit status.
+def main(argv: list[str] | None = None) -> int:
+    """Prints the page of the task of hf_ext that the words are about; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    return examine(find_task(guess_task(argv)), argv)
+
+
+def examine(task: Task, argv: list[str] | None = None) -> int:
+    """Prints the page of a run of `task`, which may be a script's own; returns the exit status.
 
     Args:
         argv: the words of the command line; None takes the process's own.
-        task: of a script, whose arguments are taken then; None: the task of hf_ext that the words are about.
     """
     disable_progress_bar()  # of the demo encoders that are written to a temporary folder
-    argv = sys.argv[1:] if argv is None else argv
-    task = task or find_task(guess_task(argv))
     _, (*arguments, args, doctor_args) = parse_command(
         (*task.all_arguments, DoctorArguments), task.defaults, __doc__, argv
     )

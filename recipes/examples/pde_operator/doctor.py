@@ -10,12 +10,12 @@ import sys
 from pde_operator.task import OperatorTask
 
 from hf_ext import exit_on_errors
-from hf_ext.doctor import command
+from hf_ext.doctor.command import examine
 
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the page; returns the exit status: 0 if the run would start, 1 if something would stop it."""
-    return command.main(argv, OperatorTask())
+    return examine(OperatorTask(), argv)
 
 
 if __name__ == "__main__":
