@@ -246,5 +246,5 @@ def test_each_seam_of_trainer_is_overridden_in_one_place():
 def test_types_are_ignored_or_left_open_in_few_places():
     text = "\n".join(path.read_text() for path in (ROOT / "hf_ext").rglob("*.py"))
     assert text.count("type: ignore") <= 30
-    assert len(re.findall(r"\btrainer: Any\b", text)) <= 2
-    assert len(re.findall(r": Any\b", text)) <= 562  # may only fall
+    assert len(re.findall(r"\btrainer: Any\b", text)) <= 1
+    assert len(re.findall(r": Any\b", text)) <= 550  # may only fall
