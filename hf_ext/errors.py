@@ -189,7 +189,8 @@ def _interruptible() -> Iterator[None]:
     Not where somebody handles or ignores them, as training does while it lasts. Machines repeat themselves: what comes
     after the first does not break into tidying up.
     """
-    pid, handled = os.getpid(), []
+    pid = os.getpid()
+    handled = []
     if threading.current_thread() is threading.main_thread():  # only there signals can be handled
         handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 

@@ -173,7 +173,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: the draft cannot be moved there; it is then removed, as after any error of the block.
     """
-    target, draft = Path(path), _draft_of(Path(path))
+    target = Path(path)
+    draft = _draft_of(Path(path))
     draft.unlink(missing_ok=True)  # a killed process left it, perhaps as a link
     try:
         yield draft
@@ -257,7 +258,9 @@ def write_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
 _PACKAGE = Path(__file__).resolve().parent
 _PARENT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
 
-CONFIGS, LAUNCHERS, TEMPLATES = "recipes/configs", "accelerate_configs", "launch"
+CONFIGS = "recipes/configs"
+LAUNCHERS = "accelerate_configs"
+TEMPLATES = "launch"
 _SUFFIXES = {CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".yaml"}}
 
 

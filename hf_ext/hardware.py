@@ -90,7 +90,8 @@ def _read_rows() -> Iterator[tuple[Hardware, str]]:
         for row in csv.DictReader(file):
             major, minor = map(int, row["capability"].split("."))
             peaks = {name: float(row[name]) for name in PRECISIONS if row[name]}
-            size, source = float(row["memory_gib"]), row["source"]
+            size = float(row["memory_gib"])
+            source = row["source"]
             yield cuda_card(row["name"], (major, minor), size, source, **peaks), row["driver"]
 
 
@@ -147,7 +148,9 @@ def detect_hardware(device: str | torch.device | None = None) -> Hardware:
     import torch
 
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():
+            device = "cuda"
     try:
         wanted = torch.device(device)
     except RuntimeError as error:
@@ -197,7 +200,9 @@ def _detect_cuda(index: int) -> Hardware:
 
 def _detect_cpu() -> Hardware:
     flags = _cpu_flags()
-    row = "cpu-amx-bf16" if "amx_bf16" in flags else "cpu-avx512-bf16" if "avx512_bf16" in flags else "cpu"
+    row = "cpu-avx512-bf16" if "avx512_bf16" in flags else "cpu"
+    if "amx_bf16" in flags:
+        row = "cpu-amx-bf16"
     return dataclasses.replace(describe_hardware(row), memory_gib=_host_memory_gib(), device_name="cpu")
 
 

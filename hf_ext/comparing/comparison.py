@@ -81,7 +81,8 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         from .fine_tuning import compare_trainings, format_trainings  # here: models are imported for these alone
 
         return _write(args, shared, compare_trainings(args, shared), format_trainings)
-    sides, run_one = make_sides(args, shared), partial(run_side, args, shared)
+    sides = make_sides(args, shared)
+    run_one = partial(run_side, args, shared)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
     runs = run_all(sides, args.rounds, run_one, ablations)
     return _write(args, shared, {"rounds": args.rounds, **analyze(args, runs)}, format_comparison)
@@ -120,7 +121,8 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     sides = {name: describe_side(group, unit, args.metric) for name, group in good.items()}
     pairs: dict[str, dict[str, Any]] = {}
     for name in baselines:
-        own, others = good[optimized], good[name]
+        own = good[optimized]
+        others = good[name]
         worse, better = (others, own) if args.greater_is_better else (own, others)
         loss = compare_values(*([final_loss(run) for run in side] for side in (own, others)))
         drop = compare_values(*([find_metric(run, args.metric) for run in side] for side in (worse, better)))
@@ -157,7 +159,11 @@ def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -
     if error is not None:
         return {**row, "verdict": f"failed: {error.splitlines()[-1]}"}
     ratio = paired_ratio(optimized, without)
-    verdict = "pays here" if ratio.low > 1 else "does not pay here" if ratio.value <= 1 else "not shown to pay here"
+    verdict = "not shown to pay here"
+    if ratio.low > 1:
+        verdict = "pays here"
+    elif ratio.value <= 1:
+        verdict = "does not pay here"
     return {**row, "ratio": asdict(ratio), "verdict": verdict}
 
 
@@ -178,7 +184,11 @@ def check_criteria(
     for name, pair in pairs.items():
         if (least := args.min_speedup) is not None:
             value, low, high = (pair["ratio"][end] for end in ("value", "low", "high"))
-            verdict = "PASS" if low >= least else "FAIL" if high < least else NOISY
+            verdict = NOISY
+            if low >= least:
+                verdict = "PASS"
+            elif high < least:
+                verdict = "FAIL"
             line = f"{verdict}  speed against {name} at least {least:g}x: {value:.4g} [{low:.4g}, {high:.4g}]"
             found.append({"verdict": verdict, "line": line})
         loss, drop = (pair[what] and pair[what]["value"] for what in ("loss", "metric_drop"))

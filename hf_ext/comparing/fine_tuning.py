@@ -62,7 +62,8 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str
     runs: list[SideRun] = []
     head: tuple[str, ...] = ()
     for side in make_training_sides(args, shared):
-        is_usual, folder = not OF_HEAD & _typed(side.arguments).keys(), Path(args.output_dir) / side.name
+        is_usual = not OF_HEAD & _typed(side.arguments).keys()
+        folder = Path(args.output_dir) / side.name
         if is_usual and side.role != FROZEN:
             side = replace(side, arguments=(*side.arguments, *head))
         logger.info("%s", side.name)
@@ -150,7 +151,8 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
 
     Cost: `compare` of each but the last with all that cost more.
     """
-    folder, test = runs[0].folder, runs[0].results["test"]
+    folder = runs[0].folder
+    test = runs[0].results["test"]
     data_args = DataArguments()
     rows = load_test(str(folder), data_args, own := EvaluateArguments(models=[]), ())
     metric = (test["verdict"]["comparison"] or {}).get("metric", metrics_of(rows.kind).decides)
@@ -184,11 +186,14 @@ def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
         found: from `score_runs`.
         runs: that it is of.
     """
-    verdicts, by_name = found["verdicts"], {run.side.name: run for run in runs}
-    chosen, than = found["baseline"], None
+    verdicts = found["verdicts"]
+    by_name = {run.side.name: run for run in runs}
+    chosen = found["baseline"]
+    than = None
     for name in verdicts:
         if verdicts[name][chosen]["is_better"]:
-            chosen, than = name, chosen
+            than = chosen
+            chosen = name
     later = [name for name in verdicts if chosen in verdicts[name]]
     lead = f"Nothing was shown to be better than {chosen}"
     if than is not None:
@@ -208,10 +213,13 @@ def _sentence(verdict: Mapping[str, Any]) -> str:
 
 def format_trainings(result: Mapping[str, Any]) -> str:
     """The page: the answer, a table from what costs least to what costs most, all pairs, what failed."""
-    metric, baseline, sides = result["metric"], result["baseline"], result["sides"]
+    metric = result["metric"]
+    baseline = result["baseline"]
+    sides = result["sides"]
     shown = [one for one in dict.fromkeys((metric, "spearman")) if one in result["scores"][baseline]]
     headers = ["side", *map(units.metric_name, shown), f"{units.metric_name(metric)} better than {baseline} by"]
-    headers, rows = [*headers, "whole run", "CPU time", "peak GiB", "trained parameters"], []
+    headers = [*headers, "whole run", "CPU time", "peak GiB", "trained parameters"]
+    rows = []
     for name, scores in result["scores"].items():
         compared = result["verdicts"].get(name, {}).get(baseline, {}).get("comparison")
         row = [name, *(units.score(scores[one]) for one in shown), format_difference(compared)]

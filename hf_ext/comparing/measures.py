@@ -42,7 +42,8 @@ def paired_difference(values: Floats, baseline: Floats) -> Interval:
     from scipy.special import stdtrit  # here, since scipy takes 0.2 s that most of a comparison does not need
 
     differences = np.asarray(values) - np.asarray(baseline)
-    mean, num = float(differences.mean()), len(differences)
+    mean = float(differences.mean())
+    num = len(differences)
     if num < 2:
         return Interval(mean, -np.inf, np.inf)
     half = float(stdtrit(num - 1, 0.975) * differences.std(ddof=1) / np.sqrt(num))
@@ -66,7 +67,8 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
     `one_off_seconds`: what came before the first step, such as embedding once, and what the warm-up steps took above
     the others. `epoch_seconds`: of its steps alone; None where a run does not know how long an epoch is.
     """
-    throughputs, side = [run.throughput for run in runs], runs[0].side
+    throughputs = [run.throughput for run in runs]
+    side = runs[0].side
     steps = [t["totals"]["seconds"] / t["measured_steps"] for t in throughputs]
     once = [
         t["seconds_before_training"] + max(0.0, t["warmup_seconds"] - t["warmup_steps"] * step)

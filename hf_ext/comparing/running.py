@@ -91,10 +91,12 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
         logger.info("%s, round %d: measured before, kept", side.name, round_)
         return _read_run(side, round_, kept, folder)
     log = Path(f"{folder}.log")
-    began, before = time.perf_counter(), os.times()
+    began = time.perf_counter()
+    before = os.times()
     with log.open("w", encoding="utf-8") as file:
         status = _run(command, file)
-    wall_seconds, spent = time.perf_counter() - began, [end - start for start, end in zip(before, os.times())]
+    wall_seconds = time.perf_counter() - began
+    spent = [end - start for start, end in zip(before, os.times())]
     shutil.rmtree(folder / "embeddings", ignore_errors=True)
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")

@@ -31,7 +31,10 @@ from .varlen_layout import IGNORED, LayoutMaker
 ANTIGEN_TOKENIZER = "tokenizers/0"  # in a generator's folder
 StatesOf = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
 
-PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
+PAD = "<pad>"
+BOS = "<bos>"
+EOS = "<eos>"
+SEP = "<sep>"
 VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN)  # in the order of their ids
 PAD_ID, BOS_ID, EOS_ID, SEP_ID = range(4)
 UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
@@ -193,7 +196,9 @@ class AntibodyCollator:
     """
 
     def __init__(self, pad_token_id: int = 0, states_of: StatesOf | None = None, antigen_tokenizer: Any = None):
-        self.pad_token_id, self.states_of, self.antigen_tokenizer = pad_token_id, states_of, antigen_tokenizer
+        self.pad_token_id = pad_token_id
+        self.states_of = states_of
+        self.antigen_tokenizer = antigen_tokenizer
         self.layout: LayoutMaker | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

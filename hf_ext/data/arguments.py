@@ -158,7 +158,8 @@ class DataArguments(LabelledArguments):
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
-        chains, allowed = self.missing_chains, ", ".join(self.sequence_columns)
+        chains = self.missing_chains
+        allowed = ", ".join(self.sequence_columns)
         if chains and (
             len(self.sequence_columns) < 2 or sorted(chains) != sorted({*chains} & {*self.sequence_columns})
         ):

@@ -44,7 +44,8 @@ class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
 
     def __init__(self, lengths: list[int], group_size: int, seed: int):
         super().__init__(group_size, lengths=lengths)
-        self.seed, self.epoch = seed, 0
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of the next iteration."""
@@ -80,7 +81,8 @@ class EvenBatchSampler(Sampler[list[int]]):
 
     def __init__(self, sampler: Any, rows_per_batch: int, world_size: int):
         self.sampler: Any = sampler  # Accelerate replaces a random one by one that it seeds by epoch
-        self.rows_per_round, self.world_size = rows_per_batch * world_size, world_size
+        self.rows_per_round = rows_per_batch * world_size
+        self.world_size = world_size
 
     @property
     def num_repeated(self) -> int:
@@ -158,8 +160,12 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 f"max_tokens_per_batch is {max_tokens} ({len(too_long)} rows are above it). Use at least "
                 f"{self.totals.max()}, or shorten the rows with --max_residues."
             )
-        self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
-        self.seed, self.packed, self.epoch, self.world_size = seed, packed, 0, world_size
+        self.max_tokens = max_tokens
+        self.max_batch_size = max_batch_size
+        self.seed = seed
+        self.packed = packed
+        self.epoch = 0
+        self.world_size = world_size
         needed = max(len(self._tightest()), *(len(self._draw(epoch, 0)) for epoch in range(PROBES)))
         of_steps, of_rounds = (-(-needed // unit) * unit for unit in (world_size * passes_per_step, world_size))
         self.num_batches = of_steps if of_steps <= len(self.totals) else of_rounds
@@ -237,7 +243,8 @@ def cut_padded(
         padded = list(map(max, longest, tokens))
         if batch and ((len(batch) + 1) * sum(padded) > max_tokens or len(batch) == max_batch_size):
             batches.append(batch)
-            batch, padded = [], tokens
+            batch = []
+            padded = tokens
         batch.append(row)
         longest = padded
     return [*batches, batch]
@@ -259,7 +266,8 @@ def pack_best_fit(
         if place < len(room):
             left, number = room.pop(place)
         else:
-            left, number = max_tokens, len(batches)
+            left = max_tokens
+            number = len(batches)
             batches.append([])
         batches[number].append(row)
         if left > tokens and len(batches[number]) != max_batch_size:

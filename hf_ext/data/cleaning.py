@@ -80,7 +80,8 @@ class RowSchema:
             DataError: a column is missing, or what should be numbers are names.
         """
         check_columns([name for name in data.column_names if name != SOURCE_ROW], self.needed, path)
-        args, names = self.args, [*self.needed, SOURCE_ROW]
+        args = self.args
+        names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
@@ -131,7 +132,9 @@ class _StreamRows:
     """A class so that data-loader workers can receive it."""
 
     def __init__(self, schema: RowSchema, path: str, rejected: Path | None) -> None:
-        self.schema, self.path, self.rejected = schema, path, rejected
+        self.schema = schema
+        self.path = path
+        self.rejected = rejected
         self.seen: set[tuple[int, str]] = set()
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -173,7 +173,8 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
     """
     named = []
     for name in wanted[:MAX_NAMED]:
-        near, parts = _nearest(name, names), re.split(r"[,+;|\s]+", name)
+        near = _nearest(name, names)
+        parts = re.split(r"[,+;|\s]+", name)
         hint = f" (did you mean '{near}'?)" if near else ""
         if len(parts) > 1 and set(parts) <= set(names):
             hint = f" (write several with a blank between: {' '.join(map(show_name, parts))})"

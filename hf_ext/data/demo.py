@@ -43,7 +43,8 @@ def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
     rng = np.random.default_rng(seed)
     heavy, light, epitope = (_loops(rng, count, size) for count, size in ((300, 14), (40, 8), (400, 14)))
     h, w, a = (rng.integers(len(loops), size=num_rows) for loops in (heavy, light, epitope))
-    aromatic, prolines = _count(heavy, "FWY"), _count(light, "P")
+    aromatic = _count(heavy, "FWY")
+    prolines = _count(light, "P")
     charge, target = (_count(loops, "KR") - _count(loops, "DE") for loops in (heavy, epitope))
     signal = 0.6 * aromatic[h] - 0.25 * charge[h] * target[a] - 0.5 * prolines[w] + 0.2 * _count(epitope, "ILVM")[a]
     signal = (signal - signal.mean()) / signal.std()
@@ -101,7 +102,8 @@ def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:
     Returns:
         Paths of a BERT-style encoder (for antibodies) and an ESM-2-style one (for antigens); 64 wide, 2 layers.
     """
-    bert, esm = Path(folder) / "bert", Path(folder) / "esm"
+    bert = Path(folder) / "bert"
+    esm = Path(folder) / "esm"
     for path, vocabulary in ((bert, _BERT_VOCAB), (esm, ESM_VOCABULARY)):
         path.mkdir(parents=True, exist_ok=True)
         (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")

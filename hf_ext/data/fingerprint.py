@@ -61,10 +61,12 @@ def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tupl
 
     Where rows stand in their file (`source_row`) is no content.
     """
-    differences, untold = [], []
+    differences = []
+    untold = []
     if old["num_rows"] != new["num_rows"]:
         differences.append(f"rows: {old['num_rows']} in the checkpoint, {new['num_rows']} now")
-    were, are = old["content"], new["content"]
+    were = old["content"]
+    are = new["content"]
     for name in {**were, **are}:
         if name == SOURCE_ROW:
             continue
@@ -97,7 +99,8 @@ def _hash_rows(rows: list[Any]) -> dict[str, str]:
 def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
     """Column -> hash over type and values, however the table is cut into chunks."""
     # Private: the public way to rows in another order than the table's takes 20 us for each (datasets 5.2).
-    table, order = dataset.data.table, dataset._indices
+    table = dataset.data.table
+    order = dataset._indices
     hashes = {field.name: hashlib.blake2b(str(field.type).encode(), digest_size=16) for field in table.schema}
     for start in range(0, len(dataset), BLOCK_ROWS):
         rows = None if order is None else order.column(0).slice(start, BLOCK_ROWS)

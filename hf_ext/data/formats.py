@@ -43,9 +43,10 @@ logger = logging.getLogger(__name__)
 
 def file_format(path: Path) -> str:
     """Returns the format suffix of `path` (".csv" for `x.csv.gz`), or "" where it is none of `SUFFIXES`."""
-    *_, before, last = ("", "", *(suffix.lower() for suffix in path.suffixes))
-    found = before if last == ".gz" and before != ".parquet" else last
-    return found if found in SUFFIXES else ""
+    suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
+    if suffixes[-1] == ".gz" and suffixes[-2] != ".parquet":
+        suffixes.pop()
+    return suffixes[-1] if suffixes[-1] in SUFFIXES else ""
 
 
 def irregular_kind(path: Path) -> str:
@@ -208,7 +209,9 @@ def _split_fasta(path: Path) -> Iterator[Lines]:
             yield row, header, lines
         elif lines:
             raise DataError(f"{path}, row 1: FASTA records start with '>'; the first lines belong to none.")
-        row, header, lines = number, text[1:], []
+        row = number
+        header = text[1:]
+        lines = []
 
 
 def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:

@@ -96,8 +96,10 @@ def clean_chains(
         cleaned[name] = found.spread([one.value for one in judged], pa.string())
     if args.missing_chains:
         lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
-        named, first = {error.row for error in errors}, next(iter(cleaned))
-        rule, remedy = f"{' and '.join(cleaned)} are all missing", "Fill in one of them, or leave the row out."
+        named = {error.row for error in errors}
+        first = next(iter(cleaned))
+        rule = f"{' and '.join(cleaned)} are all missing"
+        remedy = "Fill in one of them, or leave the row out."
         bare = [int(rows[i]) for i in np.flatnonzero(~np.any(lengths, axis=0))]
         errors += [RowError(row, first, "", rule, remedy) for row in bare if row not in named]
     return cleaned, errors, changes
@@ -116,7 +118,10 @@ def judge_sequence(
     text = cell.strip()
     if rule := _find_nucleotides(text.upper()):
         return Judged("", rule, "Translate it into amino acids first.")
-    sequence, changes = text, ["whitespace_stripped"] * (text != cell)
+    sequence = text
+    changes = []
+    if text != cell:
+        changes.append("whitespace_stripped")
     if not _IS_PLAIN(text):
         sequence = text.removesuffix(STOP)
         if _ALTERNATES(sequence):
@@ -127,7 +132,10 @@ def judge_sequence(
             return Judged("", *_explain(wrong.group(), wrong.start() + 1, len(text)))
         if not sequence:
             return Judged("", "the sequence is a stop codon alone", if_missing)
-        changes += ["upper_cased"] * (sequence != sequence.upper()) + ["stop_codon_trimmed"] * (sequence != text)
+        if sequence != sequence.upper():
+            changes.append("upper_cased")
+        if sequence != text:
+            changes.append("stop_codon_trimmed")
     if args.max_residues is not None and args.too_long == "error" and len(sequence) > args.max_residues:
         rule = f"{len(sequence)} residues are more than max_residues={args.max_residues}"
         return Judged("", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate.")

@@ -51,7 +51,8 @@ def leak_report(
     compared = "test" if "test" in splits else "validation"
     if "train" not in splits or compared not in splits or not len(splits[compared]) or not len(splits["train"]):
         return {}
-    train, test = splits["train"], splits[compared]
+    train = splits["train"]
+    test = splits[compared]
     checked = np.arange(len(test))
     if len(test) > MAX_CHECKED:
         checked = np.sort(np.random.default_rng(0).choice(len(test), MAX_CHECKED, replace=False))
@@ -60,7 +61,8 @@ def leak_report(
     near = [_find_near([mine[i] for i in checked], theirs) for mine, theirs in zip(asked, known)]
 
     def count(mine: list[Any], theirs: list[Any], is_near: np.ndarray) -> dict[str, Any]:
-        there, distinct = set(theirs), set(mine)
+        there = set(theirs)
+        distinct = set(mine)
         return {
             "num_test_rows": len(mine),
             "num_test_sequences": len(distinct),
@@ -70,7 +72,8 @@ def leak_report(
             "near": [{"identity": one, "num_rows": int(rows.sum())} for one, rows in zip(LEAK_IDENTITY, is_near)],
         }
 
-    rows, training_rows = list(zip(*asked)), list(zip(*known))
+    rows = list(zip(*asked))
+    training_rows = list(zip(*known))
     first = dict(zip(reversed(training_rows), reversed(_row_numbers(train))))
     repeated = ([number, first[row]] for number, row in zip(_row_numbers(test), rows) if row in first)
     return {
@@ -83,7 +86,8 @@ def leak_report(
 
 def _find_near(asked: Sequence[str], known: Sequence[str]) -> np.ndarray:
     """Returns bool [identities, asked], from the highest to the lowest, so that who has a near copy is asked once."""
-    references, distinct = list(dict.fromkeys(known)), list(dict.fromkeys(asked))
+    references = list(dict.fromkeys(known))
+    distinct = list(dict.fromkeys(asked))
     near: set[str] = set()
     found = []
     for identity in LEAK_IDENTITY:
@@ -120,11 +124,13 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
     parts = []
     for name, split in splits.items():
         part = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
-        part["split"], part["row"] = name, _row_numbers(split)
+        part["split"] = name
+        part["row"] = _row_numbers(split)
         parts.append(part[np.array(split["bound"][:]) == 0] if "bound" in column_names(split) else part)
     table = pd.concat(parts)
     groups = table.groupby([*columns], sort=False)["label"]
-    sizes, disagrees = groups.size(), groups.transform("min") < groups.transform("max")
+    sizes = groups.size()
+    disagrees = groups.transform("min") < groups.transform("max")
     report: dict[str, Any] = {
         "num_rows": int(sizes[sizes > 1].sum()),
         "num_groups": int((sizes > 1).sum()),
@@ -158,11 +164,11 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
     what = "No model gets all of them right."
     remedy = "Write all labels of a sequence into one cell, joined by ; (--task multilabel), correct them"
     if "noise" in report:
-        what, remedy = (
+        what = (
             f"Noise of {report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their "
-            f"variance), no model's RMSE falls below it, no Pearson rises above {math.sqrt(1 - report['share']):.3f}.",
-            "Average them",
+            f"variance), no model's RMSE falls below it, no Pearson rises above {math.sqrt(1 - report['share']):.3f}."
         )
+        remedy = "Average them"
     return f"{text} {what} {remedy}, or name what tells them apart in --sequence_columns."
 
 

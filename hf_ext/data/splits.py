@@ -62,7 +62,9 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
 
     Cost: random and group take milliseconds; see `find_clusters` for cluster.
     """
-    shares, seed, rule = check_sizes(args.split_sizes), args.split_seed, args.split or "random"
+    shares = check_sizes(args.split_sizes)
+    seed = args.split_seed
+    rule = args.split or "random"
     own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
     named_by = args.split_column or (None if args.split else next(iter(own_column), None))
     report: dict[str, Any] = {"rule": rule, "seed": seed, "notes": []}
@@ -173,9 +175,12 @@ def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDa
     met on average only. Each split reads the whole stream and keeps its rows. No validation is carved out of a split
     column. Arguments as of `split_rows`; clusters need all rows at once, and `DataArguments` refuses them.
     """
-    shares, column, rule = check_sizes(args.split_sizes), args.split_column, args.split or "random"
+    shares = check_sizes(args.split_sizes)
+    column = args.split_column
+    rule = args.split or "random"
     report: dict[str, Any] = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
-    keys = [column] if column else [check_rule(rule)[1]] if check_rule(rule)[1] else args.sequence_columns
+    key = column or check_rule(rule)[1]
+    keys = [key] if key else args.sequence_columns
     if not column:
         report["notes"].append("a stream: rows are assigned by a seeded hash, sizes hold on average")
     splits = IterableDatasetDict()
@@ -214,7 +219,7 @@ def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
     """Returns int64 [n] of 0, 1, 2; counts are rounded shares, at least one row for every share above 0."""
     wanted = [number for number, share in enumerate(shares) if share > 0]
     if num < len(wanted):
-        raise DataError(_describe_lack(f"{num} row{'s' * (num != 1)}", shares))
+        raise DataError(_describe_lack(_count(num, "row"), shares))
     counts = [0, 0, 0]
     for number in wanted[1:]:
         counts[number] = max(1, round(shares[number] * num))
@@ -225,8 +230,14 @@ def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
     return side[np.random.default_rng(seed).permutation(num)]
 
 
+def _count(num: int, what: str) -> str:
+    """Returns "1 row", "2 rows"."""
+    return f"{num} {what}" if num == 1 else f"{num} {what}s"
+
+
 def _describe_lack(what: str, shares: Sequence[float]) -> str:
-    given, num = " ".join(f"{share:g}" for share in shares), sum(share > 0 for share in shares)
+    given = " ".join(f"{share:g}" for share in shares)
+    num = sum(share > 0 for share in shares)
     return (
         f"{what} cannot fill {num} splits (--split_sizes {given}): add rows, or set the share of a split that may be "
         "empty to 0."
@@ -238,8 +249,9 @@ def _group_sides(groups: np.ndarray, shares: Sequence[float], seed: int, kind: s
     sizes = np.bincount(groups)
     wanted = [number for number, share in enumerate(shares) if share > 0]
     if len(sizes) < len(wanted):
-        where, plural = f" in column {column!r}" if column else "", "s" * (len(sizes) != 1)
-        raise DataError(f"--split {kind}: {_describe_lack(f'{len(sizes)} {kind}{plural}{where}', shares)}")
+        where = f" in column {column!r}" if column else ""
+        found = _describe_lack(f"{_count(len(sizes), kind)}{where}", shares)
+        raise DataError(f"--split {kind}: {found}")
     order = np.random.default_rng(seed).permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
     lacking = {number: shares[number] * len(groups) for number in wanted}

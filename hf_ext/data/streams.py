@@ -101,7 +101,9 @@ class StreamBatchSampler(Sampler[list[Any]]):
     def __init__(
         self, stream: Any, rows_per_batch: int, *, pass_column: str | None = None, num_remembered: int = 1024
     ) -> None:
-        self.stream, self.rows_per_batch, self.pass_column = stream, rows_per_batch, pass_column
+        self.stream = stream
+        self.rows_per_batch = rows_per_batch
+        self.pass_column = pass_column
         self._can_seek = can_seek(stream)
         self._has_sought = self._has_begun = False
         self._num_dropped = self._num_batches = 0
@@ -168,7 +170,8 @@ class StreamBatchSampler(Sampler[list[Any]]):
                     f"The training stream gave no rows in pass {first}: it is empty, or can be read only once and has "
                     "fewer rows than --max_steps needs. Give one that can be read again, or lower --max_steps."
                 )
-            self._pass, self._num_rows = self._pass + 1, 0
+            self._pass += 1
+            self._num_rows = 0
             rows = self._open(None)
 
     def _mark(self, row: Any) -> Any:

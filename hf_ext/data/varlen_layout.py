@@ -75,11 +75,13 @@ class VarlenLayout(_Movable):
         keep = mask.bool()
         counts = keep.sum(1)
         order = counts.argsort(stable=True)
-        counts, keep = counts[order], keep[order]
+        counts = counts[order]
+        keep = keep[order]
         num_starts = (pad(keep, (1, 0)).int().diff(dim=1) == 1).sum(1)
         *lengths, most_starts = torch.cat([counts, num_starts.amax()[None]]).tolist()  # one read
         row, column = keep.nonzero(as_tuple=True)
-        num, longest = len(row), max(lengths, default=0)
+        num = len(row)
+        longest = max(lengths, default=0)
         filled = bounded_length(num) - num if round_up else 0
         pieces = [min(longest, filled - start) for start in range(0, filled, max(1, longest))]
         ends = torch.tensor([0, *lengths, *pieces], device=mask.device).cumsum(0)

@@ -143,7 +143,8 @@ def _check_output(args: Any) -> None:
 
 
 def _look(stage: Stage, machine: Machine, seconds: float, read_seconds: float | None) -> StageFacts:
-    args, plan = stage.args, make_plan(stage.args, stage.model, stage.rows, stage.inputs, machine.hardware)
+    args = stage.args
+    plan = make_plan(stage.args, stage.model, stage.rows, stage.inputs, machine.hardware)
     schedule = make_schedule(plan, stage)
     rows = max(1, round(schedule.batch_rows / args.world_size)) if schedule else args.per_device_train_batch_size
     kept = [part for part in stage.parts if part.is_kept(plan)]

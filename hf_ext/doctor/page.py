@@ -38,7 +38,9 @@ def wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
 
 
 def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
-    sketch, main, name = facts.sketch, facts.main, facts.machine.hardware.name
+    sketch = facts.sketch
+    main = facts.main
+    name = facts.machine.hardware.name
     if would_run(findings):
         yield f"This command would run on {name}."
     else:
@@ -64,7 +66,9 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     free = facts.machine.free_bytes["output_dir"] / GB
     listed = ", ".join(f"{parts[name]} {size}" for name, size in needed.items())
     yield from _line("disk", f"{listed} at most; {free:.1f} GB free in {facts.machine.output_dir}")
-    first = findings[0].remedy if findings else "--dataset_name, for rows of yours" if sketch.is_demo else "nothing"
+    first = "--dataset_name, for rows of yours" if sketch.is_demo else "nothing"
+    if findings:
+        first = findings[0].remedy
     yield from _line("change first", first)
 
 
@@ -128,7 +132,9 @@ def _stages(facts: Facts) -> Iterator[str]:
 
 
 def _basis(facts: Facts) -> Iterator[str]:
-    machine, hardware, main = facts.machine, facts.machine.hardware, facts.main
+    machine = facts.machine
+    hardware = facts.machine.hardware
+    main = facts.main
     yield "What this rests on; no measurement of this run:"
     size = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
     described = ", described; cores, memory and disks are this machine's" if machine.is_described else ""

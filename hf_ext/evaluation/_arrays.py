@@ -48,7 +48,8 @@ def as_column(values: Any, name: str) -> FloatArray:
 
 def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
     """Returns both as float64 columns of one length; raises `DataError` where the lengths differ."""
-    predicted, measured = as_column(predictions, "predictions"), as_column(references, "references")
+    predicted = as_column(predictions, "predictions")
+    measured = as_column(references, "references")
     if len(predicted) != len(measured):
         raise DataError(f"{len(predicted)} predictions for {len(measured)} references: one per row is needed.")
     return predicted, measured

@@ -87,7 +87,8 @@ class RidgeBaseline:
         Raises:
             DataError: numbers of rows do not fit, there are none, or a value is not finite (named by row and column).
         """
-        train, held_out = np.asanyarray(features), np.asanyarray(validation_features)
+        train = np.asanyarray(features)
+        held_out = np.asanyarray(validation_features)
         labels = _finite_targets(targets, "targets", train)
         held_out_labels = _finite_targets(validation_targets, "validation_targets", held_out)
         weights, intercepts = solve_ridges(train, labels, self.lambdas, standardize=self.standardize)
@@ -97,8 +98,10 @@ class RidgeBaseline:
             errors += np.einsum("nl,nl->l", residual, residual)
         rmse = np.sqrt(errors / len(held_out_labels))
         best = len(rmse) - 1 - int(np.argmin(rmse[::-1]))  # of equals the strongest penalty
-        self.best_lambda, self.validation_rmse = float(self.lambdas[best]), float(rmse[best])
-        self.weights, self.intercept = weights[:, best], float(intercepts[best])
+        self.best_lambda = float(self.lambdas[best])
+        self.validation_rmse = float(rmse[best])
+        self.weights = weights[:, best]
+        self.intercept = float(intercepts[best])
         return self
 
     def predict(self, features: Any) -> FloatArray:
@@ -151,7 +154,8 @@ def solve_ridges(
         Weights (d, l) or (d, l, k), for raw features, and intercepts (l,) or (l, k).
     """
     mean, axes, variances = principal_axes(features, standardize)
-    level, moment = labels.mean(0), np.zeros((len(mean), *labels.shape[1:]))
+    level = labels.mean(0)
+    moment = np.zeros((len(mean), *labels.shape[1:]))
     for rows, chunk in chunks(features):
         moment += (chunk - mean).T @ (labels[rows] - level)
     projected = axes.T @ (moment / len(labels))
@@ -277,7 +281,8 @@ def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
     """Variance of every count over the rows, (codes,); exactly 0 where it is the same in all rows."""
     distinct, index = _distinct(sequences)
     weights = np.bincount(index).astype(np.float64)
-    total, squares = 0.0, 0.0
+    total = 0.0
+    squares = 0.0
     for place, counts in _count(distinct, length):
         total = total + counts.T @ weights[place]
         squares = squares + counts.multiply(counts).T @ weights[place]
@@ -308,9 +313,12 @@ def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, An
         owner = np.repeat(np.arange(len(chunk)), lengths)
         position = np.arange(len(letters)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if length is not None:
-            num_codes, codes, chosen = length * LETTERS, position * LETTERS + letters, position < length
+            num_codes = length * LETTERS
+            codes = position * LETTERS + letters
+            chosen = position < length
         else:
-            num_codes, chosen = LETTERS**K, position <= lengths[owner] - K
+            num_codes = LETTERS**K
+            chosen = position <= lengths[owner] - K
             codes = sum(np.roll(letters, -i) * LETTERS ** (K - 1 - i) for i in range(K))
         ones = np.ones(np.count_nonzero(chosen))
         counts = csr_matrix((ones, (owner[chosen], codes[chosen])), shape=(len(chunk), num_codes))

@@ -46,7 +46,9 @@ class Classification(Rows):
         num_rows: int,
     ) -> None:
         super().__init__(num_rows)
-        self._row, self._labels, self._classes = row, labels, classes
+        self._row = row
+        self._labels = labels
+        self._classes = classes
         self._problem = count_not_finite(probabilities, "predictions", row)
         self.predicted = probabilities.argmax(axis=1)
         self._top, true = (probabilities[np.arange(len(labels)), each] for each in (self.predicted, labels))
@@ -79,7 +81,8 @@ class Classification(Rows):
 
     @cached_property
     def means(self) -> dict[str, Summed]:
-        numbers, right = self._sum(np.ones(len(self._row))), (self.predicted == self._labels).astype(np.float64)
+        numbers = self._sum(np.ones(len(self._row)))
+        right = (self.predicted == self._labels).astype(np.float64)
         right[~np.isfinite(self._top)] = np.nan
         return {"accuracy": Summed(self._sum(right), numbers), "log_loss": Summed(self._sum(self._losses), numbers)}
 
@@ -160,7 +163,9 @@ class Multilabel(Rows):
 
     def __init__(self, probabilities: NDArray[Any], labels: FloatArray) -> None:
         super().__init__(len(labels))
-        self._probabilities, self._known, self._has = probabilities, np.isfinite(labels), labels == 1
+        self._probabilities = probabilities
+        self._known = np.isfinite(labels)
+        self._has = labels == 1
         self._problem = count_not_finite(probabilities, "predictions")
 
     def why_undefined(self, name: str) -> str | None:
@@ -180,11 +185,13 @@ class Multilabel(Rows):
     def _at_cuts(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of each row, how many labels each threshold predicts, how many of these it has, (n, cuts), and has in all."""
         row, _ = np.nonzero(self._known)
-        values, has = self._probabilities[self._known], self._has[self._known]
+        values = self._probabilities[self._known]
+        has = self._has[self._known]
         ranks = np.unique(np.geomspace(1, len(values), NUM_CUTS).astype(np.int64))
         cuts = np.unique(np.sort(values)[-ranks])
         level = np.searchsorted(cuts, values, side="right")  # how many thresholds it reaches
-        place, size = row * (len(cuts) + 1) + level, (self.num_rows, len(cuts) + 1)
+        place = row * (len(cuts) + 1) + level
+        size = (self.num_rows, len(cuts) + 1)
 
         def reached(place: NDArray[np.int64]) -> FloatArray:
             table = np.bincount(place, minlength=size[0] * size[1]).reshape(size)

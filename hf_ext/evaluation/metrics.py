@@ -111,12 +111,14 @@ class Regression(Rows):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None) -> None:
         super().__init__(len(measured))
-        self.predicted, self.measured = predicted, measured
+        self.predicted = predicted
+        self.measured = measured
         self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
         sides = {"predictions": self.predicted, "references": self.measured}
-        varying, num_values = VARYING.get(name, ()), len(self.measured)
+        varying = VARYING.get(name, ())
+        num_values = len(self.measured)
         if num_values == 0:
             return "no rows"
         if problem := next(filter(None, (count_not_finite(values, side) for side, values in sides.items())), None):
@@ -148,7 +150,8 @@ class Regression(Rows):
         return rank(self.predicted)
 
     def spearman(self, counts: FloatArray) -> FloatArray:
-        (left, left_squares), (right, right_squares) = self._ranks(counts), self.label_ranks(counts)
+        left, left_squares = self._ranks(counts)
+        right, right_squares = self.label_ranks(counts)
         products = np.einsum("bn,bn,bn->b", counts, left, right)
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
@@ -158,7 +161,8 @@ class Regression(Rows):
 
     @cached_property
     def means(self) -> dict[str, Summed]:
-        error, numbers = self.predicted - self.measured, self._by_row(np.ones(len(self.measured)))
+        error = self.predicted - self.measured
+        numbers = self._by_row(np.ones(len(self.measured)))
         squares = Summed(self._by_row(error**2), numbers, np.sqrt)
         return {"rmse": squares, "mae": Summed(self._by_row(np.abs(error)), numbers)}
 
@@ -166,7 +170,8 @@ class Regression(Rows):
     def _moments(self) -> Once:
         """Counts to covariance and both variances of predictions and labels."""
         # Around their means: squares of numbers far from 0 would lose what varies.
-        left, right = self.predicted - self.predicted.mean(), self.measured - self.measured.mean()
+        left = self.predicted - self.predicted.mean()
+        right = self.measured - self.measured.mean()
         terms = self._by_row(np.stack([left, right, left**2, right**2, left * right, np.ones(len(left))], axis=1))
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
@@ -185,7 +190,8 @@ class Regression(Rows):
 
     @cached_property
     def _hits(self) -> Once:
-        called, true = self.predicted >= self.threshold, self.measured >= self.threshold
+        called = self.predicted >= self.threshold
+        true = self.measured >= self.threshold
         terms = np.stack([called & true, called, true], axis=1).astype(np.float64)
         return Once(lambda counts: (counts @ terms).T)
 
@@ -226,7 +232,9 @@ class Summed(Rows):
         self, sums: FloatArray, numbers: FloatArray, of_mean: Callable[[FloatArray], FloatArray] | None = None
     ) -> None:
         super().__init__(len(numbers))
-        self.sums, self.numbers, self.of_mean = sums, numbers, of_mean
+        self.sums = sums
+        self.numbers = numbers
+        self.of_mean = of_mean
 
     def apply(self, means: FloatArray) -> FloatArray:
         """The metric of means."""

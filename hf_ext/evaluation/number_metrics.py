@@ -32,7 +32,8 @@ class ResidueRegression(Regression):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, row: NDArray[np.int64], num_rows: int) -> None:
         super().__init__(predicted, measured)
-        self.num_rows, self._row = num_rows, row
+        self.num_rows = num_rows
+        self._row = row
 
     def _by_row(self, values: FloatArray) -> FloatArray:
         columns = values.reshape(len(values), -1).T
@@ -51,7 +52,8 @@ class ResidueRegression(Regression):
         values, has = np.zeros((2, self.num_rows))
         for protein, score in self._groups.items():
             if score["value"] is not None:
-                values[int(protein)], has[int(protein)] = score["value"], 1.0
+                values[int(protein)] = score["value"]
+                has[int(protein)] = 1.0
         return {**super().means, PER_PROTEIN: Summed(values, has)}
 
 
@@ -76,7 +78,8 @@ class SeveralNumbers(Rows):
         self._parts: dict[str, Regression] = {}
         for j, name in enumerate(columns):
             if len(rows := np.flatnonzero(~np.isnan(measured[:, j]))):
-                self._rows[name], self._parts[name] = rows, Regression(predicted[rows, j], measured[rows, j])
+                self._rows[name] = rows
+                self._parts[name] = Regression(predicted[rows, j], measured[rows, j])
         self._take = {name: Once(partial(np.take, indices=rows, axis=1)) for name, rows in self._rows.items()}
 
     def why_undefined(self, name: str) -> str | None:

@@ -23,7 +23,8 @@ class Once:
     def __call__(self, counts: FloatArray) -> Any:
         if self._counts() is not counts:
             self._found = None  # before the next is made: half the memory, and a quarter of the time
-            self._counts, self._found = weakref.ref(counts), self._compute(counts)
+            self._found = self._compute(counts)
+            self._counts = weakref.ref(counts)
         return self._found
 
 
@@ -74,10 +75,12 @@ class Ranking:
         ties, first_hits = np.unique(tie_of_hit, return_index=True)
         hits = order[is_hit[order]]
         bounds = np.unique(np.concatenate([[0], begins[ties], ends[ties] + 1]))
-        begin, end = np.searchsorted(bounds, begins[ties]), np.searchsorted(bounds, ends[ties] + 1)
+        begin = np.searchsorted(bounds, begins[ties])
+        end = np.searchsorted(bounds, ends[ties] + 1)
         bounds = bounds[bounds < len(order)]
         if rows is not None:
-            order, hits = rows[order], rows[hits]
+            order = rows[order]
+            hits = rows[hits]
 
         def cut(counts: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
             sums = np.add.reduceat(np.take(counts, order, axis=1), bounds, axis=1)

@@ -96,9 +96,14 @@ class StoppingRule:
             check_comparison(metric)
         self._rows = rows or partial(rows_for, ONE_NUMBER, threshold=threshold, metric=metric)
         self._options: dict[str, Any] = {"confidence": confidence, **options}
-        self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
+        self.metric = metric
+        self.patience = patience
+        self.warmup_steps = warmup_steps
+        self.min_delta = float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
-        cut = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold)) if metric in THRESHOLD_METRICS else ""
+        cut = ""
+        if metric in THRESHOLD_METRICS:
+            cut = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
         # Metric, labels, and what else decides a score.
         self._scored = hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{metric} {cut}".encode()).hexdigest()
         self.best_predictions: FloatArray | None = None
@@ -118,7 +123,8 @@ class StoppingRule:
         """
         predicted = np.array(as_pair(predictions, self.labels)[0])
         # Against itself where there is no best yet: says whether these predictions have a score at all.
-        is_first, recent = self.best_predictions is None, None
+        is_first = self.best_predictions is None
+        recent = None
         best = self._compare(predicted if is_first else self.best_predictions, predicted)
         if not best.undefined:
             if len(self._recent) == self.patience:
@@ -127,7 +133,9 @@ class StoppingRule:
         has_settled = not best.undefined and not (self.metric in ("recall", "f1") and best.after == 0)
         verdict: Verdict = "undecided"
         if not best.undefined and (is_first or best.is_better):
-            verdict, self.best_predictions, self.best_step = "improved", predicted, step
+            verdict = "improved"
+            self.best_predictions = predicted
+            self.best_step = step
         elif has_settled and any(one and one.excludes_improvement(self.min_delta) for one in (best, recent)):
             verdict = "no improvement"
         is_warmup = step <= self.warmup_steps

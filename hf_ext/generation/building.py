@@ -75,7 +75,9 @@ class Inputs:
 
 def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[str]) -> Dataset:
     """Makes the arguments name the generated demo data and a small model, where the user said nothing; its table."""
-    args.antigen_column, args.heavy_column, args.light_column = "antigen", "heavy", "light"
+    args.antigen_column = "antigen"
+    args.heavy_column = "heavy"
+    args.light_column = "light"
     if args.architecture == "lstm" and not {"size", "architecture", *DEMO_SHAPE} & explicit:
         vars(args).update(DEMO_SHAPE)
         vars(args).update({name: value for name, value in DEMO_SETTINGS.items() if name not in explicit})

@@ -94,7 +94,9 @@ def find_recovery(rows: AntibodyRows, held_out: AntibodyRows, seed: int = 0) -> 
     Cost: 10 us per output and binder of its antigen.
     """
     generator = np.random.default_rng(seed)
-    mine, theirs, asked = _cdr3s(rows), _cdr3s(held_out), places_of(rows.antigens)
+    mine = _cdr3s(rows)
+    theirs = _cdr3s(held_out)
+    asked = places_of(rows.antigens)
     found = np.full(len(rows), np.nan)
     for antigen, binders in places_of(held_out.antigens).items():
         chosen = binders if len(binders) <= MAX_BINDERS else generator.permutation(binders)[:MAX_BINDERS]
@@ -159,7 +161,8 @@ def find_nearest_antigens(antigens: Sequence[str], known: Sequence[str]) -> list
 
 def _write_noise(lengths: Sequence[str], chains: Sequence[str], generator: np.random.Generator) -> list[str]:
     """Residues at the frequencies of `chains`, as many as each of `lengths` has."""
-    text, letters = "".join(chains), sorted(RESIDUES)
+    text = "".join(chains)
+    letters = sorted(RESIDUES)
     counts = np.array([text.count(one) for one in letters], np.float64)
     shares = counts / counts.sum() if counts.sum() else np.full(len(letters), 1 / len(letters))
     return ["".join(generator.choice(letters, size=len(one), p=shares)) for one in lengths]

@@ -37,8 +37,12 @@ def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
 
 def describe(results: Mapping[str, Any]) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
-    settings, found, gates = results["settings"], results["generation"], results["gates"]
-    antigen, sets, stage = settings["antigen_column"], found["sets"], results["stage"]
+    settings = results["settings"]
+    found = results["generation"]
+    gates = results["gates"]
+    antigen = settings["antigen_column"]
+    sets = found["sets"]
+    stage = results["stage"]
     chains = units.join_words([settings[name] for name in ("heavy_column", "light_column") if settings[name]])
     return Page(
         title=f"Generating antibodies for {antigen}",
@@ -140,6 +144,8 @@ def _loading() -> list[Block]:
 
 def _bases(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The pretrained encoder of antigens."""
-    name, revision = settings["antigen_encoder"], settings["antigen_encoder_revision"]
-    inputs, training = [[settings["antigen_column"]]], settings["encoder_training"]
+    name = settings["antigen_encoder"]
+    revision = settings["antigen_encoder_revision"]
+    inputs = [[settings["antigen_column"]]]
+    training = settings["encoder_training"]
     return [{"encoder": name, "revision": revision, "training": training, "inputs": inputs}] if name else []

@@ -99,7 +99,8 @@ def find_doubt(folder: str | Path) -> str | None:
     """What the record beside a model says against it, a clause; None where it beat every baseline on its test rows."""
     try:
         verdict = parse_json((Path(folder) / "all_results.json").read_bytes())["verdict"]
-        outcome, text = verdict["outcome"], str(verdict["text"])
+        outcome = verdict["outcome"]
+        text = str(verdict["text"])
     except (OSError, ValueError, KeyError, TypeError):
         return "what it is worth is not known: no verdict of its own test is beside it"
     return None if outcome == "better" else f"its own record says: {text.splitlines()[0].rstrip('.')}"
@@ -124,6 +125,7 @@ def judge_affinities(
     if asked is None:
         return scores
     has_value = ~np.isnan(predicted)
-    drawn, wanted = sampling.of_rows(has_value), np.asarray(asked, np.float64)[has_value]
+    drawn = sampling.of_rows(has_value)
+    wanted = np.asarray(asked, np.float64)[has_value]
     found = score_predictions(predicted[has_value], wanted, threshold=None, **drawn)
     return {**scores, "correlation": of_units(found["spearman"], drawn["units"])}

@@ -23,7 +23,9 @@ HELD_OUT = "held-out antibodies"
 MAX_NAMED = 5  # kinds of faults that are listed
 RECOVERY = "CDR-H3 recovery"  # in which the model is compared with each baseline
 # Shares of outputs: a generator fails below the first two, from the third on. A sound one has 0.96 distinct, and more.
-INVALID_BELOW, COLLAPSED_BELOW, MEMORISED_FROM = 0.5, 0.5, 0.5
+INVALID_BELOW = 0.5
+COLLAPSED_BELOW = 0.5
+MEMORISED_FROM = 0.5
 
 Effect = dict[str, Any]  # see `judge_condition`
 
@@ -99,7 +101,8 @@ def judge_generated(
         if discriminator is not None:
             by_row["affinity"] = discriminator.predict(rows)
             scores |= judge_affinities(by_row["affinity"], drawn, asked if name == MODEL else None, threshold)
-        sets[name], measures[name] = scores, by_row
+        sets[name] = scores
+        measures[name] = by_row
 
     judge_set(MODEL, generated)
     baselines = make_baselines(generated.antigens, training, sampling.seed)

@@ -35,7 +35,8 @@ from .rows import AntibodyRows, Sampling, find_problems
 from .sampling import sample_pairs
 from .stages import GATES_NAME, check_gates, have_passed, write_gates
 
-EPOCH_SAMPLES, GENERATED = "epoch_samples.jsonl", "generated.csv"
+EPOCH_SAMPLES = "epoch_samples.jsonl"
+GENERATED = "generated.csv"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more
 
 logger = logging.getLogger(__name__)
@@ -79,10 +80,13 @@ class EpochSamples(TrainerCallback):
 
     def __init__(self, folder: Path, args: GeneratorArguments, data: PairData, inputs: Inputs, seed: int):
         self._path = folder / EPOCH_SAMPLES
-        self._known, self._needs_light = set(data.antibodies("train").pairs), data.needs_light
+        self._known = set(data.antibodies("train").pairs)
+        self._needs_light = data.needs_light
         distinct = list(dict.fromkeys(data.antibodies("validation").antigens))
         self._antigens = [distinct[i % len(distinct)] for i in range(args.num_epoch_samples)]
-        self._inputs, self._decoding, self._seed = inputs, args.decoding, seed
+        self._inputs = inputs
+        self._decoding = args.decoding
+        self._seed = seed
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A continued run drops what was written after the step that it continues from, a new one everything."""
@@ -133,7 +137,9 @@ def measure(
     Returns:
         What `all_results.json` says of it, and the same for a terminal: verdict, scores beside baselines, gates.
     """
-    seed, model, folder = trainer.args.seed, trainer.model, Path(str(trainer.args.output_dir))
+    seed = trainer.args.seed
+    model = trainer.model
+    folder = Path(str(trainer.args.output_dir))
     train = _sum_losses(trainer, inputs.tokenize(*data.take("train", seed, MAX_MEASURED)))
     token_loss = float(train[:, 0].sum() / train[:, 2].sum())
     effects = measure_effects(trainer, data, inputs)
@@ -211,7 +217,8 @@ def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, see
     Each antigen is asked for once, with the affinity of one of its rows; `num` antigens at most, a seeded choice.
     Of antigens with several antibodies any of these counts.
     """
-    rows, affinities = data.antibodies("train"), data.affinities("train")
+    rows = data.antibodies("train")
+    affinities = data.affinities("train")
     row_of = {antigen: row for row, antigen in reversed([*enumerate(rows.antigens)])}  # the first
     distinct = list(dict.fromkeys(rows.antigens))
     antigens = [distinct[i] for i in draw_rows(len(distinct), seed, num)]

@@ -70,7 +70,8 @@ class PairData:
 
     def take(self, split: str, seed: int, most: int) -> tuple[AntibodyRows, list[float] | None]:
         """At most `most` rows of a split, drawn by `seed`, and their pKd."""
-        chosen, values = draw_rows(len(self.splits[split]), seed, most).tolist(), self.affinities(split)
+        chosen = draw_rows(len(self.splits[split]), seed, most).tolist()
+        values = self.affinities(split)
         return self.antibodies(split).select(chosen), None if values is None else [values[row] for row in chosen]
 
     def find_units(self, antigens: Sequence[str]) -> ResamplingUnits:
@@ -79,7 +80,8 @@ class PairData:
         The group or the clusters of the split, else `group_column`, where each antigen belongs to one alone; else each
         antigen by itself.
         """
-        test, rule = self.splits["test"], str(self.report.get("split", {}).get("rule", ""))
+        test = self.splits["test"]
+        rule = str(self.report.get("split", {}).get("rule", ""))
         asked = rule.partition(":")[2] if rule.startswith("group:") else SPLIT_CLUSTER
         for column in (asked, self.group_column):
             if column is None or column == self.antigen or column not in column_names(test):
@@ -154,7 +156,8 @@ def load_pairs(
         looks_for_leaks=False,
         table=table,
     )
-    splits, report = loaded.splits, loaded.report
+    splits = loaded.splits
+    report = loaded.report
     check_splits(splits)
     assert isinstance(splits, DatasetDict)
     notes += [*report["notes"], *_filter(splits, args, has_affinities)]

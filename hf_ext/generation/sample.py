@@ -242,7 +242,8 @@ def tabulate(
     rows = AntibodyRows.of_pairs([pair for _, pair in drawn], table["antigen"].tolist())
     problems = [problem or "" for problem in find_problems(rows, needs_light)]
     table["rank"] = 0
-    table["heavy"], table["light"] = rows.chain("heavy"), rows.chain("light")
+    table["heavy"] = rows.chain("heavy")
+    table["light"] = rows.chain("light")
     table["copies"] = [len(known) for known in drawn.values()]
     table["log_probability"] = [round(max(known), DIGITS) for known in drawn.values()]
     table["valid"] = ["no" if problem else "yes" for problem in problems]
@@ -266,8 +267,11 @@ def tabulate(
 
 def describe_table(table: pd.DataFrame) -> tuple[str, list[str]]:
     """What was drawn, in a sentence; and what should make the reader suspicious."""
-    copies, owner = table["copies"], table["antigen"]
-    drawn, distinct, num_antigens = copies.sum(), len(table), owner.nunique()
+    copies = table["copies"]
+    owner = table["antigen"]
+    drawn = copies.sum()
+    distinct = len(table)
+    num_antigens = owner.nunique()
     text = (
         f"{drawn:,} antibodies for {num_antigens:,} antigens: {distinct:,} distinct, "
         f"{copies[table['valid'] == 'yes'].sum():,} with the pattern of conserved residues; all are in the table."

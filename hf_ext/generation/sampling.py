@@ -92,7 +92,8 @@ def load_generator(
     if kind != GeneratorConfig.model_type:
         raise ArgumentError(f"Model {name_or_path} is of type {kind!r}, not a generator of antibodies. {remedy}")
     model = open_model(AntibodyGenerator, folder)
-    tokenizer, own = None, folder / ANTIGEN_TOKENIZER
+    tokenizer = None
+    own = folder / ANTIGEN_TOKENIZER
     if model.config.architecture == "esm":
         spec = model.encoder.spec
         tokenizer = load_tokenizer(str(own)) if own.is_dir() else load_tokenizer(spec.name_or_path, spec.revision)
@@ -186,7 +187,8 @@ def sample_pairs(
     for request, (antigen, wanted) in enumerate(zip(antigens, _affinities(affinity, len(antigens)))):
         for _ in range(decoding.num_samples):
             rows[antigen].append(_Row(antigen, request, len(rows[antigen]), wanted))
-    encoder, distinct = PairEncoder(tokenizer), list(rows)
+    encoder = PairEncoder(tokenizer)
+    distinct = list(rows)
     ids = encoder.encode_antigens(distinct)
     collator = AntibodyCollator(encoder.antigens.pad_token_id, encoder_states)
     found: list[list[SampledPair]] = [[] for _ in antigens]
@@ -207,7 +209,8 @@ def sample_pairs(
     ):
         for group in batches_by_tokens([len(one) for one in ids], decoding.max_tokens_per_batch):
             batch = collator([{"input_ids": ids[i]} for i in group])
-            mask, given = batch["attention_mask"].to(model.device), batch.get("encoder_outputs")
+            mask = batch["attention_mask"].to(model.device)
+            given = batch.get("encoder_outputs")
             read = None if given else batch["input_ids"].to(model.device)
             states = model.encode(read, mask, given and given[0].to(model.device))
             todo = [(place, row) for place, i in enumerate(group) for row in rows[distinct[i]]]
@@ -241,7 +244,8 @@ class _SeededChoice(LogitsProcessor):
     """
 
     def __init__(self, warpers: Sequence[LogitsProcessor], noise: torch.Tensor):
-        self.warpers, self.noise = warpers, noise
+        self.warpers = warpers
+        self.noise = noise
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.float()

@@ -86,11 +86,13 @@ def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, h
 
 def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: Any, table: Any) -> Rows:
     """All rows, so that the limits and the filter of each stage can be taken from them."""
-    given, data_args = copy.copy(given), copy.copy(data_args)
+    given = copy.copy(given)
+    data_args = copy.copy(data_args)
     given.min_affinity = given.max_validation_samples = data_args.max_train_samples = None
     with tempfile.TemporaryDirectory() as scratch:
         data = load_pairs(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed, table=table)
-    sketch.report, sketch.describe = data.report, partial(summarize_data, data.report)
+    sketch.report = data.report
+    sketch.describe = partial(summarize_data, data.report)
     splits = {}
     for name in data.splits:
         rows = data.antibodies(name)
@@ -103,8 +105,12 @@ def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, a
 
 
 def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: Any) -> Stage:
-    stages, explicit, lengths = given.stages, args.explicit_fields, rows.lengths
-    given, data_args, args = copy.copy(given), copy.copy(data_args), copy.copy(args)
+    stages = given.stages
+    explicit = args.explicit_fields
+    lengths = rows.lengths
+    given = copy.copy(given)
+    data_args = copy.copy(data_args)
+    args = copy.copy(args)
     settle_stage(number, given, data_args, args, explicit)
     tokens = rows.take(given, data_args.max_train_samples)
     with torch.device("meta"):

@@ -62,9 +62,12 @@ def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explic
         explicit: names that the user set, and that stay.
     """
     batch = {"per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"}
-    sets_batch = bool(batch & {*explicit}) or args.max_tokens_per_batch is not None
-    own = {*explicit, *(batch if sets_batch else ()), *(("num_train_epochs",) if "max_steps" in explicit else ())}
-    changed = {name: value for name, value in STAGES[number]._asdict().items() if name not in ("goal", *own)}
+    own = {"goal", *explicit}
+    if batch & own or args.max_tokens_per_batch is not None:
+        own |= batch
+    if "max_steps" in own:
+        own.add("num_train_epochs")
+    changed = {name: value for name, value in STAGES[number]._asdict().items() if name not in own}
     for name, value in changed.items():
         setattr(next(one for one in (data_args, model_args, args) if hasattr(one, name)), name, value)
     width_name = "hidden_size" if model_args.architecture == "lstm" else "d_model"
@@ -151,7 +154,8 @@ def check_gates(
     """
     gates = []
     for name, (rule, usual) in GATES[stage].items():
-        value, threshold = numbers.get(name), float((thresholds or {}).get(name, usual))
+        value = numbers.get(name)
+        threshold = float((thresholds or {}).get(name, usual))
         number = None if value is None or not math.isfinite(value) else float(value)
         passed: bool | None = number is not None and _RULES[rule](number, threshold)
         shown = "not measured" if value is None else format_cell(float(value))

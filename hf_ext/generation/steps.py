@@ -41,7 +41,9 @@ def check(run: Run) -> None:
 
 def load(run: Run) -> StageData:
     """Gives the arguments what the stage says, and builds the model too: how antigens are read is its to say."""
-    model_args, data_args, args = run.model_args, run.data_args, run.args
+    model_args = run.model_args
+    data_args = run.data_args
+    args = run.args
     run.log.info(describe_stage(run.stage, settle_stage(run.stage, model_args, data_args, args, run.explicit)))
     table = None
     if data_args.dataset_name is None:
@@ -58,7 +60,8 @@ def load(run: Run) -> StageData:
 
 def build(run: Run, data: StageData) -> dict[str, Any]:
     """See `Task.build`; evaluations keep three sums per row, not scores of every token."""
-    pairs, inputs = data.pairs, data.inputs
+    pairs = data.pairs
+    inputs = data.inputs
     tokens = {name: inputs.tokenize(pairs.antibodies(name), pairs.affinities(name)) for name in pairs.splits}
     run.test_dataset = tokens["test"]
     run.log.info(summarize_data(pairs.report))

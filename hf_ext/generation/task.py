@@ -62,11 +62,13 @@ class GenerationTask(Task):
             whole.stage = int(whole.model_args.stage)
             return [whole]
         check_auto(whole.args)
-        words, runs = whole.parser.arguments, []
+        words = whole.parser.arguments
+        runs = []
         for stage in whole.model_args.stages:
             run = self.parse([*words, "--output_dir", str(whole.folder / f"stage-{stage}")])
             run.parser.arguments = words  # the command that repeats the run: all its stages
-            run.stage, run.is_last = stage, stage == whole.model_args.stages[-1]
+            run.stage = stage
+            run.is_last = stage == whole.model_args.stages[-1]
             runs.append(run)
         return runs
 

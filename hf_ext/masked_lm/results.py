@@ -95,7 +95,8 @@ def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -
     """
     output = trainer.predict(rows)
     check_scored(output.predictions, name)
-    sums, unigram = np.asarray(output.predictions, np.float64), baseline.sum_rows(np.asarray(output.label_ids))
+    sums = np.asarray(output.predictions, np.float64)
+    unigram = baseline.sum_rows(np.asarray(output.label_ids))
     losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
     verdict = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
     both = {"model": output.predictions, "unigram": unigram}

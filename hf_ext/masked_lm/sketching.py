@@ -57,7 +57,8 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
     if model is None:
         return sketch
     columns = list(data_args.sequence_columns)
-    inputs, name = {input_name(columns): columns}, given.model_name_or_path
+    inputs = {input_name(columns): columns}
+    name = given.model_name_or_path
     limits = sketch.find_limits(
         [name],
         inputs,
@@ -97,7 +98,8 @@ def _load(sketch: Sketch, data_args: DataArguments, args: Any, scratch: str, tab
     if not sketch.is_read(data_args.dataset_name):
         return None
     loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
-    sketch.report, sketch.describe = loaded.report, partial(summarize_data, loaded.report)
+    sketch.report = loaded.report
+    sketch.describe = partial(summarize_data, loaded.report)
     return loaded.splits
 
 

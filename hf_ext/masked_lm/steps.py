@@ -181,7 +181,8 @@ def build_collator(
         raise ArgumentError("missing_chains: only affinity models and generators do without a chain; drop it.")
     if len(data_args.sequence_columns) > 2:
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
-    columns, limit = data_args.sequence_columns, limit_of_positions(model.config.to_dict())
+    columns = data_args.sequence_columns
+    limit = limit_of_positions(model.config.to_dict())
     residues = ResidueTokenizer(tokenizer, len(columns), limit)
     collator = MaskedLMCollator(residues, columns, args.mlm_probability, seed, data_args.max_residues)
     data_args.max_residues = collator.max_residues
@@ -248,7 +249,9 @@ def check(run: Run) -> None:
 
 def load(run: Run) -> MaskedLMData:
     """Builds model and collator too: how long a row may be is the model's to say."""
-    model_args, data_args, args = run.model_args, run.data_args, run.args
+    model_args = run.model_args
+    data_args = run.data_args
+    args = run.args
     table = None
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data.")

@@ -95,7 +95,8 @@ def varlen_attention(
         return padded_attention(query, key, value, segments, scaling, dropout, bias)
     from torch.nn.attention.varlen import varlen_attn  # not in every torch that imports this module
 
-    ends, longest = segments.cu_seqlens, segments.max_length
+    ends = segments.cu_seqlens
+    longest = segments.max_length
     output = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling)
     assert isinstance(output, Tensor)  # a pair only where the scores' normaliser is asked for
     return output
@@ -129,7 +130,8 @@ def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, No
     ) -> tuple[Tensor, None]:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         # Under autocast ESM C has float32 queries and keys beside half values; torch's own attention casts them too.
-        query, key = query.to(value.dtype), key.to(value.dtype)
+        query = query.to(value.dtype)
+        key = key.to(value.dtype)
         rows = [x.transpose(1, 2) for x in (query, key, value)]
         if segments is not None:
             # Not x[0], whose gradient is a row of zeros that is filled in.

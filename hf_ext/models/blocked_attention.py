@@ -49,7 +49,8 @@ def blocked_attention(
     """
     groups = [(count, length) for _, count, length in segments.groups()]
     sizes = [*(count * length for count, length in groups), segments.num_filled]
-    outputs, room = [], KEPT_BYTES
+    outputs = []
+    room = KEPT_BYTES
     # Not slices: the gradient of each is a row of zeros with one part filled in, and all of them are then added up.
     for group, *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
         q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in parts)
@@ -97,7 +98,8 @@ def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[
 
     One operation, so that FLOPs can be counted.
     """
-    output, kept = torch.empty_like(query), _empty_weights(query, key, len(query) if keep else 0)
+    output = torch.empty_like(query)
+    kept = _empty_weights(query, key, len(query) if keep else 0)
     blocks = _blocks(query, key)
     scratch = _empty_weights(query, key, len(query[blocks[0]]))
     with torch.autocast(query.device.type, enabled=False):
@@ -121,7 +123,9 @@ def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     scratch, grads = (_empty_weights(query, key, number) for number in (0 if len(kept) else size, size))
     with torch.autocast(query.device.type, enabled=False):
         for block in blocks:
-            q, k, g = query[block], key[block], grad[block]
+            q = query[block]
+            k = key[block]
+            g = grad[block]
             weights = kept[block] if len(kept) else scratch[: len(q)]
             if not len(kept):
                 weights.mul_(_exponentials(q, k, weights))

@@ -10,16 +10,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-FEATURES, DIRECTIONS = "features", "directions"  # what a member reads
-PERCEPTRON, PRODUCT = "mlp", "product"  # forms of networks
+FEATURES = "features"  # what a member reads
+DIRECTIONS = "directions"
+PERCEPTRON = "mlp"  # forms of networks
+PRODUCT = "product"
 LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda outputs: outputs,
     "softmax": lambda outputs: outputs.softmax(-1),
     "sigmoid": torch.sigmoid,
 }
 LEAST = 1e-6  # of a probability
-MAX_RANK = 64  # directions kept of an input,
-SMALLER_RANK, MAX_PRODUCTS = 16, 512  # and products of two inputs' directions, in all
+MAX_RANK = 64  # directions kept of an input
+SMALLER_RANK = 16  # directions of the smaller of two inputs that are multiplied
+MAX_PRODUCTS = 512  # of two inputs' directions, in all
 NEGLIGIBLE = 1e-6  # of the largest variance: a direction below it is rounding
 
 
@@ -35,7 +38,8 @@ class NetworkStack(nn.Module):
     def __init__(self, number: int, shapes: Iterable[tuple[int, int]], dropout: float = 0.0):
         super().__init__()
         self.dropout = dropout
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for fan_in, fan_out in shapes:
             bound = 1 / math.sqrt(fan_in)  # as nn.Linear
             self.weights.append(nn.Parameter(torch.empty(number, fan_in, fan_out).uniform_(-bound, bound)))
@@ -120,7 +124,10 @@ class HeadEnsemble(nn.Module):
         link: str = "identity",
     ):
         super().__init__()
-        self.widths, self.ranks, self.num_outputs, self.link = [*widths], [*ranks], num_outputs, link
+        self.widths = [*widths]
+        self.ranks = [*ranks]
+        self.num_outputs = num_outputs
+        self.link = link
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
         self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + sum(a * b for *_, a, b in self.kept)}
         for i, (width, rank) in enumerate(zip(widths, ranks)):
@@ -185,7 +192,8 @@ class HeadEnsemble(nn.Module):
         """What `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
         networks = []
         for view, one in zip(self.views, self.networks):
-            weights, is_product = cast(NetworkStack, one).weights, isinstance(one, ProductStack)
+            weights = cast(NetworkStack, one).weights
+            is_product = isinstance(one, ProductStack)
             sizes = [weight.shape[2] for weight in weights[-2 if is_product else 0 : -1]]
             form = PRODUCT if is_product else PERCEPTRON
             networks.append({"view": view, "number": len(weights[0]), "sizes": sizes, "form": form})
@@ -194,7 +202,8 @@ class HeadEnsemble(nn.Module):
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
     """Pairs of inputs that vary, with how many directions of each are multiplied; all of both where there are few."""
-    found, pairs = [], [*combinations([i for i, rank in enumerate(ranks) if rank > 0], 2)]
+    found = []
+    pairs = [*combinations([i for i, rank in enumerate(ranks) if rank > 0], 2)]
     for i, j in pairs:
         smaller = min(ranks[i], ranks[j], SMALLER_RANK)
         most = MAX_PRODUCTS // (len(pairs) * smaller)

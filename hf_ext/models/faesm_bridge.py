@@ -129,7 +129,8 @@ def _find_encoders(model: nn.Module) -> list[Any]:
 
 def _check_encoder(encoder: Any) -> None:
     """Raises ArgumentError if faesm would compute this encoder otherwise than transformers."""
-    config, modules = encoder.config, [layer.attention.self for layer in encoder.layer]
+    config = encoder.config
+    modules = [layer.attention.self for layer in encoder.layer]
     foreign = sorted({type(module).__name__ for module in modules if type(module) is not EsmSelfAttention})
     dropout = max((module.dropout for module in modules), default=0.0)
     problems = {
@@ -177,7 +178,8 @@ class _FlashBridge:
         """
         from faesm.fa_utils import apply_rotary_emb_qkv_
 
-        num_tokens, half = len(qkv), qkv.shape[-1] // 2
+        num_tokens = len(qkv)
+        half = qkv.shape[-1] // 2
         cos, sin = (table[:, :half].to(qkv.dtype) for table in self.position_embeddings)
         ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=qkv.device)
         return apply_rotary_emb_qkv_(qkv, cos, sin, cu_seqlens=ends, max_seqlen=num_tokens)

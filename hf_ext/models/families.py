@@ -89,7 +89,8 @@ def limit_of_positions(config: Mapping[str, Any]) -> int | None:
     Args:
         config: a model's configuration as a dictionary, with "model_type".
     """
-    model_type, limit = config["model_type"], config.get("max_position_embeddings")
+    model_type = config["model_type"]
+    limit = config.get("max_position_embeddings")
     if limit is None or model_type not in FAMILIES:  # the tokenizer decides
         return None
     positions = FAMILIES[model_type].positions
@@ -107,7 +108,8 @@ SHARE_OF_PEAK = 0.3
 LEAST_RATE = {"cuda": 5000, "rocm": 5000, "mps": 500, "cpu": 500}  # residues a second, by kind of device
 FLOPS_PER_WEIGHT = {"frozen": 2, "lora": 4, "full": 6}
 STORED_BYTES = {"frozen": 2, "lora": 2, "full": 16}  # of a weight; that which trains has gradients and AdamW's states
-LAYER_BYTES, INPUT_BYTES = 60, 4  # per token and unit of width: what one layer keeps, and what goes into each
+LAYER_BYTES = 60  # per token and unit of width: what one layer keeps
+INPUT_BYTES = 4  # and what goes into each
 USABLE = 0.91  # of a card's nominal memory, as drivers report it
 # Of devices that publish no peak: ESM-2 8M trains at about 3,000 residues/s on two cores (compare_mlm_8M_cpu.json).
 UNPUBLISHED_TFLOPS = 3000 * 6 * 7.4e6 / SHARE_OF_PEAK / 1e12

@@ -58,7 +58,8 @@ class MuonAdamW(Optimizer):
         held = {id(p) for group in adamw.param_groups for p in group["params"]}
         if not chosen or not chosen <= held:
             raise ValueError(f"{len(chosen - held)} of {len(chosen)} matrices are not among AdamW's parameters.")
-        moved, rest = [], []
+        moved = []
+        rest = []
         for group in adamw.param_groups:
             own = [p for p in group["params"] if id(p) in chosen]
             left = [p for p in group["params"] if id(p) not in chosen]
@@ -66,7 +67,8 @@ class MuonAdamW(Optimizer):
                 moved.append({"params": own, "lr": group["lr"], "weight_decay": group["weight_decay"]})
             if left:
                 rest.append({**group, "params": left, "algorithm": "adamw"})
-        self._muon, self._adamw = Muon(moved, adjust_lr_fn=ADJUST_LR), adamw
+        self._muon = Muon(moved, adjust_lr_fn=ADJUST_LR)
+        self._adamw = adamw
         super().__init__([*({**group, "algorithm": "muon"} for group in self._muon.param_groups), *rest], {})
 
     @torch.no_grad()
@@ -193,7 +195,8 @@ class HostOptimizer(Optimizer):
     @contextmanager
     def _on_host(self) -> Iterator[None]:
         """While `wrapped` holds the twins in place of the parameters; takes over what it made of groups and state."""
-        live, wrapped = self.param_groups, self.wrapped
+        live = self.param_groups
+        wrapped = self.wrapped
         twins = {parameter: weight for parameter, (weight, _) in self._find_twins().items()}
         originals = {id(weight): parameter for parameter, weight in twins.items()}
         state = {twins.get(p, p): values for p, values in self.state.items()}

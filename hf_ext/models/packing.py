@@ -240,7 +240,8 @@ def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: 
             "choose one of hf_ext's or flash_attention_2 (set_attn_implementation), undo packing (unpack_encoders), or "
             "train --without packing."
         )
-    segments, (round_up, _) = layout and layout.segments, vars(encoder)[_PACKED]
+    segments = layout and layout.segments
+    round_up, _ = vars(encoder)[_PACKED]
     if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != round_up:
         segments = VarlenLayout.from_mask(torch.ones_like(ids) if mask is None else mask, round_up)
     segments = segments.to(ids.device)
@@ -257,7 +258,8 @@ def _needs_plain_forward(encoder: Any, input_ids: Any, mask: Any, kwargs: dict[s
 
 def _for_layers(kwargs: dict[str, Any], segments: VarlenLayout) -> dict[str, Any]:
     """What layers hand on to attention: ours reads `segments`, transformers' flash attention the other names."""
-    ends, longest = segments.cu_seqlens, segments.max_length
+    ends = segments.cu_seqlens
+    longest = segments.max_length
     names = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
     own = {name: value for name, value in kwargs.items() if name not in (*_PLAIN, "return_dict")}
     return {**own, **names, "segments": segments}

@@ -19,7 +19,8 @@ class Held(Generic[T]):
     """
 
     def __init__(self, read: Callable[[], T], write: Callable[[T], object]):
-        self._read, self._write = read, write
+        self._read = read
+        self._write = write
         self._held: list[list[T]] = []  # what was set before, then each value held: lists, since values may be equal
 
     def hold(self, value: T) -> Callable[[], None]:
@@ -29,7 +30,8 @@ class Held(Generic[T]):
         self._write(value)
 
         def let_go() -> None:
-            held, self._held = self._held, [one for one in self._held if one is not mine]
+            held = self._held
+            self._held = [one for one in self._held if one is not mine]
             if held and held[-1] is mine:
                 self._write(self._held[-1][0])
             if len(self._held) == 1:
@@ -74,7 +76,9 @@ def read_matmul_precision() -> MatmulPrecision:
 
 def set_matmul_precision(precision: MatmulPrecision) -> None:
     """Sets all of torch's settings so that they agree."""
-    general = "medium" if precision.on_cpu == "bf16" else "high" if "tf32" in precision else "highest"
+    general = "high" if "tf32" in precision else "highest"
+    if precision.on_cpu == "bf16":
+        general = "medium"
     torch.set_float32_matmul_precision(general)
     torch.backends.cuda.matmul.fp32_precision = precision.on_gpu
     _onednn().fp32_precision = precision.on_cpu

@@ -72,7 +72,8 @@ def attend_causally(
         sums = (k.transpose(3, 4) @ v).cumsum(2)
         earlier = functional.pad(sums[:, :, :-1], (0, 0, 0, 0, 1, 0))
         if before is not None:
-            earlier, sums = earlier + before[:, :, None], sums + before[:, :, None]
+            earlier = earlier + before[:, :, None]
+            sums = sums + before[:, :, None]
         total = (q @ k.transpose(3, 4)).tril() @ v + q @ earlier
         return _divide(total.flatten(2, 3)[:, :, :num_tokens], queries), sums[:, :, -1]
 
@@ -177,8 +178,10 @@ class LightDecoder(nn.Module):
         super().__init__()
         self.num_applications = config.num_decoder_layers
         self.dropout = nn.Dropout(config.dropout)
-        self.norm, self.cross_norm = nn.RMSNorm(config.d_model), nn.RMSNorm(config.d_model)
-        self.attention, self.cross_attention = LinearAttention(config), LinearAttention(config)
+        self.norm = nn.RMSNorm(config.d_model)
+        self.cross_norm = nn.RMSNorm(config.d_model)
+        self.attention = LinearAttention(config)
+        self.cross_attention = LinearAttention(config)
         self.feed_forward = FeedForward(config)
         self.final_norm = nn.RMSNorm(config.d_model)
 
@@ -196,7 +199,8 @@ class LightDecoder(nn.Module):
         positions = state.num_tokens + torch.arange(embedded.shape[1], device=embedded.device)
         x = self.dropout(embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype))
         for number in range(self.num_applications):
-            layer, normed = self.attention, self.norm(x)
+            layer = self.attention
+            normed = self.norm(x)
             q, k, v = (layer.split(linear, normed) for linear in (layer.q, layer.k, layer.v))
             seen, state.sums[number] = attend_causally(q, k, v, state.sums[number])
             x = x + self.dropout(layer.join(seen))

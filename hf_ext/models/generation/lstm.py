@@ -66,9 +66,11 @@ class LstmEncoder(nn.Module):
         order = lengths.argsort(descending=True, stable=True)
         ends = [0, *lengths.unique().tolist()]
         stretches = [(start, end, int((lengths > start).sum())) for start, end in pairwise(ends)]
-        steps, left = torch.arange(embedded.shape[1]), lengths[order, None] - 1
+        steps = torch.arange(embedded.shape[1])
+        left = lengths[order, None] - 1
         mirrored = torch.where(steps <= left, left - steps, steps)[:, :, None].to(embedded.device)
-        x, last = embedded[order], []
+        x = embedded[order]
+        last = []
         for layer in range(self.lstm.num_layers):
             if layer:
                 x = functional.dropout(x, self.lstm.dropout, self.training)
@@ -89,7 +91,8 @@ class LstmEncoder(nn.Module):
         """
         weights = [getattr(self.lstm, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         hidden = cell = x.new_zeros(1, len(x), self.lstm.hidden_size)
-        outputs, ended = [], []
+        outputs = []
+        ended = []
         for start, end, count in stretches:
             ended.append((hidden[:, count:], cell[:, count:]))
             begin = (hidden[:, :count].to(x.dtype).contiguous(), cell[:, :count].to(x.dtype).contiguous())
@@ -107,7 +110,9 @@ class LstmState(DecoderState):
 
     def __init__(self, hidden: torch.Tensor, cell: torch.Tensor, keys: torch.Tensor | None):
         super().__init__()
-        self.hidden, self.cell, self.keys = hidden, cell, keys
+        self.hidden = hidden
+        self.cell = cell
+        self.keys = keys
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Takes the beams that go on. `keys` stay: beams of a row have one antigen."""
@@ -126,7 +131,8 @@ class LstmDecoder(nn.Module):
 
     def __init__(self, config: GeneratorConfig):
         super().__init__()
-        width, layers = config.hidden_size, config.num_decoder_layers
+        width = config.hidden_size
+        layers = config.num_decoder_layers
         self.hidden_bridge = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
         self.cell_bridge = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers))
         self.dropout = nn.Dropout(config.dropout)
@@ -161,13 +167,15 @@ class LstmDecoder(nn.Module):
             output = torch.tanh(self.combine(torch.cat([output, context], dim=-1)))
         if not use_cache:
             return self.dropout(output), None
-        state.hidden, state.cell = hidden, cell
+        state.hidden = hidden
+        state.cell = cell
         state.num_tokens += embedded.shape[1]
         return self.dropout(output), state
 
     def _begin(self, encoded: EncoderStates) -> LstmState:
         """The state before the first token."""
-        memory, mean = encoded.memory, encoded.mean
+        memory = encoded.memory
+        mean = encoded.mean
         if memory is None or mean is None:
             raise ArgumentError("encoder_outputs without memory and mean: give an LSTM's decoder what encode returned.")
         hidden, cell = memory.unbind(-1)

@@ -117,8 +117,10 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         """
         if self.config.architecture != "esm" or self.encoder.spec.training != "lora":
             raise ArgumentError("This generator has no adapters to merge: its antigen encoder did not train with LoRA.")
-        num_layers, spec = merge_layers(self.encoder.model), self.encoder.spec
-        spec.training, spec.lora = "full", {}
+        num_layers = merge_layers(self.encoder.model)
+        spec = self.encoder.spec
+        spec.training = "full"
+        spec.lora = {}
         self.encoder.set_trainable()
         self.config.antigen_encoder = asdict(spec)
         return num_layers

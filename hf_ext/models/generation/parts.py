@@ -31,7 +31,9 @@ class AffinityEmbedding(nn.Module):
 
     def __init__(self, width: int, mean: float, std: float, unknown_dropout: float):
         super().__init__()
-        self.mean, self.std, self.unknown_dropout = mean, std, unknown_dropout
+        self.mean = mean
+        self.std = std
+        self.unknown_dropout = unknown_dropout
         self.hidden = nn.Linear(1, width)
         self.output = nn.Linear(width, width)
         self.unknown = nn.Embedding(1, width)
