@@ -25,7 +25,7 @@ from .files import nearest_existing, parse_json
 
 
 def fetch_folder(name_or_path: str | Path, revision: str | None, files: Sequence[str]) -> Path:
-    """A model's folder: a local one as it is, or a snapshot of a Hub model with those of its files.
+    """Fetches a model's folder: a local one as it is, or a snapshot of a Hub model with those of its files.
 
     Args:
         revision: commit, tag or branch of a Hub model.
@@ -99,7 +99,7 @@ def check_folder(name: str, what: str) -> str:
 
 
 def _similar_folders(path: Path) -> str:
-    """The folders that a misspelt path may mean, and from where on it leads nowhere."""
+    """Returns the folders that a misspelt path may mean, and from where on it leads nowhere."""
     there = nearest_existing(path)
     missing = path.absolute().relative_to(there).parts[0]
     try:
@@ -129,13 +129,13 @@ def _explain(error: Exception, folder: Path) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """The first line, with the next one where it only announces that."""
+    """Returns the first line, with the next one where it only announces that."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [text]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
 
 
 def _names_code(folder: Path) -> bool:
-    """Whether a local folder's tokenizer is a class of its own."""
+    """Returns whether a local folder's tokenizer is a class of its own."""
     try:
         return "auto_map" in parse_json((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError, TypeError):

@@ -107,7 +107,7 @@ def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: 
 
 
 def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
-    """Numbers per side, ratios per baseline, criteria, and what each speed-up brings, from runs that are there."""
+    """Computes numbers per side, ratios per baseline, criteria, and what each speed-up brings."""
     by_side: dict[str, list[SideRun]] = {}
     for run in runs:
         by_side.setdefault(run.side.name, []).append(run)
@@ -154,7 +154,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
 
 
 def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -> dict[str, Any]:
-    """`ratio`: with against without this speed-up."""
+    """Makes a row of the ablation; `ratio`: with against without this speed-up."""
     row: dict[str, Any] = {"speedup": side.speedup, "ratio": None}
     if error is not None:
         return {**row, "verdict": f"failed: {error.splitlines()[-1]}"}
@@ -198,7 +198,7 @@ def check_criteria(
 
 
 def _check_most(most: float | None, measured: float | None, text: str, unit: str) -> list[dict[str, Any]]:
-    """A criterion, where there is one, that holds for a number up to `most`."""
+    """Checks a criterion, where there is one, that holds for a number up to `most`."""
     if most is None:
         return []
     verdict = "PASS" if measured is not None and measured <= most else "FAIL"

@@ -98,7 +98,7 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str
 
 
 def make_training_sides(args: CompareArguments, shared: Sequence[str]) -> list[Side]:
-    """The sides, in the order of `TRAININGS`: those that fine-tune start from the head of a frozen one.
+    """Makes the sides, in the order of `TRAININGS`: those that fine-tune start from the head of a frozen one.
 
     Raises:
         ArgumentError: a recipe without encoders, a flag that it does not have, one that sides set themselves or that
@@ -133,7 +133,7 @@ def _make_side(text: str, given: Mapping[str, Any]) -> Side:
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:
-    """The arguments of `hf-ext train` that stand in words, by name. Errors: as `FastArgumentParser`."""
+    """Returns the arguments of `hf-ext train` that stand in words, by name. Errors: as `FastArgumentParser`."""
     parser = FastArgumentParser(TASK.all_arguments, presets=PRESETS, defaults=TASK.defaults)
     return {name: value for name, value in vars(parser.parse_known_args([*words])[0]).items() if value is not None}
 
@@ -173,14 +173,14 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
 
 
 def find_best(scores: Mapping[str, Any], metric: str, names: Iterable[str]) -> str:
-    """Which of `names` scores best on the test rows; one without a score never does."""
+    """Finds which of `names` scores best on the test rows; one without a score never does."""
     sign = -1 if units.less_is_better(metric) else 1
     values = {name: scores[name][metric]["value"] for name in names}
     return max(values, key=lambda name: -math.inf if values[name] is None else sign * values[name])
 
 
 def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
-    """One sentence: what was shown to be better than all that costs less, or that nothing was.
+    """Returns one sentence: what was shown to be better than all that costs less, or that nothing was.
 
     Args:
         found: from `score_runs`.
@@ -207,12 +207,12 @@ def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
 
 
 def _sentence(verdict: Mapping[str, Any]) -> str:
-    """The first of a verdict, without its end; what the interval rests on stands after it."""
+    """Returns the first of a verdict, without its end; what the interval rests on stands after it."""
     return str(verdict["text"]).partition(". ")[0].removesuffix(".")
 
 
 def format_trainings(result: Mapping[str, Any]) -> str:
-    """The page: the answer, a table from what costs least to what costs most, all pairs, what failed."""
+    """Formats the page: the answer, a table from what costs least to what costs most, all pairs, what failed."""
     metric = result["metric"]
     baseline = result["baseline"]
     sides = result["sides"]

@@ -32,13 +32,13 @@ class Interval:
 
 
 def paired_ratio(rates: Floats, baseline: Floats) -> Interval:
-    """By what factor rates are higher, (rounds,) each: outside of the interval in 5 % of comparisons."""
+    """Computes by what factor rates are higher, (rounds,) each: outside of the interval in 5 % of comparisons."""
     found = paired_difference(np.log(rates), np.log(baseline))
     return Interval(*(float(np.exp(end)) for end in (found.value, found.low, found.high)))
 
 
 def paired_difference(values: Floats, baseline: Floats) -> Interval:
-    """By how much values are larger; one round does not say how rounds vary, so its interval has no ends."""
+    """Computes by how much values are larger; one round does not say how rounds vary, so its interval has no ends."""
     from scipy.special import stdtrit  # here, since scipy takes 0.2 s that most of a comparison does not need
 
     differences = np.asarray(values) - np.asarray(baseline)
@@ -51,7 +51,7 @@ def paired_difference(values: Floats, baseline: Floats) -> Interval:
 
 
 def common_unit(runs: Iterable[SideRun]) -> str:
-    """The finest unit that all runs counted in full."""
+    """Returns the finest unit that all runs counted in full."""
     return max((run.throughput["unit"] for run in runs), key=UNITS.index)
 
 
@@ -61,7 +61,7 @@ def round_rates(runs: Sequence[SideRun], unit: str) -> Floats:
 
 
 def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, Any]:
-    """Settings of a side, and medians over its rounds.
+    """Describes a side: its settings, and medians over its rounds.
 
     Of rate, loss and metric also the smallest and the largest; memory is the largest.
     `one_off_seconds`: what came before the first step, such as embedding once, and what the warm-up steps took above
@@ -94,7 +94,7 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
 
 
 def find_metric(run: SideRun, name: str) -> float | None:
-    """A run's final metric: a dotted path in `all_results.json`, else the last value logged under that name."""
+    """Finds a run's final metric: a dotted path in `all_results.json`, else the last value logged under that name."""
     found: Any = run.results
     for part in [name] if name in run.results else name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -106,13 +106,13 @@ def find_metric(run: SideRun, name: str) -> float | None:
 
 
 def final_loss(run: SideRun) -> float | None:
-    """Mean of the last tenth of the logged training losses; None where none was logged."""
+    """Averages the last tenth of the logged training losses; None where none was logged."""
     losses = [float(log["loss"]) for log in run.throughput["log_history"] if "loss" in log]
     return statistics.fmean(losses[-max(1, round(len(losses) * SMOOTHED_SHARE)) :]) if losses else None
 
 
 def compare_values(values: Sequence[float | None], baseline: Sequence[float | None]) -> Interval | None:
-    """`paired_difference` of a loss or a metric by round; None where a round has none."""
+    """Applies `paired_difference` to a loss or a metric by round; None where a round has none."""
     pairs = [(a, b) for a, b in zip(values, baseline) if a is not None and b is not None]
     if not pairs or len(pairs) < len(values):
         return None

@@ -10,7 +10,7 @@ from ..reporting.units import MISSING, NOT_MEASURED, rounded, seconds, share
 
 
 def format_comparison(result: Mapping[str, Any]) -> str:
-    """The whole report; sections that have nothing to say are left out."""
+    """Formats the whole report; sections that have nothing to say are left out."""
     lines = [f"# {result['optimized']} against {', '.join(result['against'])}", ""]
     lines += [
         f"{result['recipe']} on {result['device']}, {result['rounds']} interleaved rounds in fresh processes. Values "

@@ -108,7 +108,7 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
 
 
 def _run(command: Sequence[str], output: Any) -> int:
-    """Exit status; where this process is interrupted meanwhile, nothing that was started goes on."""
+    """Runs a command; returns its exit status. Where it is interrupted, nothing that was started goes on."""
     process = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         return int(process.wait())
@@ -186,6 +186,6 @@ def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, fl
 
 
 def _describe(command: Sequence[str]) -> dict[str, Any]:
-    """The command, with size and time of the files among its words: a YAML that was edited makes another run."""
+    """Describes the command, with size and time of its files: a YAML that was edited makes another run."""
     files = [Path(word) for word in command[1:] if len(word) < 1024 and Path(word).is_file()]
     return {"command": [*command], "files": {str(path): [path.stat().st_size, path.stat().st_mtime] for path in files}}

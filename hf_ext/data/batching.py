@@ -186,7 +186,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return iter(self.plan_epoch(self.epoch))
 
     def plan_epoch(self, epoch: int) -> list[list[int]]:
-        """All batches of one epoch, for all processes, in order."""
+        """Plans all batches of one epoch, for all processes, in order."""
         plans = (self._draw(epoch, attempt) for attempt in range(ATTEMPTS))
         plan = next((plan for plan in plans if len(plan) <= self.num_batches), None) or self._tightest()
         plan = split_batches(plan, self.num_batches)
@@ -195,7 +195,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return [plan[i] for i in order] + plan[first_repeated:]
 
     def _draw(self, epoch: int, attempt: int) -> list[list[int]]:
-        """One plan, seeded; it may need more or fewer batches than another."""
+        """Draws one plan, seeded; it may need more or fewer batches than another."""
         random = np.random.default_rng([self.seed, epoch, attempt])
         if self.packed:
             return self._cut(random.permutation(len(self.totals)))
@@ -206,7 +206,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return self._cut(by_length[np.argsort(moved, kind="stable")])
 
     def _tightest(self) -> list[list[int]]:
-        """The plan without any randomness, which needs about the fewest batches."""
+        """Returns the plan without any randomness, which needs about the fewest batches."""
         return self._cut(np.argsort(-self.totals if self.packed else self.totals, kind="stable"))
 
     def _cut(self, order: np.ndarray) -> list[list[int]]:
@@ -216,7 +216,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
 
 def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> list[list[int]]:
-    """Row numbers, the longest row first, in batches whose rows times their longest stay within `max_tokens`.
+    """Returns row numbers, the longest row first, in batches whose rows times their longest stay within `max_tokens`.
 
     What does not fit into memory then fails at once. A row that alone is above the budget is a batch.
 
@@ -291,7 +291,7 @@ def split_batches(batches: list[list[int]], count: int) -> list[list[int]]:
 
 
 def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> np.ndarray:
-    """Tokens per row and input as the collator will make them, special ones included.
+    """Counts tokens per row and input as the collator will make them, special ones included.
 
     Args:
         dataset: map-style; for a collator that has `count_tokens`, as ours have, whatever that takes, for others rows

@@ -114,7 +114,7 @@ class RowSchema:
 
 
 def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected: Path | None) -> IterableDataset:
-    """`RowSchema.clean` as a map over a stream, which raises at the first refused batch, or drops and records.
+    """Maps `RowSchema.clean` over a stream; raises at the first refused batch, or drops and records.
 
     With "drop", refused values are appended to the file `rejected` as they are met, each once per process (with several
     data-loader workers a row can be listed once per worker).

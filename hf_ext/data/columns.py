@@ -24,25 +24,25 @@ MAX_NAMED = 30
 
 
 def has_numbered_rows(dataset: Any) -> bool:
-    """Whether rows can be had by number: not of streams, which may have a length, nor of a dictionary of datasets."""
+    """Returns whether rows have numbers: no stream's, even if it has a length, nor a dictionary's of datasets."""
     is_other = isinstance(dataset, Mapping | TorchIterableDataset)
     return not is_other and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def reads_text(collator: Any) -> bool:
-    """Whether a collator reads columns of text, which Trainer would remove since no model does."""
+    """Returns whether a collator reads columns of text, which Trainer would remove since no model does."""
     return hasattr(collator, "columns")
 
 
 def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Rows of `dataset` as tuples of the given columns. Cost: one pass; Arrow datasets are read column by column."""
+    """Reads rows of `dataset` as tuples of the given columns. Cost: one pass, of Arrow datasets column by column."""
     if isinstance(dataset, datasets.Dataset):
         return list(zip(*(dataset[column][:] for column in columns)))
     return [tuple(dataset[i][column] for column in columns) for i in range(len(dataset))]
 
 
 def factorize(values: Iterable[Value]) -> tuple[np.ndarray, list[Value]]:
-    """Numbers equal values alike, from 0 in the order in which they first occur.
+    """Gives equal values equal numbers, from 0 in the order in which they first occur.
 
     Returns:
         The number of each value, (n,) int64, and the distinct values, which these numbers index.
@@ -61,14 +61,14 @@ def column_names(dataset: Any) -> list[str]:
 
 
 def row_lengths(dataset: Any, inputs: Mapping[str, Sequence[str]]) -> list[int]:
-    """Residues per row over the columns of those encoder inputs that `dataset` has. Cost: one pass over them."""
+    """Counts residues per row over the columns of those encoder inputs that `dataset` has. Cost: one pass over them."""
     names = set(column_names(dataset))
     columns = [column for parts in inputs.values() for column in parts if column in names]
     return [sum(map(len, row)) for row in read_columns(dataset, columns)]
 
 
 def as_dataset(table: pa.Table) -> datasets.Dataset:
-    """A table as a dataset under a name of its own, for which `Dataset` would hash all that it holds."""
+    """Makes a table a dataset under a name of its own, for which `Dataset` would hash all that it holds."""
     return datasets.Dataset(table, fingerprint=uuid4().hex[:16])
 
 
@@ -79,7 +79,7 @@ class Distinct(NamedTuple):
     number: np.ndarray
 
     def spread(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
-        """A column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
+        """Builds a column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
         taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
         starts = range(0, len(self.number), CHUNK_ROWS)
         chunks = [taken.take(pa.array(self.number[i : i + CHUNK_ROWS])).cast(kind) for i in starts]
@@ -87,7 +87,7 @@ class Distinct(NamedTuple):
 
 
 def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
-    """Each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
+    """Finds each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
 
     Cells of a type that Arrow does not compare (lists, float16) are all taken for different. Python values of several
     types become text.
@@ -108,7 +108,7 @@ def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
 
 
 def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
-    """Values as truth values, whole numbers, numbers or, where they are anything else or mixed, text (see `as_text`).
+    """Converts values to booleans, whole numbers, numbers or, where they are anything else or mixed, text (`as_text`).
 
     Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
     """
@@ -145,7 +145,7 @@ def name_classes(column: Any, feature: Any) -> Any:
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
+    """Converts a column to text: numbers as Python writes them, lists and structures as JSON, None stays."""
     found = distinct(column)
     return found.spread(list(map(_write, found.cells.to_pylist())), pa.string())
 
@@ -184,7 +184,7 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str | None:
-    """What is alike but for case, blanks, `_` and `-`."""
+    """Finds the name that is alike but for case, blanks, `_` and `-`."""
     folded = {re.sub("[ _-]", "", other.casefold()): other for other in names}
     near = get_close_matches(re.sub("[ _-]", "", name.casefold()), folded, 1, 0.5)
     return show_name(folded[near[0]]) if near else None

@@ -30,7 +30,7 @@ _BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
 
 
 def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
-    """Rows of heavy, light, antigen and pKd with a planted sequence-label rule.
+    """Makes rows of heavy, light, antigen and pKd with a planted sequence-label rule.
 
     The rule: pKd rises with aromatic residues (F, W, Y) in the heavy chain's loop, with opposite charges of loop and
     epitope and with aliphatic residues (I, L, V, M) in the epitope, falls with prolines in the light chain's loop; plus
@@ -60,7 +60,7 @@ def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
 
 
 def _loops(rng: np.random.Generator, count: int, size: int) -> list[str]:
-    """Distinct random loops; their composition varies, so that a pooled embedding can tell them apart."""
+    """Draws distinct loops; their composition varies, so that a pooled embedding can tell them apart."""
     loops: set[str] = set()
     while len(loops) < count:
         weights = rng.dirichlet(np.full(len(STANDARD), 0.4))
@@ -73,7 +73,7 @@ def _count(loops: list[str], letters: str) -> np.ndarray:
 
 
 def make_demo_pairs(num_rows: int = NUM_PAIRS, seed: int = 0) -> Dataset:
-    """Rows of antigen, heavy and light; every antigen is another one, and its antibody follows from it.
+    """Makes rows of antigen, heavy and light; every antigen is another one, and its antibody follows from it.
 
     The rule: the antigen's epitope has four sites, each three times K, E, F, G, N or L. CDR-H3 has two residues for
     each site, in their order: K is answered by DE, E by RK, F by GS, G by WY, N by HQ and L by TV. All else is the same

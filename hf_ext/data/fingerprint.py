@@ -57,7 +57,7 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
 
 
 def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What two fingerprints say of each other: (what differs, what cannot be told), a line each.
+    """Compares two fingerprints: (what differs, what cannot be told), a line each.
 
     Where rows stand in their file (`source_row`) is no content.
     """
@@ -82,7 +82,7 @@ def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tupl
 
 
 def _names_in(arguments: Any) -> Iterator[str]:
-    """All text among the arguments of a stream's sources, of which names of local files lose their folders."""
+    """Yields all text among the arguments of a stream's sources, of which names of local files lose their folders."""
     if isinstance(arguments, str):
         yield arguments if "://" in arguments else os.path.basename(arguments)
     elif isinstance(arguments, Mapping | list | tuple):
@@ -97,7 +97,7 @@ def _hash_rows(rows: list[Any]) -> dict[str, str]:
 
 
 def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
-    """Column -> hash over type and values, however the table is cut into chunks."""
+    """Hashes type and values of each column, however the table is cut into chunks."""
     # Private: the public way to rows in another order than the table's takes 20 us for each (datasets 5.2).
     table = dataset.data.table
     order = dataset._indices
@@ -114,7 +114,7 @@ def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """The random states of the process are afterwards as they were."""
+    """Restores the random states of the process at the end."""
     states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
     try:
         yield

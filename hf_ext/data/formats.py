@@ -182,8 +182,8 @@ def _list(found: list[str]) -> str:
 
 
 def _read_fasta(path: Path) -> Iterator[Record]:
-    """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that comes
-    twice, the first value."""
+    """Yields id, sequence, and one column per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that
+    comes twice, the first value."""
     records = _split_fasta(path)
     first = [*islice(records, BATCH_ROWS)]
     _refuse_annotations(path, first)
@@ -236,12 +236,12 @@ def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:
 
 
 def _is_doubled(lengths: list[int]) -> bool:
-    """Whether lines have the lengths of some of them two, three or four times over: (28, 28), (60, 31, 60, 31)."""
+    """Returns whether lines have the lengths of some of them 2, 3 or 4 times over: (28, 28), (60, 31, 60, 31)."""
     return any(lengths == lengths[: len(lengths) // times] * times for times in (2, 3, 4) if lengths)
 
 
 def _read_json(path: Path) -> Iterator[Record]:
-    """The objects of JSON lines, or of a list."""
+    """Yields the objects of JSON lines, or of a list."""
     if file_format(path) == ".json":
         found = _decode("\n".join(line for _, line in read_lines(path)), str(path))
         numbered: Iterable[tuple[int, Any]] = enumerate(found if isinstance(found, list) else [None], 1)
@@ -262,7 +262,7 @@ def _decode(text: str, where: str) -> Any:
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[Columns]:
-    """Damage is a DataError with the row, never an exception of Arrow's, and loses no row.
+    """Yields batches of rows; damage is a DataError with the row, never an exception of Arrow's, and loses no row.
 
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
     Without them a flipped bit of a stored number is another number, which nobody can see.

@@ -135,7 +135,7 @@ def count_kmers(sequences: Sequences, k: int) -> csr_matrix:
 
 
 def num_shared(longest: np.ndarray, edits: np.ndarray, k: int) -> np.ndarray:
-    """How many k-mers two sequences share at least, by the length of the longer one and the edits between them."""
+    """Returns how many k-mers two sequences share at least, by the length of the longer one and their edits."""
     return longest - k + 1 - k * edits
 
 

@@ -108,7 +108,7 @@ def clean_chains(
 def judge_sequence(
     cell: object, args: DataArguments, if_missing: str = LEAVE_OUT, may_be_missing: bool = False
 ) -> Judged:
-    """A single cell by the rules of `clean_chains`; "" where it is refused."""
+    """Judges a single cell by the rules of `clean_chains`; "" where it is refused."""
     if is_missing(cell):
         if may_be_missing:
             return Judged("", changes=("missing",))
@@ -143,7 +143,7 @@ def judge_sequence(
 
 
 def _find_nucleotides(text: str) -> str:
-    """The rule that refuses DNA and RNA, each of whose four letters is there; "" for what may be a protein."""
+    """Returns the rule that refuses DNA and RNA, each of whose four letters is there; "" for what may be a protein."""
     if not _MAY_BE_NUCLEOTIDES(text):
         return ""
     letters = _SEPARATORS.sub("", text)
@@ -155,7 +155,7 @@ def _find_nucleotides(text: str) -> str:
 
 
 def _explain(letter: str, position: int, length: int) -> tuple[str, str]:
-    """Rule and remedy for a character that is no residue."""
+    """Returns rule and remedy for a character that is no residue."""
     where = f"at position {position} of {length}"
     for letters, name, remedy in _CHARACTERS:
         if letter in letters:

@@ -151,7 +151,7 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
 
 
 def describe_repeats(report: Mapping[str, Any]) -> str:
-    """One sentence or two, with the first rows and the ceiling; "" where no labels disagree."""
+    """Describes repeats in one sentence or two, with the first rows and the ceiling; "" where no labels disagree."""
     if not report.get("num_disagreeing"):
         return ""
     listed = [
@@ -177,8 +177,7 @@ def _show(label: float | str) -> str:
 
 
 def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Counts the rows that lack a chain, of columns that some training rows lack and others have: what a model can
-    learn to do without.
+    """Counts rows that lack a chain, of columns that only some training rows lack: a model can learn from that.
 
     Args:
         splits: rows in memory, "train" among them.

@@ -25,12 +25,12 @@ ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "vali
 
 
 def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
-    """At most `most` numbers below `num_rows`, drawn by `seed`, rising; None: all."""
+    """Draws at most `most` numbers below `num_rows` by `seed`, in rising order; None: all."""
     return np.sort(np.random.default_rng(seed).permutation(num_rows)[:most])
 
 
 def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
-    """The rows of `data` where `mask` (n,) is True, copied: a selection of single rows is 20 times slower to read."""
+    """Copies the rows of `data` where `mask` (n,) is True: a selection of single rows is 20 times slower to read."""
     return as_dataset(data.with_format("arrow")[:].filter(pa.array(mask)))
 
 
@@ -151,7 +151,7 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
 
 
 def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:
-    """Of rows whose split a column names; of train, a share that is drawn where no row says validation."""
+    """Assigns rows to the splits that a column names; validation is drawn from train where no row says it."""
     found = distinct(data.with_format("arrow")[:][column])
     names = found.cells.to_pylist()
     side = np.array([SPLITS.index(str(canonical_split(name))) for name in names], np.int64)[found.number]
@@ -245,7 +245,7 @@ def _describe_lack(what: str, shares: Sequence[float]) -> str:
 
 
 def _group_sides(groups: np.ndarray, shares: Sequence[float], seed: int, kind: str, column: str) -> np.ndarray:
-    """Largest group first, each to the split that still lacks most; no wanted split stays empty."""
+    """Assigns groups to splits, largest first, each to the split that still lacks most; no wanted split stays empty."""
     sizes = np.bincount(groups)
     wanted = [number for number, share in enumerate(shares) if share > 0]
     if len(sizes) < len(wanted):

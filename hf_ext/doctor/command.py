@@ -59,7 +59,7 @@ class DoctorArguments:
 
 
 def guess_task(argv: list[str]) -> str:
-    """The task that a flag, or a key of the YAML file, belongs to alone; "affinity" where all of them are common."""
+    """Guesses the task by a flag, or a key of the YAML file, that only it has; "affinity" where all are common."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--config")
     given, words = scan.parse_known_args(argv)

@@ -24,14 +24,14 @@ TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
 
 
 def find_problems(facts: Facts) -> list[Finding]:
-    """Everything that is off, what stops the run first."""
+    """Finds everything that is off, what stops the run first."""
     checks = (_packages, _plan, _device, _memory, _disk, _colab, _hub)
     found = [*facts.sketch.problems, *(finding for check in checks for finding in check(facts))]
     return sorted(found, key=lambda finding: finding.level != "stops")
 
 
 def would_run(findings: list[Finding]) -> bool:
-    """Whether nothing would stop the command."""
+    """Returns whether nothing would stop the command."""
     return all(finding.level != "stops" for finding in findings)
 
 

@@ -97,7 +97,7 @@ class Facts:
 
 
 def usable_memory(machine: Machine) -> int | None:
-    """The card's memory, or what the host has free, in bytes; None where not known."""
+    """Returns the card's memory, or what the host has free, in bytes; None where not known."""
     if machine.hardware.kind == "cpu":
         return round(machine.free_memory_gib * 2**30)
     if machine.hardware.memory_gib is None:
@@ -108,7 +108,7 @@ def usable_memory(machine: Machine) -> int | None:
 def gather(
     task: str, arguments: Sequence[Any], args: Any, device: str | None = None, measure_seconds: float = 0.0
 ) -> Facts:
-    """Everything that can be known of a run before it starts.
+    """Gathers everything that can be known of a run before it starts.
 
     Args:
         task: a name in `TASKS`.
@@ -136,7 +136,7 @@ def gather(
 
 
 def _check_output(args: Any) -> None:
-    """As a run checks its folder, but makes none."""
+    """Checks the output folder as a run does, but makes none."""
     if Path(args.output_dir).is_dir():
         check_folder(args.output_dir)
     refuse_asked(args)

@@ -27,13 +27,13 @@ PRECISIONS = {  # that `max_speed` trains in
 
 
 def format_page(facts: Facts, findings: list[Finding]) -> str:
-    """A page of 100 columns: whether it would run, time, memory, disk; what is off; what that rests on."""
+    """Formats a page of 100 columns: whether it would run, time, memory, disk; what is off; what that rests on."""
     sections = [_answer(facts, findings), _off(findings), _data(facts), _stages(facts), _basis(facts)]
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
 
 
 def wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
-    """`text` in lines of the page's width."""
+    """Wraps `text` in lines of the page's width."""
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
@@ -96,7 +96,7 @@ def _off(findings: list[Finding]) -> Iterator[str]:
 
 
 def _data(facts: Facts) -> Iterator[str]:
-    """All that the run would say of its rows, in its own words: how many there are, and what of them may be wrong."""
+    """Yields all that the run would say of its rows: how many there are, and what of them may be wrong."""
     sketch = facts.sketch
     for line in sketch.describe().splitlines() if sketch.describe else ():
         yield from wrap(line.strip(), line[: -len(line.lstrip())])
@@ -105,7 +105,7 @@ def _data(facts: Facts) -> Iterator[str]:
 
 
 def _stages(facts: Facts) -> Iterator[str]:
-    """A row for each of several stages, also those that the command does not run."""
+    """Yields a row for each of several stages, also those that the command does not run."""
     if len(facts.stages) < 2:
         return
     rows = []

@@ -77,7 +77,7 @@ class RidgeBaseline:
         self.standardize = standardize
 
     def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> RidgeBaseline:
-        """Fit every penalty of the grid at once and keep the one with the smallest validation RMSE.
+        """Fits every penalty of the grid at once and keeps the one with the smallest validation RMSE.
 
         Args:
             features: (n, d) array or memory map, any float dtype.
@@ -120,7 +120,7 @@ class RidgeBaseline:
 
 
 def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatArray]:
-    """Mean and inverse spread of each feature; one that does not vary gets 0 and so no weight.
+    """Computes mean and inverse standard deviation of each feature; one that does not vary gets 0 and so no weight.
 
     Two passes: the mean first, then the spread around it, which is exact also where the mean is large.
     """
@@ -143,7 +143,7 @@ def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatAr
 def solve_ridges(
     features: Any, labels: FloatArray, lambdas: FloatArray, *, standardize: bool = True
 ) -> tuple[FloatArray, FloatArray]:
-    """Ridge regressions of several penalties, by one eigendecomposition, of size min(n, d).
+    """Solves ridge regressions of several penalties by one eigendecomposition, of size min(n, d).
 
     Args:
         features, standardize: as in `RidgeBaseline`.
@@ -165,7 +165,7 @@ def solve_ridges(
 
 
 def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Principal axes of the scaled features, by one eigendecomposition of size min(n, d).
+    """Computes principal axes of the scaled features by one eigendecomposition of size min(n, d).
 
     Args:
         features, standardize: as in `RidgeBaseline`.
@@ -263,7 +263,7 @@ class SequenceFeatures:
         return np.concatenate([_select(columns[i], column) for i, column in self._columns.items()], axis=1)
 
     def predict(self, model: Any, columns: Columns) -> Any:
-        """What `model.predict` says of the features of rows, which are made for `PREDICTED_ROWS` at a time."""
+        """Predicts by `model` from features of rows, which are made for `PREDICTED_ROWS` at a time."""
         starts = range(0, max(1, len(columns[0])), PREDICTED_ROWS)
         parts = ([column[start : start + PREDICTED_ROWS] for column in columns] for start in starts)
         return np.concatenate([model.predict(self.transform(part)) for part in parts])
@@ -278,7 +278,7 @@ def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:
 
 
 def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
-    """Variance of every count over the rows, (codes,); exactly 0 where it is the same in all rows."""
+    """Computes the variance of every count over the rows, (codes,); exactly 0 where it is the same in all rows."""
     distinct, index = _distinct(sequences)
     weights = np.bincount(index).astype(np.float64)
     total = 0.0
@@ -292,7 +292,7 @@ def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
 
 
 def _distinct(sequences: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """Distinct sequences in order of appearance, and which of them each row holds."""
+    """Returns distinct sequences in order of appearance, and which of them each row holds."""
     position: dict[str, int] = {}
     index = np.fromiter((position.setdefault(one, len(position)) for one in sequences), np.int64, len(sequences))
     return list(position), index

@@ -67,7 +67,7 @@ class Classification(Rows):
         return self.why_constant() if name == "mcc" else None
 
     def why_constant(self) -> str | None:
-        """That all predictions are one class; None where they are several, or there are none."""
+        """Says that all predictions are one class; None where they are several, or there are none."""
         return self._all_one(self.predicted, "predictions")
 
     def _all_one(self, values: NDArray[np.int64], side: str) -> str | None:
@@ -76,7 +76,7 @@ class Classification(Rows):
         return f"all {len(values):,} {side} are {self._classes[values[0]]}"
 
     def _sum(self, values: FloatArray) -> FloatArray:
-        """Of each row."""
+        """Sums values per row."""
         return np.bincount(self._row, values, self.num_rows).astype(np.float64)
 
     @cached_property
@@ -100,17 +100,17 @@ class Classification(Rows):
         return Once(lambda counts: np.split((table @ counts.T).T, 3, axis=1))
 
     def balanced_accuracy(self, counts: FloatArray) -> FloatArray:
-        """Mean over the classes that occur of the share of their rows that is predicted right."""
+        """Averages, over the classes that occur, the share of their rows that is predicted right."""
         true, _, right = self._tallies(counts)
         return _mean(divide(right, true), true > 0)
 
     def macro_f1(self, counts: FloatArray) -> FloatArray:
-        """Mean F1 of the classes that occur; one that is predicted and never true lowers that of the others."""
+        """Averages F1 over the classes that occur; one that is predicted and never true lowers that of the others."""
         true, called, right = self._tallies(counts)
         return _mean(divide(2 * right, true + called), true > 0)
 
     def mcc(self, counts: FloatArray) -> FloatArray:
-        """Matthews correlation, of any number of classes: 1 where all is right, 0 by chance and of one class alone.
+        """Computes Matthews correlation of any number of classes: 1 where all is right, 0 by chance and of one class.
 
         Source: J. Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient,
         Computational Biology and Chemistry 28 (2004), 367.
@@ -136,14 +136,14 @@ class Classification(Rows):
         return sums.reshape(self.num_rows, NUM_BINS).astype(np.float64)
 
     def calibration_error(self, counts: FloatArray) -> FloatArray:
-        """Mean gap between the probability of the predicted class and the share that is right, over 15 bins.
+        """Averages the gap between the probability of the predicted class and the share that is right, over 15 bins.
 
         Bins hold equally many values of all rows, ordered by that probability (adaptive expected calibration error).
         """
         return divide(np.abs(counts @ self._gaps).sum(axis=1), counts @ self.means["accuracy"].numbers)
 
     def metric(self, name: str) -> Counted:
-        """The metric as a function of counts; of the second of two classes see `Ranking`."""
+        """Returns the metric as a function of counts; of the second of two classes see `Ranking`."""
         return getattr(self._ranking, name) if name in TWO_CLASS_METRICS else super().metric(name)
 
     @cached_property
@@ -200,7 +200,7 @@ class Multilabel(Rows):
         return reached(place), reached(place[has]), self._has.sum(axis=1, dtype=np.float64)
 
     def f1_max(self, counts: FloatArray) -> FloatArray:
-        """F1 of all pairs of row and label (micro), at the one threshold of all labels where it is highest.
+        """Computes F1 of all pairs of row and label (micro), at the one threshold of all labels where it is highest.
 
         At most 256 thresholds are tried: all where there are few pairs, else such that steps in how many pairs are
         predicted are of a few percent.
@@ -219,11 +219,11 @@ class Multilabel(Rows):
         return found
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Mean over the labels that some row has (macro); see `Ranking`."""
+        """Averages over the labels that some row has (macro); see `Ranking`."""
         values = np.stack([ranking.average_precision(counts) for ranking in self._rankings], axis=1)
         return _mean(values, np.isfinite(values))
 
 
 def _mean(values: FloatArray, exists: NDArray[np.bool_]) -> FloatArray:
-    """Over the second axis, of those that exist."""
+    """Averages over the second axis what exists."""
     return divide(np.where(exists, values, 0.0).sum(axis=1), exists.sum(axis=1))

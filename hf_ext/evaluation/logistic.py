@@ -29,7 +29,7 @@ TOLERANCE = 1e-6  # of the loss: a step that gains less is the last
 
 
 def find_shares(labels: FloatArray, num_classes: int | None = None, more: float = 0.0) -> FloatArray:
-    """How frequent each of `num_classes` is, or each column's mean, (outputs,), over what is known; NaN is not.
+    """Computes how frequent each of `num_classes` is, or each column's mean, (outputs,), without NaN.
 
     `more` is how many times each class, or both 0 and 1, count as seen beside what was.
     """
@@ -167,7 +167,7 @@ class LogisticBaseline:
         return self
 
     def predict(self, features: Any) -> NDArray[np.float32]:
-        """Probabilities, (n, outputs) float32; after `fit`.
+        """Predicts probabilities, (n, outputs) float32; after `fit`.
 
         Raises:
             DataError: a value is not finite.
@@ -175,7 +175,7 @@ class LogisticBaseline:
         return self._predict(features, *self.fitted)
 
     def summary(self) -> dict[str, Any]:
-        """What was fitted, JSON-able; after `fit`."""
+        """Returns what was fitted, JSON-able; after `fit`."""
         chosen = {"penalty": self.penalty, "validation_log_loss": self.validation_log_loss}
         return {"kind": "logistic", "num_features": len(self.fitted[0]), "num_rows": self.num_rows, **chosen}
 

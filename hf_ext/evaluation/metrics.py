@@ -81,19 +81,19 @@ class Rows:
         return {}
 
     def why_constant(self) -> str | None:
-        """That predictions are all alike, or not finite; None where they are neither, or nothing can tell."""
+        """Says that predictions are all alike, or not finite; None where they are neither, or nothing can tell."""
         return None
 
     def metric(self, name: str) -> Counted:
-        """The metric as a function of counts."""
+        """Returns the metric as a function of counts."""
         return getattr(self, name, None) or self.means[name].metric(name)
 
     def why_undefined(self, name: str) -> str | None:
-        """The first thing that leaves a metric without a value; None where nothing does."""
+        """Returns the first thing that leaves a metric without a value; None where nothing does."""
         raise NotImplementedError
 
     def value(self, name: str) -> MetricValue:
-        """The metric of all rows, each counted once."""
+        """Computes the metric of all rows, each counted once."""
         if reason := self.why_undefined(name):
             return MetricValue(math.nan, reason)
         value = float(self.metric(name)(np.ones((1, self.num_rows)))[0])
@@ -156,7 +156,7 @@ class Regression(Rows):
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
     def _by_row(self, values: FloatArray) -> FloatArray:
-        """Of each row what its values, (values, ...), sum up to, (n, ...)."""
+        """Sums values, (values, ...), per row, (n, ...)."""
         return values
 
     @cached_property
@@ -185,7 +185,7 @@ class Regression(Rows):
         return np.clip(divide(covariance, np.sqrt(left * right)), -1.0, 1.0)
 
     def r2(self, counts: FloatArray) -> FloatArray:
-        """Share of the labels' variance that is explained; 0 is what their own mean scores, below it is worse."""
+        """Computes the share of the labels' variance that is explained; 0 is what their own mean scores."""
         return 1.0 - divide(counts @ self.means["rmse"].sums, self._moments(counts)[2])
 
     @cached_property
@@ -196,17 +196,17 @@ class Regression(Rows):
         return Once(lambda counts: (counts @ terms).T)
 
     def recall(self, counts: FloatArray) -> FloatArray:
-        """Share of the rows measured at or above the threshold that were predicted there."""
+        """Computes the share of the rows measured at or above the threshold that were predicted there."""
         hits, _, true = self._hits(counts)
         return divide(hits, true)
 
     def precision(self, counts: FloatArray) -> FloatArray:
-        """Share of the rows predicted at or above the threshold that were measured there."""
+        """Computes the share of the rows predicted at or above the threshold that were measured there."""
         hits, called, _ = self._hits(counts)
         return divide(hits, called)
 
     def f1(self, counts: FloatArray) -> FloatArray:
-        """Harmonic mean of both; 0 where binders exist and none is predicted."""
+        """Computes the harmonic mean of both; 0 where binders exist and none is predicted."""
         hits, called, true = self._hits(counts)
         return np.where(true > 0, divide(2 * hits, true + called), math.nan)
 
@@ -215,7 +215,7 @@ class Regression(Rows):
         return Ranking(self.predicted, self.measured >= self.threshold)
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Of binders; see `Ranking`."""
+        """Computes that of binders; see `Ranking`."""
         return self._ranking.average_precision(counts)
 
 
@@ -237,7 +237,7 @@ class Summed(Rows):
         self.of_mean = of_mean
 
     def apply(self, means: FloatArray) -> FloatArray:
-        """The metric of means."""
+        """Computes the metric of means."""
         return means if self.of_mean is None else self.of_mean(means)
 
     def metric(self, name: str) -> Counted:
@@ -252,7 +252,7 @@ class Summed(Rows):
 
 
 def is_ratio(metric: str) -> bool:
-    """Whether a metric is a sum over rows by the sum of what the rows hold: of `RATIO_METRICS` or `MEAN_METRICS`."""
+    """Returns whether a metric is a ratio of two sums over rows: one of `RATIO_METRICS` or `MEAN_METRICS`."""
     return metric in RATIO_METRICS or metric.rpartition("_")[2] in MEAN_METRICS
 
 
@@ -281,12 +281,12 @@ def per_group_spearman(
 
 
 def defined_values(groups: Mapping[str, GroupScore]) -> FloatArray:
-    """Values of the groups that have one, (groups,)."""
+    """Returns values of the groups that have one, (groups,)."""
     return np.array([one["value"] for one in groups.values() if one["value"] is not None], np.float64)
 
 
 def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
-    """The mean over the groups that have a value, each weighing the same, whatever its size."""
+    """Averages over the groups that have a value, each weighing the same, whatever its size."""
     if not groups:
         return MetricValue(math.nan, "no rows")
     values = defined_values(groups)
@@ -297,7 +297,7 @@ def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
 
 
 def at_limits(rows: Regression, sides: FloatArray) -> Regression:
-    """The same rows, but predicted at the label where that is a limit and the prediction lies beyond it.
+    """Returns the same rows, but predicted at the label where that is a limit and the prediction lies beyond it.
 
     Args:
         sides: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact).
@@ -307,6 +307,6 @@ def at_limits(rows: Regression, sides: FloatArray) -> Regression:
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:
-    """Sum of squared deviations from the resample's own mean; exactly 0 where only rounding is left."""
+    """Computes the sum of squared deviations from the resample's own mean; exactly 0 where only rounding is left."""
     centred = squares - total**2 / num_rows
     return np.where(centred > RELATIVE_ZERO * squares, centred, 0.0)

@@ -119,5 +119,5 @@ class SeveralNumbers(Rows):
 
 
 def several_names(columns: Sequence[str]) -> tuple[str, ...]:
-    """What `SeveralNumbers` scores of such columns."""
+    """Returns what `SeveralNumbers` scores of such columns."""
     return ("nrmse", *PLAIN_METRICS, *(f"{column}_{metric}" for column in columns for metric in PLAIN_METRICS))

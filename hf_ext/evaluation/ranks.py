@@ -49,7 +49,7 @@ def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatAr
 
 
 def sort_ties(values: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Row numbers, lowest value first, and where among them each run of equal values ends."""
+    """Returns row numbers, lowest value first, and where among them each run of equal values ends."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
@@ -92,7 +92,7 @@ class Ranking:
         self._cut = Once(cut)
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Area under precision and recall as steps: the sum over cuts of (gain in recall) times (precision at the cut).
+        """Computes the area under precision and recall as steps: the sum over cuts of gain in recall times precision.
 
         A constant scores the share of hits, a perfect order 1.
         """
@@ -102,7 +102,7 @@ class Ranking:
         return divide(np.einsum("bt,bt->b", gained, precision), hits[:, -1])
 
     def auroc(self, counts: FloatArray) -> FloatArray:
-        """Share of the pairs of a hit and another row in which the hit has the higher score; ties count half."""
+        """Computes the share of pairs of a hit and another row in which the hit scores higher; ties count half."""
         before, rows, gained, total = self._cut(counts)
         hits = np.cumsum(gained, axis=1)
         others = total - hits[:, -1:]

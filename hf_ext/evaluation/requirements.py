@@ -32,7 +32,7 @@ class Requirement(NamedTuple):
     bound: float
 
     def holds(self, value: float) -> bool:
-        """Whether a value meets it; NaN meets none."""
+        """Returns whether a value meets it; NaN meets none."""
         return bool(HOLDS[self.sign](value, self.bound))
 
 
@@ -90,12 +90,12 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
 
 
 def format_checked(checked: Sequence[Checked]) -> str:
-    """Expected against actual, a row per requirement."""
+    """Formats expected against actual, a row per requirement."""
     return format_table(required_rows(checked), REQUIRED_HEADERS)
 
 
 def describe_failed(checked: Sequence[Checked]) -> list[str]:
-    """Each that failed: recall is 0.286 [0.136, 0.455], expected >=0.40."""
+    """Describes each that failed: recall is 0.286 [0.136, 0.455], expected >=0.40."""
     return [f"{one['metric']} is {one['actual']}, expected {one['expected']}" for one in checked if not one["passed"]]
 
 

@@ -37,7 +37,7 @@ class StoppingDecision:
     should_stop: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """The decision with its intervals, JSON-able."""
+        """Returns the decision with its intervals, JSON-able."""
         both = {name: getattr(self, name) for name in ("against_best", "against_recent")}
         return {**vars(self), **{name: one and one.as_dict() for name, one in both.items()}}
 
@@ -112,7 +112,7 @@ class StoppingRule:
         self._recent: list[FloatArray] = []
 
     def update(self, predictions: Any, *, step: int) -> StoppingDecision:
-        """Compare the predictions of the evaluation at `step` with the best and the recent ones, and keep them.
+        """Compares the predictions of the evaluation at `step` with the best and the recent ones, and keeps them.
 
         Args:
             predictions: (n,) or (n, 1), row by row as the labels.
@@ -157,7 +157,7 @@ class StoppingRule:
         return compare_rows(first, second, self.metric, **self._options)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: plain values, and (n,) float64 arrays of the best and the recent predictions."""
+        """Returns what a resumed run needs: plain values, and (n,) float64 arrays of best and recent predictions."""
         return {
             "scored": self._scored,
             "best_predictions": self.best_predictions,

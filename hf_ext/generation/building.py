@@ -56,7 +56,7 @@ class Inputs:
         return AntibodyCollator(self.encoder.antigens.pad_token_id, self.states, self.antigen_tokenizer)
 
     def tokenize(self, rows: AntibodyRows, affinities: Sequence[float] | None = None) -> Dataset:
-        """The rows under the names of the model's arguments, and `length`, tokens of antigen and antibody together.
+        """Tokenizes rows under the names of the model's arguments; `length` is tokens of antigen and antibody together.
 
         Raises:
             DataError: see `PairEncoder.encode_rows`.
@@ -86,7 +86,7 @@ def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[st
 
 
 def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[float] | None = None) -> GeneratorConfig:
-    """The configuration of a generator of the stage's size; of a pretrained encoder its configuration is read.
+    """Builds the configuration of a generator of the stage's size; of a pretrained encoder its configuration is read.
 
     Args:
         args: after `settle_stage`.
@@ -114,7 +114,7 @@ def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[f
 
 
 def build_model(args: GeneratorArguments, training: Any, data: PairData) -> AntibodyGenerator:
-    """A new generator of the stage's size, with the scale of the training rows' affinities.
+    """Builds a new generator of the stage's size, with the scale of the training rows' affinities.
 
     Args:
         args, training: as of `build_config`.
@@ -129,7 +129,7 @@ def build_model(args: GeneratorArguments, training: Any, data: PairData) -> Anti
 
 
 def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str]) -> Inputs:
-    """Tokenizers, and of a frozen encoder the states of `antigens`, each encoded once and kept in the cache.
+    """Builds tokenizers, and of a frozen encoder the states of `antigens`, each encoded once and kept in the cache.
 
     Args:
         antigens: of all splits, repeats allowed.

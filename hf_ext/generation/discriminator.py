@@ -57,7 +57,7 @@ class Discriminator:
         return cls(predictor, find_roles(predictor.columns), find_doubt(folder))
 
     def predict(self, rows: AntibodyRows) -> FloatArray:
-        """(n,) label units; NaN for rows that it cannot read: malformed, no such chain, too long for its encoder.
+        """Predicts affinities, (n,), label units; NaN for rows that it cannot read: malformed, no such chain, too long.
 
         Raises:
             DataError: an antigen holds what is no residue, or a prediction is not finite.
@@ -78,7 +78,7 @@ class Discriminator:
 
 
 def find_roles(columns: Sequence[str]) -> dict[str, str]:
-    """Which of heavy chain, light chain and antigen each column of a model is, by a word of its name.
+    """Finds which of heavy chain, light chain and antigen each column of a model is, by a word of its name.
 
     Raises:
         ArgumentError: names do not tell, or tell the same of two.
@@ -96,7 +96,7 @@ def find_roles(columns: Sequence[str]) -> dict[str, str]:
 
 
 def find_doubt(folder: str | Path) -> str | None:
-    """What the record beside a model says against it, a clause; None where it beat every baseline on its test rows."""
+    """Finds what the record of a model says against it, a clause; None where it beat every baseline on test rows."""
     try:
         verdict = parse_json((Path(folder) / "all_results.json").read_bytes())["verdict"]
         outcome = verdict["outcome"]

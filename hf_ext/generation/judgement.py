@@ -122,7 +122,7 @@ def judge_generated(
 
 
 def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
-    """What gates ask for, of what `judge_generated` returned: valid, unique, share_above, correlation, beats_random.
+    """Finds the numbers that gates compare in what `judge_generated` returned.
 
     None: not measured, or by a discriminator that is not to be believed.
     """
@@ -144,7 +144,7 @@ def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
 def decide(
     model: Mapping[str, Any], recovery: Mapping[str, PairedComparison], effects: Sequence[Effect], doubt: str | None
 ) -> dict[str, Any]:
-    """What a report says first: failures of the generator, the doubt about its discriminator, then what else was found.
+    """Decides what a report says first: failures of the generator, doubts about its discriminator, then the rest.
 
     Args:
         model: scores of the outputs.
@@ -178,7 +178,7 @@ def decide(
 
 
 def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of the outputs by themselves."""
+    """Yields faults of the outputs by themselves."""
     valid, unique, memorised = (model[name]["value"] for name in ("valid", "unique_pairs", "memorised"))
     if valid < INVALID_BELOW:
         text = f"invalid: {share(valid)} of outputs are antibodies by their conserved residues' pattern"
@@ -191,7 +191,7 @@ def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _compare_with_baselines(compared: Mapping[str, PairedComparison]) -> Finding:
-    """With the baseline that the model beats least surely."""
+    """Compares with the baseline that the model beats least surely."""
     known = {baseline: one for baseline, one in compared.items() if one.improvement is not None}
     if not known:
         return Finding("undecided", f"not compared with any baseline: no row has a {RECOVERY}")

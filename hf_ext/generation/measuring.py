@@ -50,7 +50,7 @@ def sample_rows(
     affinities: Sequence[float] | None = None,
     **decoding: Any,
 ) -> AntibodyRows:
-    """One antibody for each of `antigens`, which may repeat: then each is another draw.
+    """Samples one antibody for each of `antigens`, which may repeat: then each is another draw.
 
     Args:
         affinities: (n,) asked for; None: unknown.
@@ -89,12 +89,12 @@ class EpochSamples(TrainerCallback):
         self._seed = seed
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A continued run drops what was written after the step that it continues from, a new one everything."""
+        """Drops what was written after the step that a continued run continues from; in a new run everything."""
         if state.is_world_process_zero and self._path.is_file():
             self._write(state.global_step + 1 if state.global_step else 0)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Called by Trainer after each evaluation."""
+        """Samples some antibodies after each evaluation, and records them."""
         if not (self._antigens and state.is_world_process_zero):
             return
         rows = sample_rows(model, self._inputs, self._antigens, self._seed, **self._decoding)
@@ -192,14 +192,14 @@ def measure(
 
 
 def _sum_losses(trainer: Any, tokens: Dataset) -> FloatArray:
-    """(n, 3) of rows in evaluation mode: summed loss in nats, right tokens, tokens. All processes call it."""
+    """Sums per row in evaluation mode, (n, 3): loss in nats, right tokens, tokens. All processes call it."""
     sums = np.asarray(trainer.predict(tokens).predictions, np.float64)
     check_scored(sums, "measured")
     return sums
 
 
 def _choose_antigens(data: PairData, num: int, seed: int) -> tuple[list[str], list[float] | None]:
-    """The antigen of each output that is judged, and the affinity that it is asked to have.
+    """Chooses the antigen of each output that is judged, and the affinity that it is asked to have.
 
     Of more test antigens than `num` a seeded choice; of fewer each so often that there are `num` outputs and more.
     Affinities are drawn from those of training; None where there are none.
@@ -212,7 +212,7 @@ def _choose_antigens(data: PairData, num: int, seed: int) -> tuple[list[str], li
 
 
 def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, seed: int) -> dict[str, Any]:
-    """How many training antigens greedy decoding writes a training antibody of their own for, to the residue.
+    """Measures of how many training antigens greedy decoding writes a training antibody of their own, to the residue.
 
     Each antigen is asked for once, with the affinity of one of its rows; `num` antigens at most, a seeded choice.
     Of antigens with several antibodies any of these counts.
@@ -231,7 +231,7 @@ def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, see
 
 
 def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Effect]:
-    """What the true antigen, and the true pKd, save of the loss of test rows; see `judge_condition`.
+    """Measures what the true antigen, and the true pKd, save of the loss of test rows; see `judge_condition`.
 
     All processes call it. An effect that cannot be measured is left out, and the log says why.
     """
@@ -256,7 +256,7 @@ def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Effect
 
 
 def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | None:
-    """How many evaluations after the first had a lower validation loss than all before; None without any.
+    """Counts evaluations after the first with a lower validation loss than all before; None without any.
 
     Not how long ago the last was: early stopping waits that long in every run, and the best model is the one kept.
     """

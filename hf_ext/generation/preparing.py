@@ -59,23 +59,23 @@ class PairData:
         return self.light is not None and not self.report.get("missing_chains")
 
     def antibodies(self, split: str) -> AntibodyRows:
-        """The rows of a split as judges take them."""
+        """Returns the rows of a split as judges take them."""
         rows = self.splits[split]
         lights = rows[self.light][:] if self.light else [None] * len(rows)
         return AntibodyRows.of_columns(rows[self.heavy][:], lights, rows[self.antigen][:])
 
     def affinities(self, split: str) -> list[float] | None:
-        """(n,) pKd of a split; None where there are none."""
+        """Returns (n,) pKd of a split; None where there are none."""
         return self.splits[split][LABEL][:] if self.has_affinities else None
 
     def take(self, split: str, seed: int, most: int) -> tuple[AntibodyRows, list[float] | None]:
-        """At most `most` rows of a split, drawn by `seed`, and their pKd."""
+        """Draws at most `most` rows of a split by `seed`, and their pKd."""
         chosen = draw_rows(len(self.splits[split]), seed, most).tolist()
         values = self.affinities(split)
         return self.antibodies(split).select(chosen), None if values is None else [values[row] for row in chosen]
 
     def find_units(self, antigens: Sequence[str]) -> ResamplingUnits:
-        """What the intervals of rows with these test antigens resample.
+        """Returns what the intervals of rows with these test antigens resample.
 
         The group or the clusters of the split, else `group_column`, where each antigen belongs to one alone; else each
         antigen by itself.

@@ -151,7 +151,7 @@ def sample_pairs(
     show_progress: bool = True,
     **settings: Any,
 ) -> list[list[SampledPair]]:
-    """Antibodies for each antigen, in the order of `antigens`.
+    """Samples antibodies for each antigen, in the order of `antigens`.
 
     What is drawn for an antigen comes from `seed`, the antigen and the sample's number alone: it does not depend on
     the other antigens, on how many samples there are, on batches or on the device. What does differ there is rounding,
@@ -255,7 +255,7 @@ class _SeededChoice(LogitsProcessor):
 
 
 def gumbel_noise(seed: int, antigen: str, number: int, num_tokens: int, width: int) -> np.ndarray:
-    """(num_tokens, width), float32: the chance of one sample, the same on every machine. Cost: 0.2 ms for 320 x 25."""
+    """Draws noise of one sample, (num_tokens, width), float32, the same on every machine. Cost: 0.2 ms for 320 x 25."""
     key = hashlib.blake2b(f"{seed}\0{number}\0{antigen}".encode(), digest_size=16).digest()
     raw = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(num_tokens * width)
     uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0, never 1
@@ -276,7 +276,7 @@ def _affinities(given: Any, num_antigens: int) -> list[float]:
 def _write(
     model: Any, states: EncoderStates, mask: torch.Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
 ) -> list[SampledPair]:
-    """What `generate` writes for each row, whose antigen stands at its place in `states`."""
+    """Samples a pair for each row, whose antigen stands at its place in `states`."""
     choices: list[LogitsProcessor] = []
     if decoding.temperature > 0:
         warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]

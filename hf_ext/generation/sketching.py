@@ -42,7 +42,7 @@ class Rows:
     affinities: np.ndarray | None = None
 
     def take(self, given: GeneratorArguments, most: int | None) -> np.ndarray:
-        """Tokens of the rows that a stage trains on: of as many as its filter and its limit leave."""
+        """Counts tokens of the rows that a stage trains on: of as many as its filter and its limit leave."""
         tokens = self.tokens
         if given.min_affinity is not None and self.affinities is not None:
             tokens = tokens[self.affinities > given.min_affinity]
@@ -55,7 +55,7 @@ class Rows:
 
 
 def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
-    """All three stages, whichever `--stage` names; what fails becomes a problem.
+    """Describes all three stages, whichever `--stage` names; what fails becomes a problem.
 
     Args:
         given, data_args, args: as parsed; `data_args` is settled, as the recipe does.
@@ -85,7 +85,7 @@ def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, h
 
 
 def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: Any, table: Any) -> Rows:
-    """All rows, so that the limits and the filter of each stage can be taken from them."""
+    """Loads all rows, so that the limits and the filter of each stage can be taken from them."""
     given = copy.copy(given)
     data_args = copy.copy(data_args)
     given.min_affinity = given.max_validation_samples = data_args.max_train_samples = None
@@ -142,7 +142,7 @@ def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args:
 
 
 def count_flops(model: Any, antigen: float, pair: float) -> float:
-    """FLOPs of a row, forward: 2 for each weight and token that it reads (encoder) or writes (decoder).
+    """Counts FLOPs of a row, forward: 2 for each weight and token that it reads (encoder) or writes (decoder).
 
     Left out are products of attention, up to a sixth, and that rows of one batch share an antigen.
     """
@@ -158,7 +158,7 @@ def _num_weights(module: nn.Module) -> int:
 
 
 def make_batch(model: Any, antigen: int, pair: int, rows: int, device: str = "meta") -> dict[str, Any]:
-    """Rows of so many tokens; of a frozen encoder its states, which the run reads from a cache."""
+    """Makes rows of so many tokens; of a frozen encoder its states, which the run reads from a cache."""
     ids = torch.full((rows, antigen), RESIDUE, device=device)
     batch: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
@@ -178,7 +178,7 @@ def _make_step(
 
 
 def _sketch_encoder(model: AntibodyGenerator, lengths: RowLengths) -> list[Part]:
-    """A pretrained encoder of antigens, and all that it reads once where it is frozen; nothing where there is none."""
+    """Describes a pretrained encoder of antigens, and what it reads once where it is frozen; nothing without one."""
     if model.config.antigen_encoder is None:
         return []
     spec = EncoderSpec(**model.config.antigen_encoder)

@@ -84,7 +84,7 @@ def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explic
 
 
 def describe_stage(number: int, changed: dict[str, Any]) -> str:
-    """What the log says before anything is read."""
+    """Returns what the log says before anything is read."""
     listed = ", ".join(f"{name} {value}" for name, value in changed.items() if value is not None)
     return f"Stage {number} ({STAGES[number].goal}): {listed or 'every value is your own'}."
 
@@ -168,7 +168,7 @@ def check_gates(
 
 
 def have_passed(gates: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the next stage may start: no gate failed, and one at least passed."""
+    """Returns whether the next stage may start: no gate failed, and one at least passed."""
     return all(gate["passed"] is not False for gate in gates) and any(gate["passed"] for gate in gates)
 
 
@@ -196,7 +196,7 @@ def check_passed(results: Mapping[str, Any]) -> None:
 
 
 def describe_gates() -> str:
-    """The gates of each stage and their thresholds, for --help."""
+    """Describes the gates of each stage and their thresholds, for --help."""
     lines = []
     for stage, each in GATES.items():
         asked = (f"{name} {rule} {format_cell(threshold)}" for name, (rule, threshold) in each.items())

@@ -30,7 +30,7 @@ class StageData:
 
 
 def check(run: Run) -> None:
-    """See `Task.check`."""
+    """Implements `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, EVALUATION_METRICS)
     if fsdp_version(run.args) or run.args.deepspeed_plugin is not None:
         raise ArgumentError(
@@ -59,7 +59,7 @@ def load(run: Run) -> StageData:
 
 
 def build(run: Run, data: StageData) -> dict[str, Any]:
-    """See `Task.build`; evaluations keep three sums per row, not scores of every token."""
+    """Implements `Task.build`; evaluations keep three sums per row, not scores of every token."""
     pairs = data.pairs
     inputs = data.inputs
     tokens = {name: inputs.tokenize(pairs.antibodies(name), pairs.affinities(name)) for name in pairs.splits}

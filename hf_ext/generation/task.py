@@ -52,7 +52,7 @@ class GenerationTask(Task):
     }
 
     def parse_stages(self, argv: Sequence[str] | None = None) -> list[Run]:
-        """A run for each stage that a command line asks for: one; of `--stage auto` all, each in a folder of its own.
+        """Returns a run for each stage of a command line: one; of `--stage auto` all, each in a folder of its own.
 
         Raises:
             ArgumentError: as `parse`; `--stage auto` with what only one stage can have.
@@ -90,7 +90,7 @@ class GenerationTask(Task):
         check_passed(stages[-1])
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
-        """One stage, or several in turn while gates pass; returns what the last one's `all_results.json` holds.
+        """Runs one stage, or several in turn while gates pass; returns what the last one's `all_results.json` holds.
 
         Raises:
             GatesFailed: a stage did not reach what it must; everything was written before.

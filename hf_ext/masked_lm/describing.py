@@ -19,7 +19,7 @@ MEANING = (
 
 
 def describe(results: Mapping[str, Any]) -> Page:
-    """The page of a run, from what its `all_results.json` holds."""
+    """Returns the page of a run, from what its `all_results.json` holds."""
     columns = list_columns(results)
     settings = as_dict(results.get("settings"))
     name = "test" if results.get("test") else "validation"

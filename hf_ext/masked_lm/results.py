@@ -23,7 +23,7 @@ STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
 
 def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Per row the summed cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
+    """Sums per row the cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
 
     As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.
     """
@@ -35,8 +35,8 @@ def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tens
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """For `Trainer`, from `sum_rows`: means over all masked residues; `token_loss` in nats, of which the perplexity is
-    the exponential."""
+    """Computes scores for `Trainer` from `sum_rows`: means over all masked residues; `token_loss` in nats, of which the
+    perplexity is the exponential."""
     loss, right, num = np.asarray(prediction.predictions, np.float64).sum(0)
     return {
         "token_loss": float(loss / num),
@@ -78,7 +78,7 @@ class UnigramBaseline:
         return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
 
     def sum_rows(self, labels: np.ndarray) -> np.ndarray:
-        """As the function of that name, (n, 3) float64, on the same labels: (n, tokens), -100 where none is asked."""
+        """Sums as the function of that name, (n, 3) float64; labels are (n, tokens), -100 where none is asked."""
         chosen = labels != IGNORED
         losses = np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0)
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
@@ -105,6 +105,6 @@ def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -
 
 
 def format_scores(verdict: dict[str, Any], scores: dict[str, Any]) -> str:
-    """A verdict, and the scores of each predictor as a table."""
+    """Formats a verdict, and the scores of each predictor as a table."""
     rows = [[predictor, *(values[key] for key in SCORES)] for predictor, values in scores.items()]
     return f"{verdict['text']}\n\n{format_table(rows, ['', *SCORES])}"

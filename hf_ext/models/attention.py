@@ -37,7 +37,7 @@ def register_attention() -> None:
 def padded_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
 ) -> Tensor:
-    """torch's own attention on a padded copy of queries, keys and values only.
+    """Runs torch's own attention on a padded copy of queries, keys and values only.
 
     For GPUs without a kernel for unpadded sequences (before compute capability 8.0) and for scores with a bias. `bias`
     may be `padded_bias`, which is then not made anew.
@@ -63,7 +63,7 @@ def padded_attention(
 
 
 def padded_bias(bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
-    """A bias of scores for each of n sequences, the lowest number where a key is padding.
+    """Builds a bias of scores for each of n sequences, the lowest number where a key is padding.
 
     Args:
         bias: (1, heads, longest, longest).
@@ -80,14 +80,14 @@ def padded_bias(bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Ten
 
 
 def bias_for_layers(kernel: str, bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
-    """What all layers give their `kernel`: `padded_bias`, made once, where it reads that; else `bias` itself."""
+    """Returns what all layers give their `kernel`: `padded_bias`, made once, or `bias` itself."""
     return padded_bias(bias, segments, dtype) if kernel in (PREFIX + "padded", PREFIX + "varlen") else bias
 
 
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
 ) -> Tensor:
-    """torch's flash attention for unpadded sequences (compute capability 8.0 and later, bf16 or fp16).
+    """Runs torch's flash attention for unpadded sequences (compute capability 8.0 and later, bf16 or fp16).
 
     What it does not know (a bias, dropout, float32) goes to `padded_attention`, which gives the same result.
     """
@@ -110,7 +110,7 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
 
 
 def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
-    """The function that transformers calls: (batch, heads, width, head size) in, (batch, width, heads, size) out.
+    """Returns the function for transformers: (batch, heads, width, head size) in, (batch, width, heads, size) out.
 
     A padded batch that is more than sequences attending to themselves (causal, cross-attention, a mask per query, a
     bias whose distances count padding) is answered by transformers' SDPA.
@@ -152,12 +152,12 @@ def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, No
 
 
 def _key_mask(*, q_length: int, mask_function: Callable[..., Any], **kwargs: Any) -> Tensor | None:
-    """transformers' mask for SDPA, true where a key counts; (batch, 1, 1, keys) if every query sees the same keys."""
+    """Builds a mask for SDPA, true where a key counts; (batch, 1, 1, keys) if every query sees the same keys."""
     same = mask_function is bidirectional_mask_function
     return sdpa_mask(q_length=1 if same else q_length, mask_function=mask_function, **kwargs)
 
 
 def _is_key_mask(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    """Whether all of a sequence's tokens attend to all of them; a mask per query, or one to add, is something else."""
+    """Returns whether all tokens of a sequence attend to all; a mask per query, or one to add, says otherwise."""
     one_row = mask is None or (mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
     return one_row and query.shape == key.shape

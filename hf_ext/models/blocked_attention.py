@@ -29,7 +29,7 @@ Bias = Tensor | None
 def blocked_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
 ) -> Tensor:
-    """Attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
+    """Computes attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
 
     Effect: weights above `KEPT_BYTES` are computed again in the backward pass instead of kept, so memory grows with the
     length, not with its square. In bfloat16, where scores are rounded too, torch's CPU kernel took 8.0 times as long
@@ -63,7 +63,7 @@ def blocked_attention(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, dropout: float, bias: Bias = None, keep: bool = False
 ) -> Tensor:
-    """Attention of equally long sequences on a CPU, by whichever way is the fastest there.
+    """Computes attention of equally long sequences on a CPU, by whichever way is the fastest there.
 
     Args:
         query, key, value: (sequences, heads, tokens, head size), none of them padding.
@@ -83,9 +83,8 @@ def attend(
 
 
 def _prefers_sdpa(query: Tensor, key: Tensor) -> bool:
-    """Where torch's kernel is faster (one head's scores fill the cache, or products without oneDNN's), or ours is not
-    exact: scores above 65,504 are no number in float16.
-    """
+    """Tells where torch's kernel is faster (one head's scores fill the cache, or products without oneDNN's), or ours is
+    not exact: scores above 65,504 are no number in float16."""
     is_plain_float32 = query.dtype == torch.float32 and read_matmul_precision().name("cpu") == "float32"
     if query.dtype in (torch.float64, torch.float16) or is_plain_float32:
         return True
@@ -94,7 +93,7 @@ def _prefers_sdpa(query: Tensor, key: Tensor) -> bool:
 
 @torch.library.custom_op("hf_ext::blocked_attention", mutates_args=())
 def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T) v for (sequences * heads, tokens, head size); and the softmax, if its backward shall keep it.
+    """Computes softmax(q k^T) v for (sequences * heads, tokens, head size); and the softmax, for its backward.
 
     One operation, so that FLOPs can be counted.
     """
@@ -202,5 +201,5 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *others: An
 
 
 def _blocked(query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
-    """Of (sequences * heads, tokens, head size)."""
+    """Counts FLOPs for (sequences * heads, tokens, head size)."""
     return sdpa_flop_count(*((shape[0], 1, *shape[1:]) for shape in (query, key, value)))

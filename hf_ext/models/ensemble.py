@@ -46,7 +46,7 @@ class NetworkStack(nn.Module):
             self.biases.append(nn.Parameter(torch.empty(number, 1, fan_out).uniform_(-bound, bound)))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(number, n, inputs), or (n, inputs) for all of them -> (number, n, outputs)."""
+        """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
         states = inputs.expand(len(self.weights[0]), *inputs.shape[-2:])
         layers = [*zip(self.weights, self.biases)]
         for i, (weight, bias) in enumerate(layers[:-1]):
@@ -59,7 +59,7 @@ class NetworkStack(nn.Module):
 
     @torch.no_grad()
     def scale_outputs(self, factor: float, shift: float = 0.0) -> None:
-        """Every output becomes `factor` times what it was, plus `shift`."""
+        """Scales every output by `factor`, and adds `shift`."""
         self.weights[-1].mul_(factor)
         self.biases[-1].mul_(factor).add_(shift)
 
@@ -84,7 +84,7 @@ class ProductStack(NetworkStack):
         self.widths = varying
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(number, n, inputs), or (n, inputs) for all of them -> (number, n, num_outputs)."""
+        """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
         inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
         given = zip([*inputs.split(self.widths, dim=-1), inputs], self.weights, self.biases)
         *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
@@ -141,27 +141,27 @@ class HeadEnsemble(nn.Module):
     def make_stack(
         self, view: str, number: int, sizes: Sequence[int], form: str = PERCEPTRON, dropout: float = 0.0
     ) -> NetworkStack:
-        """Networks that read `view`, with hidden layers of `sizes`; of the form "product" the directions of inputs."""
+        """Makes networks that read `view`, with hidden layers of `sizes`; "product" reads the directions of inputs."""
         if form == PRODUCT:
             return ProductStack(number, self.ranks, sizes[0], self.num_outputs, dropout)
         return NetworkStack(number, pairwise([self.sizes[view], *sizes, self.num_outputs]), dropout)
 
     def add(self, view: str, share: float, stack: NetworkStack) -> None:
-        """One more member: the mean of the stack's networks, with this share."""
+        """Adds a member: the mean of the stack's networks, with this weight."""
         self.views.append(view)
         self.networks.append(stack.requires_grad_(False).eval())
         self.shares = torch.cat([self.shares, self.shares.new_tensor([share])])
 
     def directions(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths), standardised -> (n, directions)."""
+        """Maps (n, sum of widths), standardised, to (n, directions)."""
         parts = features.split(self.widths, dim=1)
         along = [part @ getattr(self, f"basis_{i}") for i, part in enumerate(parts)]
         products = [(along[i][:, :a, None] * along[j][:, None, :b]).flatten(1) for i, j, a, b in self.kept]
         return torch.cat([*along, *products], dim=1) * self.scales
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths), standardised as by the head, float32 -> float32: (n,) label units, or (n, num_outputs)
-        logits, whose softmax or sigmoid is the sum of the members' probabilities."""
+        """Maps (n, sum of widths), standardised as by the head, float32, to float32: (n,) label units, or (n,
+        num_outputs) logits, whose softmax or sigmoid is the sum of the members' probabilities."""
         with torch.autocast(features.device.type, enabled=False):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
             total = self.intercept.expand(len(features), -1)
@@ -189,7 +189,7 @@ class HeadEnsemble(nn.Module):
         self.scales.copy_(torch.cat(scales))
 
     def shapes(self) -> dict[str, Any]:
-        """What `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
+        """Returns what `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
         networks = []
         for view, one in zip(self.views, self.networks):
             weights = cast(NetworkStack, one).weights
@@ -213,7 +213,7 @@ def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
 
 
 def principal_directions(features: torch.Tensor) -> torch.Tensor:
-    """At most `MAX_RANK` directions of an input in which its standardised embeddings, (n, width), vary most.
+    """Returns at most `MAX_RANK` directions of an input in which its standardised embeddings, (n, width), vary most.
 
     Returns:
         (width, rank), float32, of length 1; none where nothing varies.

@@ -84,7 +84,7 @@ def check_family(name_or_path: str, config: Mapping[str, Any], what: str = "Enco
 
 
 def limit_of_positions(config: Mapping[str, Any]) -> int | None:
-    """Tokens, special ones included, for which a model has positions; None where they go by distance.
+    """Counts tokens, special ones included, for which a model has positions; None where they go by distance.
 
     Args:
         config: a model's configuration as a dictionary, with "model_type".
@@ -129,13 +129,13 @@ class Candidate:
     loss: float
 
     def needed_bytes(self, training: Training) -> float:
-        """Weights, what trains, and the activations of `TOKENS` tokens in one pass, layers computed again."""
+        """Counts bytes of weights, optimizer states, and activations of `TOKENS` tokens, recomputed by layer."""
         layers = 0 if training == "frozen" else self.num_layers
         activations = TOKENS * self.width * (LAYER_BYTES + layers * INPUT_BYTES)
         return STORED_BYTES[training] * self.num_parameters + activations
 
     def expected_rate(self, training: Training, hardware: Hardware) -> float:
-        """Residues a second."""
+        """Estimates residues a second."""
         peaks = hardware.peak_tflops
         peak = peaks.get("bf16" if hardware.native_bf16 else "fp16") or peaks.get("fp32") or UNPUBLISHED_TFLOPS
         return SHARE_OF_PEAK * peak * 1e12 / (FLOPS_PER_WEIGHT[training] * self.num_parameters)
@@ -153,7 +153,7 @@ CANDIDATES = (
 
 
 def choose_encoder(hardware: Hardware, training: Training = "frozen") -> Candidate:
-    """The encoder to take on a device: the lowest loss of those that fit and are fast enough; else the smallest."""
+    """Chooses the encoder for a device: the lowest loss of those that fit and are fast enough; else the smallest."""
     room = float("inf") if hardware.memory_gib is None else hardware.memory_gib * 2**30 * USABLE
     for candidate in CANDIDATES:
         is_fast = candidate.expected_rate(training, hardware) >= LEAST_RATE[hardware.kind]

@@ -73,7 +73,7 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of both; returns what `closure` returns."""
+        """Takes one step of both; returns what `closure` returns."""
         loss = _compute_loss(closure)
         for name, inner in (("muon", self._muon), ("adamw", self._adamw)):
             # Handed over anew each time: loading a state and splitting groups replace both.
@@ -84,7 +84,7 @@ class MuonAdamW(Optimizer):
 
 
 def _compute_loss(closure: Callable[[], Any] | None) -> Any:
-    """What `closure` returns, if there is one, with gradients although a step is taken without."""
+    """Returns what `closure` returns, if there is one, with gradients although a step is taken without."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -92,7 +92,7 @@ def _compute_loss(closure: Callable[[], Any] | None) -> Any:
 
 
 def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
-    """Weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.
+    """Finds weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.
 
     Of `nn.Linear`, of what has its `in_features` and `out_features`, of GPT-2's `Conv1D`, and of
     `nn.MultiheadAttention`, whose query, key and value are one matrix. Not embeddings and what is tied to them, tables
@@ -117,7 +117,7 @@ def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
 
 
 def _maps(module: Any) -> list[nn.Parameter]:
-    """The weights that a module multiplies what comes in with."""
+    """Returns the weights that a module multiplies what comes in with."""
     names: tuple[str, ...]
     if isinstance(module, nn.MultiheadAttention):
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # what goes out is a Linear
@@ -164,7 +164,7 @@ class HostOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on the host; returns what `closure` returns."""
+        """Takes one step on the host; returns what `closure` returns."""
         loss = _compute_loss(closure)
         twins = self._find_twins()
         moving = [parameter for parameter in twins if parameter.grad is not None]
@@ -194,7 +194,7 @@ class HostOptimizer(Optimizer):
 
     @contextmanager
     def _on_host(self) -> Iterator[None]:
-        """While `wrapped` holds the twins in place of the parameters; takes over what it made of groups and state."""
+        """Puts the twins into `wrapped` in place of the parameters; then takes over its groups and state."""
         live = self.param_groups
         wrapped = self.wrapped
         twins = {parameter: weight for parameter, (weight, _) in self._find_twins().items()}
@@ -220,7 +220,7 @@ class HostOptimizer(Optimizer):
             wrapped.param_groups = live
 
     def _find_twins(self) -> dict[torch.Tensor, tuple[nn.Parameter, torch.Tensor]]:
-        """Those of all parameters; made where there are none yet, of their shape and dtype, pinned for CUDA."""
+        """Returns the twins of all parameters; makes them the first time, of the same dtype, pinned for CUDA."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for p in parameters:
             if p not in self._twins:
@@ -230,7 +230,7 @@ class HostOptimizer(Optimizer):
 
 
 def move_to_host(optimizer: Any) -> Any:
-    """The optimizer, with its state in host memory from now on; for between two steps, also in the middle of a run.
+    """Moves the optimizer's state to host memory, where it stays; between two steps, also in the middle of a run.
 
     Args:
         optimizer: of torch, new or after steps; in Accelerate's wrapper or not.
@@ -252,7 +252,7 @@ def move_to_host(optimizer: Any) -> Any:
 
 
 def find_host_optimizer(optimizer: Any) -> HostOptimizer | None:
-    """The `HostOptimizer` that this is, or that Accelerate's wrapper holds; None for another."""
+    """Finds the `HostOptimizer` that this is, or that Accelerate's wrapper holds; None for another."""
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
     return inner if isinstance(inner, HostOptimizer) else None
 
@@ -270,6 +270,6 @@ def _check(optimizer: Any) -> None:
 
 
 def _wait_for(devices: set[torch.device]) -> None:
-    """Until all that was asked of the devices is done."""
+    """Waits until all that was asked of the devices is done."""
     for device in devices:
         torch.cuda.current_stream(device).synchronize()

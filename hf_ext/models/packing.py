@@ -46,7 +46,7 @@ class PaddingWatch:
         self._found: torch.Tensor | None = None
 
     def unpack(self, packed: torch.Tensor, segments: VarlenLayout) -> torch.Tensor:
-        """As that of `segments`, of the last states of an encoder, whose gradient will be looked at.
+        """Unpacks as `segments` does, the last states of an encoder, whose gradient will be looked at.
 
         Where it is, padding is not zero.
         """
@@ -61,17 +61,17 @@ class PaddingWatch:
         return flat.unflatten(0, segments.shape)
 
     def _note(self, tokens: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Of states (n * width, features), of which `tokens` are no padding."""
+        """Records whether the gradient of states (n * width, features) is zero at padding, all but `tokens`."""
         largest = gradient.detach().abs().amax(-1)
         read = largest.index_fill(0, tokens, 0).max() > LEAST * largest.max()
         self._found = read if self._found is None else self._found.to(read.device) | read
 
     def forget(self) -> None:
-        """What comes next counts."""
+        """Forgets what was recorded."""
         self._found = None
 
     def is_unread(self, device: torch.device) -> torch.Tensor:
-        """Scalar, bool, on `device`."""
+        """Tells whether no padding was read: a scalar, bool, on `device`."""
         return torch.ones((), dtype=torch.bool, device=device) if self._found is None else ~self._found.to(device)
 
 
@@ -82,7 +82,7 @@ PutOut = Callable[[Any, torch.Tensor], Any]  # from an encoder and its last stat
 
 
 def run_esm(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
+    """Runs ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, attention_mask=mask, **embeds))
     rotary = None
     if encoder.position_embedding_type == "rotary":
@@ -91,7 +91,7 @@ def run_esm(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: A
 
 
 def run_esmc(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """ESM C."""
+    """Runs ESM C."""
     hidden = segments.pack(encoder.embed_tokens(ids))
     rotary = encoder.rotary_emb(hidden, segments.columns)
     for layer in encoder.layers:
@@ -100,13 +100,13 @@ def run_esmc(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: 
 
 
 def run_bert(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """BERT: embeddings of the padded rows, whose columns are positions."""
+    """Runs BERT: embeddings of the padded rows, whose columns are positions."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, **embeds))
     return encoder.encoder(hidden, **layers).last_hidden_state
 
 
 def run_t5(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """T5's encoder, with one bias for all layers and sequences."""
+    """Runs T5's encoder, with one bias for all layers and sequences."""
     hidden = encoder.dropout(segments.pack(encoder.embed_tokens(ids)))
     longest = segments.max_length
     # Distances are the same in every sequence, so the longest one's contains the others'.
@@ -123,7 +123,7 @@ def _with_pooler(encoder: Any, states: torch.Tensor) -> BaseModelOutputWithPooli
 
 
 def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """What linear layers put out."""
+    """Returns the dtype of what linear layers put out."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
@@ -158,7 +158,7 @@ _FOR_EMBEDDINGS = ("token_type_ids",)  # what embeddings are given beside ids
 
 
 def find_encoders(model: nn.Module) -> list[PreTrainedModel]:
-    """The encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
+    """Finds the encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
     found: list[Any] = [module for module in model.modules() if isinstance(module, tuple(PACKED))]
     return [encoder for encoder in found if not getattr(encoder.config, "is_decoder", False)]
 
@@ -196,17 +196,17 @@ def unpack_encoders(model: nn.Module) -> None:
 
 
 def is_packed(encoder: nn.Module) -> bool:
-    """Whether `pack_encoders` has changed it."""
+    """Returns whether `pack_encoders` has changed it."""
     return _PACKED in vars(encoder)
 
 
 def keeps_sequences_apart(encoder: PreTrainedModel) -> bool:
-    """Whether the encoder's attention reads where sequences begin: ours and flash attention do, SDPA does not."""
+    """Returns whether the encoder's attention reads where sequences begin: ours and flash attention, not SDPA."""
     return encoder.config._attn_implementation not in _ONE_SEQUENCE
 
 
 def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -> Callable[..., Any]:
-    """The forward of packed encoders of one class."""
+    """Returns the forward of packed encoders of one class."""
 
     def forward(encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any) -> Any:
         segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
@@ -227,7 +227,7 @@ _FORWARDS = {family: _packed_forward(family, *parts) for family, parts in PACKED
 
 
 def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> VarlenLayout | None:
-    """Where each sequence stands in the packed row; None where the plain forward must answer.
+    """Returns where each sequence stands in the packed row; None where the plain forward must answer.
 
     A batch of `MaskedLMCollator` brings it along as `layout`; else it is read from the mask, and a device waited for.
     """
@@ -257,7 +257,7 @@ def _needs_plain_forward(encoder: Any, input_ids: Any, mask: Any, kwargs: dict[s
 
 
 def _for_layers(kwargs: dict[str, Any], segments: VarlenLayout) -> dict[str, Any]:
-    """What layers hand on to attention: ours reads `segments`, transformers' flash attention the other names."""
+    """Returns what layers hand on to attention: ours reads `segments`, flash attention the other names."""
     ends = segments.cu_seqlens
     longest = segments.max_length
     names = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}

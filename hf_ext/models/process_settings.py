@@ -42,7 +42,7 @@ class Held(Generic[T]):
 
 @contextmanager
 def replaced(holder: Any, **values: Any) -> Iterator[None]:
-    """Other attributes of an object, for a while."""
+    """Gives an object other attributes, for a while."""
     before = {name: getattr(holder, name) for name in values}
     try:
         for name, value in values.items():
@@ -60,7 +60,7 @@ class MatmulPrecision(NamedTuple):
     on_cpu: str
 
     def name(self, device_type: str) -> str:
-        """ "float32", "tf32" or "bf16": what products of a device ("cuda", "cpu", ...) are computed in."""
+        """Returns "float32", "tf32" or "bf16": what products of a device ("cuda", "cpu", ...) are computed in."""
         found = {"cuda": self.on_gpu, "cpu": self.on_cpu}.get(device_type, "none")
         return "float32" if found in ("none", "ieee") else found
 
@@ -70,7 +70,7 @@ FAST_CPU = MatmulPrecision("tf32", "bf16")  # what "medium" means
 
 
 def read_matmul_precision() -> MatmulPrecision:
-    """The settings of this process; raises nothing."""
+    """Reads the settings of this process; raises nothing."""
     return MatmulPrecision(torch.backends.cuda.matmul.fp32_precision, _onednn().fp32_precision)
 
 

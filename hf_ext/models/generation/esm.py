@@ -60,7 +60,7 @@ class PretrainedEncoder(nn.Module):
             self.model = load_encoder(self.spec)
 
     def attach(self, device: torch.device) -> Any:
-        """The encoder, on `device`, loaded if it is referenced and was not yet."""
+        """Puts the encoder on `device`, loaded if it is referenced and was not yet; returns it."""
         if self.model is not None:
             return self.model
         if not self._referenced:
@@ -72,7 +72,7 @@ class PretrainedEncoder(nn.Module):
         self._referenced = []
 
     def train(self, mode: bool = True) -> PretrainedEncoder:
-        """As in torch, but frozen it stays in evaluation mode: dropout would make its states noise."""
+        """Sets the mode as torch does, but keeps what is frozen in evaluation mode: dropout would add noise."""
         return super().train(mode and self.spec.training != "frozen")
 
     def forward(
@@ -97,7 +97,7 @@ class PretrainedEncoder(nn.Module):
 def state_encoder(
     encoder: PretrainedEncoder, tokenizer: ResidueTokenizer, device: torch.device | str = "cpu"
 ) -> Callable[[Sequence[str]], list[torch.Tensor]]:
-    """What makes the states that `fill_store` stores, in float32, on `device`.
+    """Returns what makes the states that `fill_store` stores, in float32, on `device`.
 
     It maps n antigens to n tensors, (tokens, width), special tokens included, on the CPU.
     """
@@ -112,7 +112,7 @@ def state_encoder(
 
 
 def state_key(encoder: PretrainedEncoder, tokenizer: ResidueTokenizer) -> dict[str, Any]:
-    """Everything that decides the states of all antigens, for an `EmbeddingStore`."""
+    """Returns everything that decides the states of all antigens, for an `EmbeddingStore`."""
     return {
         "format": 1,
         "encoder": identify_encoder(encoder.spec),

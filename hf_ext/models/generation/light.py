@@ -21,12 +21,12 @@ SMALLEST = 1e-6  # of a weights' sum, so that rows without a token give 0 and no
 
 
 def feature_map(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1, above 0; float32 (float64 stays)."""
+    """Computes elu(x) + 1, above 0; float32 (float64 stays)."""
     return functional.elu(x if x.dtype == torch.float64 else x.float()) + 1
 
 
 def summarise(keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """All that linear attention keeps of tokens: sum of `phi(k)` with `[v, 1]`.
+    """Computes all that linear attention keeps of tokens: sum of `phi(k)` with `[v, 1]`.
 
     Args:
         keys, values: (rows, heads, tokens, width).
@@ -43,7 +43,7 @@ def summarise(keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | Non
 
 
 def attend(queries: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
-    """Each query's mean of the values in a summary, weighted by `phi(q) phi(k)`: (rows, heads, tokens, width)."""
+    """Computes each query's mean of the values in a summary, weighted by `phi(q) phi(k)`, of the shape of `query`."""
     with _as_it_is(queries):
         return _divide(feature_map(queries) @ summary, queries)
 
@@ -51,7 +51,7 @@ def attend(queries: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
 def attend_causally(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, before: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's mean of the values up to and with its own.
+    """Computes each token's mean of the values up to and with its own.
 
     Args:
         queries, keys, values: (rows, heads, tokens, width).
@@ -99,15 +99,15 @@ class LinearAttention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model, bias=False) for _ in range(4))
 
     def split(self, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        """(rows, tokens, d_model) to (rows, heads, tokens, width), through one of the maps."""
+        """Maps (rows, tokens, d_model) to (rows, heads, tokens, width), through one of the maps."""
         return linear(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
-        """Back again, through the last map."""
+        """Maps back to (rows, tokens, d_model), through the last map."""
         return self.o(x.transpose(1, 2).flatten(2))
 
     def summarise(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """What attention keeps of the tokens `x`: see `summarise`."""
+        """Returns what attention keeps of the tokens `x`: see `summarise`."""
         return summarise(self.split(self.k, x), self.split(self.v, x), mask)
 
 
@@ -193,7 +193,7 @@ class LightDecoder(nn.Module):
         past: LightState | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, LightState | None]:
-        """(rows, tokens, d_model), and the sums after them if `use_cache`; for the arguments see `LstmDecoder`."""
+        """Returns (rows, tokens, d_model), and the sums after them if `use_cache`; arguments as of `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
         state = past or LightState(self.cross_attention.summarise(states, attention_mask), self.num_applications)
         positions = state.num_tokens + torch.arange(embedded.shape[1], device=embedded.device)

@@ -58,7 +58,7 @@ class LstmEncoder(nn.Module):
         return pad_packed_sequence(output, batch_first=True, total_length=embedded.shape[1])[0], last
 
     def _run_in_stretches(self, embedded: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, Memory]:
-        """All antigens side by side from one length at which some end to the next: no step is on padding.
+        """Runs all antigens side by side from one length at which some end to the next: no step is on padding.
 
         On a CPU the backward pass of a packed LSTM does not use oneDNN and is slower by far (torch 2.13). To run each
         length apart has as many steps as all lengths together; here they are those of the longest antigen.
@@ -84,7 +84,7 @@ class LstmEncoder(nn.Module):
         return x[place], (hidden, cell)
 
     def _run_one_way(self, x: torch.Tensor, stretches: list[tuple[int, int, int]], name: str) -> tuple[Any, Memory]:
-        """One layer, one direction, over rows of descending length; `name` is how torch ends those weights' names.
+        """Runs one layer, one direction, over rows of descending length; `name` is how torch ends those weights' names.
 
         Args:
             stretches: start, end, and how many rows are longer than the start.
@@ -151,7 +151,7 @@ class LstmDecoder(nn.Module):
         past: LstmState | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, LstmState | None]:
-        """(rows, tokens, hidden), and the state after them if `use_cache`.
+        """Returns (rows, tokens, hidden), and the state after them if `use_cache`.
 
         Args:
             embedded: (rows, tokens, d_model): those that `past` has not seen.
@@ -173,7 +173,7 @@ class LstmDecoder(nn.Module):
         return self.dropout(output), state
 
     def _begin(self, encoded: EncoderStates) -> LstmState:
-        """The state before the first token."""
+        """Returns the state before the first token."""
         memory = encoded.memory
         mean = encoded.mean
         if memory is None or mean is None:

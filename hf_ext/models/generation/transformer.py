@@ -20,7 +20,7 @@ from .parts import EncoderStates, sinusoids
 
 
 def make_stack(config: GeneratorConfig, is_decoder: bool) -> T5Stack:
-    """T5's encoder or decoder, without dropout in attention."""
+    """Builds T5's encoder or decoder, without dropout in attention."""
     inner = T5Config(
         vocab_size=config.vocab_size,
         d_model=config.d_model,
@@ -85,7 +85,7 @@ class TransformerDecoder(nn.Module):
         past: Any = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, Any]:
-        """(rows, tokens, d_model), and the keys and values if `use_cache`; for the arguments see `LstmDecoder`."""
+        """Returns (rows, tokens, d_model), and keys and values if `use_cache`; arguments as of `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
         if use_cache and past is None:
             past = EncoderDecoderCache(DynamicCache(), DynamicCache())
