@@ -102,7 +102,7 @@ def refuse(located: Sequence[Located], bad_rows: str) -> None:
     kept = [one for one in located if one[1].rule == NO_SPLIT]
     shown = located if bad_rows == "error" else kept
     if shown:
-        hint = "\nMend these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
+        hint = "\nFix these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
         raise DataError(format_errors(shown) + hint)
 
 

@@ -95,7 +95,7 @@ class PairData:
 
 
 def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:
-    """Makes `data_args` name the generator's columns, and split by antigen where nobody said how.
+    """Makes `data_args` name the generator's columns, and split by antigen where no split is given.
 
     Raises:
         ArgumentError: arguments of the data that a generator has others for, or cannot do.
@@ -130,7 +130,7 @@ def load_pairs(
 ) -> PairData:
     """Loads and splits, takes the training rows with high affinity, then as many rows as the stage has.
 
-    Antigens are split, and not rows, where nobody said how: an antigen of the test split has then never been trained
+    Antigens are split, and not rows, where no split is given: an antigen of the test split has then never been trained
     on. Antibodies and antigens that stand in train and in test are counted.
 
     Args:
