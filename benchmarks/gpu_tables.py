@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hf_ext.reporting.tables import format_markdown_table
-from hf_ext.reporting.units import NOT_MEASURED
+from hf_ext.text.tables import format_markdown_table
+from hf_ext.text.units import NOT_MEASURED
 
 SPEED = {
     "full_esm2": "ESM-2 650M, full",

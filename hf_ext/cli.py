@@ -1,32 +1,29 @@
-"""The command `hf-ext`, whose subcommands each import their own module alone; and how a program of hf_ext starts."""
+"""The command `hf-ext`, whose subcommands each import their own module alone."""
 
 from __future__ import annotations
 
-import gc
-import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 
 from . import __version__
 from .arguments.names import name_nearest
 from .errors import ArgumentError, exit_on_errors
 from .files import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
+from .startup import PROGRAM, quick_imports
 
-PROGRAM = "hf-ext"
 # Name -> the module whose `main(words)` runs it, and its line in `hf-ext --help`; in that order.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("hf_ext.affinity.task", "train an affinity or property model on labelled sequences"),
+    "train": ("hf_ext.property.task", "train an affinity or property model on labelled sequences"),
     "mlm": ("hf_ext.masked_lm.task", "train a masked protein language model, a new one or further"),
     "generate": ("hf_ext.generation.task", "train a generator of antibodies for antigens, in stages"),
     "sample": ("hf_ext.generation.sample", "draw antibodies from a trained generator, and rank them"),
-    "predict": ("hf_ext.affinity.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
-    "evaluate": ("hf_ext.affinity.evaluate", "score trained models on labelled rows, and compare them"),
+    "predict": ("hf_ext.finished.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
+    "evaluate": ("hf_ext.finished.evaluate", "score trained models on labelled rows, and compare them"),
     "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.comparing.comparison", "measure ways to train against each other, with intervals"),
     "report": ("hf_ext.reporting.report", "write report and model card of a finished run again"),
-    "resume": ("hf_ext.affinity.resume", "list the intact checkpoints of a folder; convert old ones"),
+    "resume": ("hf_ext.finished.resume", "list the intact checkpoints of a folder; convert old ones"),
 }
 
 HELP = """usage: hf-ext COMMAND [--config FILE.yaml] [--FLAG VALUE ...]
@@ -48,32 +45,6 @@ The Hugging Face Trainer for protein language models on the hardware you have.
 
 Exit status: 0 done, 1 a mistake in what you gave, 75 stopped: run it again.
 Others: 3 a score missed, 65 not finite, 69 memory, 71 a worker died, 74 disk."""
-
-
-def program_words() -> list[str]:
-    """How this process was started, without arguments: ["hf-ext", "train"], or the path of a script."""
-    program, _, command = sys.argv[0].partition(" ")
-    return [program, command] if program == PROGRAM and command in COMMANDS else [sys.argv[0]]
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Inside, nothing is collected; what was imported is never looked through again.
-
-    For programs, at their top: a million objects that modules define stay anyway, and looking for garbage among them
-    takes a second of the processor until the first step (`benchmarks/command_times.py`).
-    """
-    collects, kernels = gc.isenabled(), logging.getLogger("bitsandbytes.backends")
-    level = kernels.level
-    kernels.setLevel(logging.ERROR)  # peft imports it, and on some CPUs it warns of a kernel that nothing here calls
-    gc.disable()
-    try:
-        yield
-    finally:
-        kernels.setLevel(level)
-        gc.freeze()
-        if collects:
-            gc.enable()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,16 +14,16 @@ from torch import nn
 from .errors import PlanRefused
 from .files import write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
-from .models.packing import pack_encoders
+from .models.kernels.packing import pack_encoders
 from .optional import installed_version
 from .processes import import_deepspeed
-from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, Decision, Run
 from .speedups.attention import set_attention
 from .speedups.base import KIND_NAMES
 from .speedups.facts import describe_data, describe_model
 from .speedups.fused_layers import fuse_gelu, label_only
 from .speedups.fused_qkv import fuse_qkv
+from .text.tables import format_table
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
 

@@ -38,7 +38,7 @@ from .arguments.training_fields import (
 from .errors import ArgumentError
 from .optional import require
 from .processes import check_together, need_cpu_backend, need_gloo
-from .reporting.units import less_is_better
+from .text.units import less_is_better
 
 NO_FOLDER = ("", "auto", "true", "yes", "false", "no", "off", "none")  # what people write for `resume`
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Folders of hf_ext, bottom first: a module imports from its own folder and from those of lower floors. Files at the
 # root stand where their imports put them.
 FLOORS = (
-    {"arguments", "labels", "processes"},
+    {"arguments", "labels", "processes", "text"},
     {"data", "reporting"},
     {"models"},
     {"memory"},
@@ -22,9 +22,10 @@ FLOORS = (
     {"checkpoints"},
     {"speedups", "hub"},
     {"training"},
-    {"tasks"},
-    {"affinity", "masked_lm", "pde"},
-    {"generation"},  # judges what it generates with a trained affinity model
+    {"baselines", "tasks"},
+    {"heads"},
+    {"property", "masked_lm", "pde"},
+    {"finished", "generation"},  # both read a trained model of a property
     {"comparing", "doctor"},
 )
 

@@ -15,7 +15,8 @@ import pytest
 from locations import ROOT
 
 from hf_ext import __version__
-from hf_ext.cli import COMMANDS, help_page, main, program_words, quick_imports
+from hf_ext.cli import COMMANDS, help_page, main
+from hf_ext.startup import program_words, quick_imports
 
 ASKED = ["train", "mlm", "generate", "sample", "predict", "evaluate", "doctor", "compare", "report", "resume"]
 
@@ -93,7 +94,7 @@ def test_help_of_a_command_that_reads_a_model_waits_for_no_model_code(tmp_path):
     code = "import sys; from hf_ext.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sorted(sys.modules))"
     for command in ("predict", "evaluate"):
         loaded = {*run("-c", code, command, "--help", cwd=tmp_path).stdout.split("\n")[-2].split()}
-        assert {"hf_ext.arguments.parser", f"hf_ext.affinity.{command}"} <= loaded
+        assert {"hf_ext.arguments.parser", f"hf_ext.finished.{command}"} <= loaded
         assert not {"torch", "datasets", "pandas", "scipy", "hf_ext.tasks.running"} & loaded
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.cli import COMMANDS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
+from hf_ext.property.arguments import AffinityArguments
 
 STOCK = "training arguments of transformers"
 SHARED = ["data", "model", "speed-ups", "training", "checkpoints", "evaluation", STOCK]

@@ -36,7 +36,7 @@ def read():
     }
 torch.manual_seed(5)
 before = read()
-import hf_ext.trainer, hf_ext.affinity.building
+import hf_ext.trainer, hf_ext.property.building
 from transformers.models.esm.modeling_esm import EsmIntermediate
 after = read()
 print(json.dumps([before, after, EsmIntermediate.forward.__module__]))

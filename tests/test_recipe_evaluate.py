@@ -17,10 +17,10 @@ import pytest
 from datasets import Dataset
 from locations import ROOT
 
-from hf_ext.affinity.evaluate import main
-from hf_ext.affinity.prediction_file import write_predictions
-from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
+from hf_ext.finished.evaluate import main
+from hf_ext.property.prediction_file import write_predictions
+from hf_ext.property.predictor import AffinityPredictor
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 GENERATOR = np.random.default_rng(0)

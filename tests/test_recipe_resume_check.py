@@ -9,8 +9,8 @@ import pytest
 from small_runs import SAVED, contents, make_trainer
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.affinity.resume import main
 from hf_ext.errors import CheckpointError
+from hf_ext.finished.resume import main
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ..data.batches.tokenization import INPUTS_NAME
 from ..errors import ArgumentError, CheckpointError
-from ..pretrained import reading
+from ..pretrained import fetch_folder, reading
 from .manifest import Manifest, check_files, hash_file
 
 MODEL_MANIFEST = "model_manifest.json"
@@ -23,6 +24,12 @@ TOKENIZER = (
 )
 CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json"
 _PART = re.compile(rf"{WEIGHTS}|{CONFIG}|(tokenizers/\d+/)?({TOKENIZER})")
+
+# Files that a model needs; never pickled weights, whatever else lies in a repository.
+_FILES = [
+    *("config.json", INPUTS_NAME, "model*.safetensors", "model.safetensors.index.json", "tokenizers/*"),
+    MODEL_MANIFEST,
+]
 
 logger = logging.getLogger(__name__)
 
@@ -128,3 +135,20 @@ def _floating(tensor: torch.Tensor) -> torch.Tensor | None:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
     return tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no norm
+
+
+def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
+
+    Raises:
+        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.
+
+    Cost: of a Hub model one download, of the files that loading needs; the Hub's cache keeps them.
+    """
+    folder = fetch_folder(name_or_path, revision, _FILES)
+    if not (folder / INPUTS_NAME).is_file():
+        raise ArgumentError(
+            f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of a finished `hf-ext train`, or "
+            "the Hub id it was pushed to."
+        )
+    return folder

@@ -10,11 +10,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ..affinity.arguments import EvaluateArguments
-from ..affinity.comparing import compare, format_difference, load_test
-from ..affinity.prediction_file import read_predictions
-from ..affinity.results import PREDICTIONS, baseline_file
-from ..affinity.task import TASK
 from ..arguments.config_file import read_config
 from ..arguments.names import name_nearest
 from ..arguments.parser import FastArgumentParser
@@ -22,8 +17,13 @@ from ..arguments.presets import PRESETS
 from ..data.arguments import DataArguments
 from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
-from ..reporting import units
-from ..reporting.tables import format_markdown_table
+from ..finished.comparing import compare, format_difference, load_test
+from ..property.arguments import EvaluateArguments
+from ..property.prediction_file import read_predictions
+from ..property.results import PREDICTIONS, baseline_file
+from ..property.task import TASK
+from ..text import units
+from ..text.tables import format_markdown_table
 from .running import ChildFailed, SideRun, run_child
 from .sides import CompareArguments, Role, Side, make_command, number_names
 

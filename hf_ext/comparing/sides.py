@@ -14,7 +14,6 @@ import yaml
 
 from ..arguments.presets import PRESETS
 from ..arguments.training_fields import option
-from ..cli import COMMANDS
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, find_shipped
 
@@ -172,7 +171,8 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         # Each run pays for its own embeddings; a shared cache would give them to the second run for nothing.
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
-    program = ["-m", "hf_ext", args.recipe] if args.recipe in COMMANDS else [args.recipe]
+    is_script = args.recipe.endswith(".py")
+    program = [args.recipe] if is_script else ["-m", "hf_ext", args.recipe]
     return [sys.executable, *launcher, *program, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
 
 

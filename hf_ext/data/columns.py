@@ -13,10 +13,13 @@ from uuid import uuid4
 import datasets
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ..errors import DataError
+from ..labels import UNKNOWN
 
+FloatArray = NDArray[np.float64]
 Value = TypeVar("Value", bound=Hashable)
 CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
 MAX_CHARACTERS = 60  # of a name in a message
@@ -199,3 +202,22 @@ def check_columns(names: Sequence[str], wanted: Collection[str], path: str, hint
         )
     if missing := [name for name in wanted if name not in names]:
         raise DataError(f"{path}: {missing_columns(missing, names)}{hint}")
+
+
+def label_array(rows: Any) -> FloatArray:
+    """Labels of a map-style split as a batch of all rows has them, float64: (n,), (n, k) or (n, longest); what is not
+    known is `UNKNOWN`."""
+    labels = rows["label"][:]
+    if not labels or not isinstance(labels[0], list):
+        return np.asarray(labels, np.float64)
+    found = np.full((len(labels), max(map(len, labels))), np.nan)
+    for row, values in zip(found, labels):
+        row[: len(values)] = values
+    return np.nan_to_num(found, nan=UNKNOWN)
+
+
+def read_bounds(rows: Any) -> NDArray[np.int64] | None:
+    """Of each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,); None without bounds."""
+    if not hasattr(rows, "__len__") or "bound" not in column_names(rows):
+        return None
+    return np.asarray(rows["bound"][:], np.int64)

@@ -9,10 +9,10 @@ from ..checkpoints.retention import GB
 from ..memory.report import MemoryReport, format_memory
 from ..models.configuration import Training
 from ..models.families import choose_encoder
-from ..reporting import units
-from ..reporting.tables import format_table
 from ..speedups.precision import KEPT_BYTES, best_precision
 from ..tasks.sketch import Finding
+from ..text import units
+from ..text.tables import format_table
 from .estimates import row_flops
 from .findings import would_run
 from .gather import Facts

@@ -5,7 +5,6 @@ from typing import Any
 
 _HOMES = {
     "METRIC_NAMES": "evaluate_metrics",
-    "RidgeBaseline": "baselines",
     "RowMetrics": "row_metrics",
     "collapse_report": "alarms",
     "judge": "verdict",

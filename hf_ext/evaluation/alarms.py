@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ..labels import ONE_NUMBER, LabelKind
 from ..labels.cells import show_names
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from .class_metrics import find_shares
 from .kinds import known_values, rows_for
-from .logistic import find_shares
 from .metrics import MetricValue
 
 MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about

@@ -227,3 +227,15 @@ class Multilabel(Rows):
 def _mean(values: FloatArray, exists: NDArray[np.bool_]) -> FloatArray:
     """Averages over the second axis what exists."""
     return divide(np.where(exists, values, 0.0).sum(axis=1), exists.sum(axis=1))
+
+
+def find_shares(labels: FloatArray, num_classes: int | None = None, more: float = 0.0) -> FloatArray:
+    """How frequent each of `num_classes` is, or each column's mean, (outputs,), over what is known; NaN is not.
+
+    `more` is how many times each class, or both 0 and 1, count as seen beside what was.
+    """
+    known = np.isfinite(labels)
+    if num_classes:
+        counts = np.bincount(labels[known].astype(np.int64), minlength=num_classes) + more
+        return counts / max(1, counts.sum())
+    return divide(np.where(known, labels, 0.0).sum(axis=0) + more, known.sum(axis=0) + 2 * more)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError
 from ..labels import ONE_NUMBER, LabelKind
-from ..reporting.units import less_is_better
+from ..text.units import less_is_better
 from . import metrics
 from ._arrays import FloatArray
 from .kinds import metrics_of, rows_for

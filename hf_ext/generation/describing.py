@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..evaluation.verdict import MODEL
-from ..reporting import units
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Points, Table, Text
 from ..reporting.scores import score_numbers
-from ..reporting.units import capitalize, is_finite
+from ..text import units
+from ..text.units import capitalize, is_finite
 
 EXAMPLE = "MKTAYIAKQRQISFVKSHFSRQLEE"  # made up
 MEASURES = {  # of a set of antibodies -> how its row is named

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from ..affinity.rows import check_splits
 from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_names
 from ..data.loading import check_labels, load_data
@@ -18,7 +17,8 @@ from ..data.split_report import find_missing, leak_report
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
-from ..reporting.units import format_cell
+from ..property.rows import check_splits
+from ..text.units import format_cell
 from .arguments import GeneratorArguments
 from .rows import AntibodyRows
 

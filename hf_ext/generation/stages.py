@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..errors import ArgumentError, RunEnded
 from ..files import write_text
 from ..models.generation.configuration import SIZES
-from ..reporting.units import format_cell
+from ..text.units import format_cell
 
 GATES_NAME = "gates.json"
 

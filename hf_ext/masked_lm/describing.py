@@ -8,7 +8,7 @@ from typing import Any
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Text
 from ..reporting.run_files import as_dict, list_columns
 from ..reporting.scores import index_scores, score_numbers, score_table, verdict_limits
-from ..reporting.units import join_words
+from ..text.units import join_words
 
 # Made up. Residues apart: BERT's vocabularies need it, ESM's give the same ids either way.
 EXAMPLE = "M K T A Y I A K Q"

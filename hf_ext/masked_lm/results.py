@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
+from ..data.batches.masking import IGNORED, MaskedLMCollator
 from ..data.columns import read_columns
-from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..evaluation.verdict import MODEL, judge
-from ..reporting.tables import format_table
 from ..tasks.running import check_scored
+from ..text.tables import format_table
 
 SCORES = ("token_loss", "perplexity", "accuracy", "num_tokens")  # that a run ends with
 EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes

@@ -10,7 +10,7 @@ import bisect
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from ..reporting import units
+from ..text import units
 from .forecast import CANNOT_TRACE, Forecast, MemoryModel, TrainConfig
 
 IDLE_SHARE = 0.08  # of a card's memory: blocks that the allocator cannot join (fragmentation)

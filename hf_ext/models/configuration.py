@@ -66,15 +66,15 @@ class AffinityConfig(PretrainedConfig):
         head_sizes: widths of the head's hidden layers.
         head_dropout: dropout probability after each hidden layer.
         label_kind: `state()` of a `LabelKind`; None: one number per row.
-        temperature: logits of classes are divided by it, see `hf_ext.affinity.calibration`.
+        temperature: logits of classes are divided by it, see `hf_ext.heads.calibration`.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise); of several numbers, or one per residue,
             "mse" or "huber". Classes have cross entropy, and leave this at "mse".
         huber_delta: where Huber turns linear, in standardised label units.
         label_mean, label_std: in label units; the head predicts `label_mean + label_std * output`. Lists where a row
             has several numbers; not read of classes.
-        layer_choice: how encoders' layers were chosen, see `hf_ext.affinity.layers`; None where they were not.
+        layer_choice: how encoders' layers were chosen, see `hf_ext.heads.layers`; None where they were not.
         ensemble: `ranks` and `networks` of a `HeadEnsemble`, which predicts in place of the head; None for none.
-        prediction_intervals: see `hf_ext.affinity.intervals`; None for none.
+        prediction_intervals: see `hf_ext.heads.intervals`; None for none.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.

@@ -98,7 +98,7 @@ class HeadEnsemble(nn.Module):
     """The weighted sum of linear models and networks on standardised embeddings: of numbers, or of probabilities.
 
     They read these features, or directions: the principal ones of each input, and products of those of two inputs,
-    which say what one is worth for the other. Nothing here trains: `hf_ext.affinity.ensemble` fits it.
+    which say what one is worth for the other. Nothing here trains: `hf_ext.heads.ensemble` fits it.
 
     Args:
         widths: of each input's embedding.

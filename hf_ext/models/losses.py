@@ -25,7 +25,7 @@ from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ..errors import ArgumentError, DataError
-from .replaced_forwards import has_forward_of, is_from
+from .kernels.replaced_forwards import has_forward_of, is_from
 
 # --- regression, in float32 -------------------------------------------------------------------------------------------
 

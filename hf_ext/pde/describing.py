@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..reporting import units
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
 from ..reporting.run_files import as_dict
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
-from ..reporting.units import join_words
+from ..text import units
+from ..text.units import join_words
 
 MEANING = (
     "nRMSE of a row is the L2 of its error over the L2 of its solution. Scores are means over rows, and nRMSE without "

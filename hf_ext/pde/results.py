@@ -10,7 +10,7 @@ import torch
 
 from ..evaluation.scores import Score, score_mean
 from ..evaluation.verdict import MODEL, judge
-from ..reporting.tables import format_table
+from ..text.tables import format_table
 from .configuration import TASKS
 from .model import relative_l2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from ..text.tables import format_markdown_table, format_table
 from .charts import plot_loss, plot_scatter
-from .tables import format_markdown_table, format_table
 
 __all__ = ["format_markdown_table", "format_table", "plot_loss", "plot_scatter"]

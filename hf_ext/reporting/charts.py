@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import replacing
-from .units import is_finite, less_is_better
+from ..text.units import is_finite, less_is_better
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

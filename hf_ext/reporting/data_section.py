@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import units
+from ..text import units
+from ..text.units import is_finite
 from .page import Block, Points, Table, Text, facts_table
 from .run_files import RunFiles, as_dict, is_demo, show_source
-from .units import is_finite
 
 # Rule of a split, up to its colon -> what it makes of the scores.
 SPLITS = {

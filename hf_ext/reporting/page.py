@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import DataError
+from ..text.units import NOT_MEASURED
 from .charts import Chart
-from .units import NOT_MEASURED
 
 FORMAT = 1  # of what `page_record` returns
 PLACEHOLDER = "USER/NAME"  # in code that loads a model, where its repository or folder stands

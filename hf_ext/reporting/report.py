@@ -24,11 +24,11 @@ from markupsafe import Markup
 
 from ..errors import show_text
 from ..files import write_text
+from ..text.tables import format_markdown_table, is_numeric
+from ..text.units import NOT_MEASURED, number
 from .page import Block, Code, Figures, Points, Table, Text
 from .run_files import RunFiles, hide_folders, is_demo, is_hub_id, last_part, read_run
 from .sections import Contents, compose, data_source, find_bases, has_licence
-from .tables import format_markdown_table, is_numeric
-from .units import NOT_MEASURED, number
 
 logger = logging.getLogger(__name__)
 

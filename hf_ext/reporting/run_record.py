@@ -16,10 +16,10 @@ import psutil
 from transformers import TrainerCallback
 
 from ..arguments.names import is_secret
-from ..cli import program_words
 from ..files import write_text
 from ..hardware import detect_hardware
 from ..optional import installed_version
+from ..startup import program_words
 
 FORMAT = 1
 PACKAGES = ("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft")

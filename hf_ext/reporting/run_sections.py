@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arguments.names import is_secret
-from . import units
+from ..text import units
+from ..text.units import capitalize, is_finite, metric_name
 from .charts import curve_charts
 from .page import Block, Code, Figures, Table, Text, facts_table
 from .run_files import RunFiles, as_dict, show_argument, show_command
-from .units import capitalize, is_finite, metric_name
 
 MAX_ROWS = 20  # of a table
 CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}

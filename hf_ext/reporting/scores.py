@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import units
+from ..text import units
+from ..text.units import is_finite, less_is_better, metric_name, metric_title
 from .data_section import describe_near_copies
 from .page import Block, Page, Points, Table
 from .run_files import as_dict
-from .units import is_finite, less_is_better, metric_name, metric_title
 
 REQUIRED_HEADERS = ["metric", "expected", "actual", ""]
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import units
+from ..text import units
+from ..text.units import is_finite
 from .charts import confusion_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
 from .run_files import RunFiles, as_dict, is_demo, is_hub_id, label_name, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
 from .scores import REQUIRED_HEADERS, default_page, required_rows
-from .units import is_finite
 
 # Beginning of an id -> what its authors ask to be cited as.
 PAPERS = {

@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..arguments.parser import parse_command
-from ..cli import quick_imports
 from ..errors import ArgumentError
+from ..startup import quick_imports
 from ..training_args import FastTrainingArguments
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
 TASKS = {
-    "affinity": "hf_ext.affinity.task",
+    "affinity": "hf_ext.property.task",
     "masked_lm": "hf_ext.masked_lm.task",
     "generation": "hf_ext.generation.task",
     "pde_operator": "hf_ext.pde.task",

@@ -14,16 +14,16 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 from ..arguments.parser import FastArgumentParser
 from ..checkpoints.run_lock import run_folder
+from ..data.batches.masking import MaskingEpochCallback
 from ..data.columns import reads_text
-from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation.requirements import describe_failed, format_checked, raise_failed
 from ..reporting.charts import plot_loss
 from ..reporting.page import page_record
-from ..reporting.progress import start_run_log
 from ..reporting.report import write_card, write_report
 from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from ..reporting.throughput import ThroughputCallback
+from ..text.progress import start_run_log
 from ..trainer import FastTrainer
 from ..training_args import OWN_FIELDS, evaluates_apart
 

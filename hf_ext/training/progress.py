@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..reporting.progress import LiveProgress, describe_training, find_shortfall
+from ..text.progress import LiveProgress, describe_training, find_shortfall
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own

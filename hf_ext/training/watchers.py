@@ -17,7 +17,7 @@ from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
 from ..labels import ONE_NUMBER
 from ..labels.outputs import to_predictions
-from ..reporting.units import less_is_better
+from ..text.units import less_is_better
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)

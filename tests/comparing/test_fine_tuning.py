@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_ext.affinity.predicted import LABEL, PREDICTION
-from hf_ext.affinity.prediction_file import write_predictions
-from hf_ext.affinity.results import PREDICTIONS, baseline_file
 from hf_ext.comparing.comparison import main
 from hf_ext.comparing.fine_tuning import answer, format_trainings, make_training_sides, score_runs
 from hf_ext.comparing.running import ChildFailed, SideRun
 from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.property.predicted import LABEL, PREDICTION
+from hf_ext.property.prediction_file import write_predictions
+from hf_ext.property.results import PREDICTIONS, baseline_file
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 RNG = np.random.default_rng(0)

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.rows import label_array
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.columns import label_array
 from hf_ext.data.label_columns import label_facts
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.labels import UNKNOWN, LabelKind
 from hf_ext.labels.classes import order_names
+from hf_ext.property.arguments import AffinityArguments
 
 NUM_ROWS = 24
 

@@ -5,7 +5,6 @@ import torch
 from doctored import look, main
 from torch.utils._pytree import tree_map
 
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.doctor import estimates
 from hf_ext.doctor.gather import BASELINE_BYTES
 from hf_ext.doctor.page import format_page
@@ -14,6 +13,7 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.plan import Plan
+from hf_ext.property.arguments import AffinityArguments
 from hf_ext.reporting.throughput import peak_bytes
 from hf_ext.speedups.base import Decision
 from hf_ext.tasks.sketch import Part, RowLengths, Stage, Step

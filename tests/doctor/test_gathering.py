@@ -3,7 +3,6 @@
 import pytest
 from doctored import look, main, names
 
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_table
 from hf_ext.doctor import command
@@ -13,6 +12,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import make_plan
+from hf_ext.property.arguments import AffinityArguments
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

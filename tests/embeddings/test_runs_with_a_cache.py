@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
+from hf_ext.property.predictor import AffinityPredictor
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -17,7 +17,7 @@ from hf_ext.evaluation.stopping_rule import StoppingRule
 from hf_ext.evaluation.verdict import FREQUENCIES, judge, judge_pair
 from hf_ext.labels import LabelKind
 from hf_ext.labels.outputs import to_predictions
-from hf_ext.reporting.units import less_is_better, metric_name
+from hf_ext.text.units import less_is_better, metric_name
 
 THREE = LabelKind("classification", ("place",), ("membrane", "nucleus", "other"))
 NUM_ROWS = 400

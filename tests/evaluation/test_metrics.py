@@ -182,7 +182,7 @@ def test_a_loaded_metric_without_a_value_is_nan_with_a_reason() -> None:
 
 def test_importing_the_package_and_scoring_rows_imports_nothing_heavy() -> None:
     heavy = ("torch", "scipy", "matplotlib", "datasets", "evaluate", "transformers")
-    use = "from hf_ext.evaluation import judge, score_predictions, RidgeBaseline; score_predictions([1, 2], [1, 2])"
+    use = "from hf_ext.evaluation import collapse_report, judge, score_predictions; score_predictions([1, 2], [1, 2])"
     code = f"import sys, hf_ext.reporting; {use}; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 from typing import Any
 
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.gather import Facts, StageFacts, gather
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.pde.arguments import OperatorArguments
+from hf_ext.property.arguments import AffinityArguments
 from hf_ext.training_args import FastTrainingArguments
 
 GB = 10**9

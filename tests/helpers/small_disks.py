@@ -22,7 +22,7 @@ from transformers import EsmForSequenceClassification, Trainer, TrainerCallback,
 
 from hf_ext.checkpoints.run_lock import LOCK
 from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.reporting.progress import LOGGER, RunLog
+from hf_ext.text.progress import LOGGER, RunLog
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

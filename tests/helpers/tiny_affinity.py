@@ -2,11 +2,11 @@
 
 import torch
 
-from hf_ext.affinity.building import build_collator
 from hf_ext.data.arguments import DataArguments
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.configuration import TowerSpec
 from hf_ext.models.encoders import LoraSettings, read_encoder
+from hf_ext.property.building import build_collator
 
 COLUMNS = ("heavy", "light", "antigen")
 ROWS = [

@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import TrainerCallback
 
-from hf_ext.affinity.scoring import compute_metrics
+from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -17,8 +17,8 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
-from hf_ext.reporting.progress import LiveProgress, describe_metrics, describe_training, find_shortfall
 from hf_ext.reporting.throughput import ThroughputCallback
+from hf_ext.text.progress import LiveProgress, describe_metrics, describe_training, find_shortfall
 from hf_ext.training.progress import SpeedLine
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))

@@ -7,9 +7,9 @@ from datasets import IterableDataset
 from small_evaluations import Scripted, count, evaluated_epochs, evaluations, make_rows, make_trainer
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.affinity.scoring import compute_metrics
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -1,0 +1,274 @@
+"""What a model has to beat on a split: constants, linear models and near rows, fitted on the training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data.batches.batching import batches_by_tokens
+from ..data.batches.tokenization import SequenceCollator
+from ..data.columns import FloatArray, label_array, read_columns
+from ..data.splits import draw_rows
+from ..embeddings.dataset import factorize, join_parts, take_rows
+from ..embeddings.encode import encode_finite
+from ..errors import ArgumentError, NotFiniteError
+from ..evaluation.verdict import CONSTANT, FREQUENCIES, LABEL_FREQUENCIES
+from ..labels import UNKNOWN, LabelKind
+from ..models.affinity import AffinityModel, in_float32
+from ..models.configuration import build_config
+from ..speedups.base import Run
+from ..speedups.encoder_precision import halve_encoders
+from ..text.units import capitalize
+from ..training.embedding_cache import encode_sequences
+from .by_kind import NearestBaseline, make_linear, predict_constant
+from .partners import find_partner, predict_by_partner
+from .ridge import SequenceFeatures, predict_group_means
+
+Encode = Callable[[str, Sequence[str]], torch.Tensor]
+
+TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
+
+
+def embed_distinct(
+    model: AffinityModel, collator: SequenceCollator, name: str, sequences: Sequence[str], *, device: torch.device
+) -> torch.Tensor:
+    """Pooled embeddings of input `name`: (n, width), float32, on the CPU; in float32 where half precision overflows.
+
+    Args:
+        sequences: distinct; parts of a pair are joined by `|`.
+
+    Raises:
+        NotFiniteError: some are NaN or infinite.
+    """
+    encode = partial(encode_sequences, model, collator, name, device=device)
+    exactly = in_float32(model, name, encode)
+    table = torch.empty(len(sequences), model.embedding_sizes[name])
+    for chosen in batches_by_tokens([*map(len, sequences)], TOKENS_PER_BATCH):
+        table[torch.tensor(chosen)] = encode_finite(encode, exactly, [sequences[i] for i in chosen])[0].float()
+    return table
+
+
+def encode_as_before(trainer: Any, rows: Any) -> Encode:
+    """Embeds with the encoders as they were before training: frozen ones through the cache.
+
+    Encoders compute with the kernels of the run; where it trained in half precision so do they, as far as rounding
+    allows it (`encoder_precision`).
+
+    Args:
+        trainer: of a model with one tower that trains, or more.
+        rows: training rows, of which some tell what rounding leaves.
+
+    Raises:
+        ArgumentError: an encoder's folder is gone, damaged, or holds other weights than those the model began with.
+
+    Cost: one more copy of these encoders in memory, read from where they came from.
+    """
+    specs, device = trainer.model.config.encoder_specs, torch.device(trainer.args.device)
+    trained = [i for i, spec in enumerate(specs) if spec.training != "frozen"]
+    encoders = [replace(specs[i], training="frozen", lora={}) for i in trained]
+    towers = [
+        replace(tower, encoder=trained.index(tower.encoder))
+        for tower in trainer.model.config.tower_specs
+        if tower.encoder in trained
+    ]
+    with torch.random.fork_rng(devices=[]):  # the twin's head is drawn, and never used
+        twin: Any = AffinityModel(build_config(encoders, towers, head_sizes=[]))
+    twin.to(device)
+    twin.transform_encoders(trainer.plan.speed_up)
+    twin.attach_encoders()
+    if trainer.plan.applied("precision"):
+        halve_encoders(Run(trainer.args, twin, trainer.data_collator, rows), trainer.plan.hardware)
+    pretrained = partial(embed_distinct, twin, trainer.data_collator, device=device)
+    return lambda name, given: (pretrained if name in twin.embedding_sizes else trainer.encode_distinct)(name, given)
+
+
+RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
+# Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
+PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Training rows or a sample of `of_rows`, validation rows, and those to be predicted, in this order.
+
+    `sequences` by split, column and row; `labels` by split; `partner` of one number per row, if any.
+    """
+
+    splits: list[Any]
+    columns: list[str]
+    sequences: list[list[tuple[str, ...]]]
+    labels: list[FloatArray]
+    of_rows: int
+    partner: Any
+
+    @classmethod
+    def read(cls, splits: list[Any], columns: list[str], of_rows: int, kind: LabelKind) -> _Rows:
+        sequences = [[*zip(*read_columns(split, columns))] for split in splits]
+        partner = find_partner(sequences[0]) if kind.is_one_number else None
+        return cls(splits, columns, sequences, [known_labels(split) for split in splits], of_rows, partner)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        return {"num_rows": len(self.labels[0]), "of_rows": self.of_rows}
+
+
+@dataclass
+class Baselines:
+    """Predictions by name of baseline, (n,) float64 in label units, or as scores of another kind of label take them;
+    what each was fitted on, JSON-able; and sentences about those that could not be fitted."""
+
+    predictions: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, predictions: Any, **facts: Any) -> None:
+        """`facts`: what it was fitted on."""
+        self.predictions[name], self.facts[name] = predictions, facts
+
+    def add_partners(self, name: str, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool) -> None:
+        """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
+        given = rows.partner, features, rows.labels[:2], rows.sequences, pooled
+        predicted = predict_by_partner(*given, standardize=standardize)
+        columns = ", ".join(rows.columns[i] for i in rows.partner.columns)
+        self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=rows.partner.num_partners)
+
+
+def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None) -> Baselines:
+    """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
+
+    The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
+    ridge on the embeddings of the encoders, where these train as they were before. Both ridges also for each partner
+    where one or more columns have few values (four antibodies against thousands of variants, `partners.find_partner`).
+    Penalties are chosen on `splits["validation"]`. Of classes frequencies take the place of the mean, and logistic
+    regression that of ridge; of all labels but one number there are the rows with the nearest residues, too, and labels
+    of residues have baselines of their own (`residue_baselines`).
+
+    Args:
+        trainer: a `FastTrainer` whose model is trained.
+        splits: map-style train, validation and test.
+        name: of the split to predict.
+        group_column: or None.
+
+    Cost: ridges see 50,000 training and validation rows and 2,048 features of the sequences at most: 10 s on two cores.
+    Embeddings of frozen encoders are encoded where they are not cached. Of encoders that trained, the pretrained ones
+    encode 5,000 training rows, 2,000 validation rows and the split: less than a pass over these rows in training.
+    """
+    train, asked, seed = splits["train"], splits[name], trainer.args.seed
+    kind, labels, baselines = trainer.model.config.kind, known_labels(train), Baselines()
+    facts: dict[str, Any] = {"num_rows": len(train)}
+    if kind.is_one_number:
+        facts["mean"] = float(labels.mean())
+    baselines.add(constant_name(kind), predict_constant(kind, labels, len(asked)), kind="constant", **facts)
+    if group_column and kind.is_one_number:
+        predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
+        baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
+    known = [sample_rows(splits[each], seed) for each in ("train", "validation")]
+    rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
+    _add_sequence_ridges(baselines, kind, rows)
+    _add_embedding_ridges(baselines, trainer, rows)
+    return baselines
+
+
+def known_labels(rows: Any) -> FloatArray:
+    """Labels of a map-style split, (n,) or (n, k) float64; NaN where one of several is not known."""
+    labels = label_array(rows)
+    return labels if labels.ndim == 1 else np.where(labels == UNKNOWN, np.nan, labels)
+
+
+def constant_name(kind: LabelKind) -> str:
+    """Of the baseline that predicts the same for all rows."""
+    return CONSTANT if kind.is_numeric else LABEL_FREQUENCIES if kind.task == "multilabel" else FREQUENCIES
+
+
+def linear_name(kind: LabelKind) -> str:
+    """Of a linear model, in names of baselines."""
+    return "ridge" if kind.is_numeric else "logistic regression"
+
+
+def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
+    """At most `num_rows` of a map-style split, drawn by `seed`, in their order; None: as many as a ridge sees."""
+    chosen = draw_rows(len(rows), seed, RIDGE_ROWS if num_rows is None else num_rows)
+    return rows if len(chosen) == len(rows) else rows.select(chosen)
+
+
+def columns_of(collator: SequenceCollator) -> list[str]:
+    """Names of the columns that a model reads, in its order."""
+    return [column for parts in collator.columns.values() for column in parts]
+
+
+def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
+    """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
+
+    Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
+
+    `encode` makes them, of the name of an input and distinct sequences; None: the model's own encoders.
+
+    Cost: with the embedding cache a look-up; otherwise each distinct sequence is encoded once.
+    """
+    blocks, collator = [], trainer.data_collator
+    for name in trainer.model.embedding_sizes:
+        numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), name in collator.optional_inputs)
+        sequences = [join_parts(parts) for parts in inputs]
+        by_length = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i]))
+        values = (encode or trainer.encode_distinct)(name, [sequences[i] for i in by_length])
+        places = np.append(np.argsort(by_length), -1)  # -1, of a row that lacks the input, stays -1
+        index = torch.from_numpy(places.astype(np.int64)[numbers])
+        block = take_rows(values, index)
+        if (index < 0).any():
+            block[index < 0] = trainer.model.fill_of(name).to(block)
+        blocks.append(block.numpy())
+    return np.concatenate(blocks, axis=1)
+
+
+def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> None:
+    if not any(len(set(column)) > 1 for column in rows.sequences[0]):
+        return
+    features = SequenceFeatures(rows.sequences[0], rows.sequences[1:])
+    if not features.num_features:  # columns that vary, but whose 3-mers do not
+        return
+    train, validation = (features.transform(sequences) for sequences in rows.sequences[:2])
+    linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
+    pooled: Any = features.predict(linear, rows.sequences[2])
+    read = {"num_features": features.num_features, "of_features": features.num_counts}
+    facts = {**rows.facts, **linear.summary(), **read}
+    baselines.add(f"{features.name} {linear_name(kind)}", pooled, **facts)
+    if not kind.is_one_number:
+        nearest = NearestBaseline(kind).fit(train, rows.labels[0], validation, rows.labels[1])
+        predicted = features.predict(nearest, rows.sequences[2])
+        baselines.add(f"nearest {features.name}", predicted, **{**rows.facts, **nearest.summary()})
+    if rows.partner is not None:
+        chosen = [[sequences[i] for i in rows.partner.main] for sequences in rows.sequences]
+        of_main = SequenceFeatures(chosen[0], chosen[1:])
+        if of_main.num_features:
+            main = [of_main.transform(sequences) for sequences in chosen]
+            baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, standardize=False)
+
+
+def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows) -> None:
+    """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
+    model, encode = trainer.model, trainer.encode_distinct
+    kind, name = model.config.kind, f"{linear_name(model.config.kind)} on embeddings"
+    if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
+        drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
+        rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)
+    try:
+        if is_trained:
+            encode = encode_as_before(trainer, rows.splits[0])
+        features = [pooled_features(trainer, split, encode) for split in rows.splits]
+    except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+        if not is_trained:
+            raise
+        baselines.notes.append(f"No {name} was fitted: the encoders before training cannot be used ({error}).")
+        return
+    if is_trained:
+        baselines.notes.append(f"{capitalize(name)} reads the encoders as they were before training.")
+    linear = make_linear(kind).fit(features[0], rows.labels[0], features[1], rows.labels[1])
+    pooled: Any = linear.predict(features[2])
+    baselines.add(name, pooled, **{**rows.facts, **linear.summary()})
+    if rows.partner is not None:
+        baselines.add_partners(name, features, rows, pooled, standardize=True)

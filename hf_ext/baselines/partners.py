@@ -1,0 +1,80 @@
+"""A ridge for each partner: where few antigens meet many antibodies, each antigen can have weights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..evaluation._arrays import FloatArray, places_of
+from .ridge import Columns, RidgeBaseline
+
+MAX_PARTNERS = 50  # a baseline for each: only where these are few,
+MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
+
+
+@dataclass(frozen=True)
+class Partner:
+    """`columns`: numbers of those whose values tell partners apart; `main`: of those that vary within a partner."""
+
+    columns: list[int]
+    main: list[int]
+    num_partners: int
+
+
+def find_partner(sequences: Columns) -> Partner | None:
+    """Chooses the columns whose values are few enough for a baseline each; None where there are none.
+
+    From the column with the fewest values on, each that leaves partners few, but never the one with the most values: of
+    heavy, light and antigen the antigen, where antibodies are many.
+
+    Args:
+        sequences: training rows by column, then by row.
+    """
+    num_values = [len(set(column)) for column in sequences]
+    varying = sorted((i for i, num in enumerate(num_values) if num > 1), key=lambda i: num_values[i])
+    columns: list[int] = []
+    num_partners = 0
+    for i in varying[:-1]:
+        num = len(set(_keys(sequences, [*columns, i])))
+        if num <= MAX_PARTNERS and len(sequences[0]) >= MIN_PARTNER_ROWS * num:
+            columns, num_partners = sorted([*columns, i]), num
+    return Partner(columns, sorted({*varying} - {*columns}), num_partners) if columns else None
+
+
+def predict_by_partner(
+    partner: Partner,
+    features: Sequence[NDArray[Any]],
+    labels: Sequence[FloatArray],
+    sequences: Sequence[Columns],
+    pooled: FloatArray,
+    *,
+    standardize: bool,
+) -> FloatArray:
+    """Predicts each row with a ridge of its partner's own; with `pooled`, where training or validation lacks it.
+
+    Args:
+        partner: from `find_partner`.
+        features, sequences: of training, validation and the rows to predict: (n, d), and by column, then by row.
+        labels: of training and validation, (n,).
+        pooled: (n,) of the rows to predict.
+        standardize: as in `RidgeBaseline`.
+    """
+    train, validation, asked = (places_of(_keys(columns, partner.columns)) for columns in sequences)
+    predicted = pooled.copy()
+    for key in train.keys() & validation.keys() & asked.keys():
+        of_train = features[0][train[key]]
+        varies = np.ptp(of_train, axis=0) > 0  # a partner's own embedding is the same in all its rows
+        varies |= not varies.any()
+        ridge = RidgeBaseline(standardize=standardize)
+        held_out = features[1][validation[key]][:, varies]
+        ridge.fit(of_train[:, varies], labels[0][train[key]], held_out, labels[1][validation[key]])
+        predicted[asked[key]] = ridge.predict(features[2][asked[key]][:, varies])
+    return predicted
+
+
+def _keys(sequences: Columns, columns: Sequence[int]) -> list[tuple[str, ...]]:
+    return list(zip(*(sequences[i] for i in columns)))

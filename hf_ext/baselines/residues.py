@@ -1,0 +1,60 @@
+"""What a model of labels of residues has to beat: a constant, the residues around each, a linear model on states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data.columns import read_columns
+from ..data.splits import draw_rows
+from .by_kind import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
+from .fitted import Baselines, constant_name, linear_name, sample_rows
+
+
+def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:
+    """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
+
+    The frequencies of classes, or the mean; a linear model of the 15 residues around each; a linear model of the
+    encoder's states, where the encoder is frozen. Penalties are chosen on `splits["validation"]`.
+
+    Args:
+        trainer: a `FastTrainer` whose model is trained, on labels of residues.
+        splits: map-style train, validation and test.
+        name: of the split to predict.
+
+    Cost: at most 50,000 residues are fitted: a minute on one core.
+    """
+    kind, collator, seed = trainer.model.config.kind, trainer.data_collator, trainer.args.seed
+    ((model_input, columns),) = collator.columns.items()
+    fitted = sample_rows(splits["train"], seed), splits["validation"]
+    known = [_read(rows, columns, collator.longest) for rows in fitted]
+    (asked, _), baselines = _read(splits[name], columns, collator.longest), Baselines()
+    constant = predict_constant(kind, known[0][1], [*map(len, asked)])
+    baselines.add(constant_name(kind), constant, kind="constant", num_rows=len(fitted[0]))
+    found, facts = predict_residues(kind, known, window_features, asked, standardize=False)
+    baselines.add(f"{linear_name(kind)} on {WINDOW} residues", found, **facts, window=WINDOW)
+    if trainer.model.frozen_inputs:
+
+        def encode(sequences: Sequence[str], residues: Any) -> np.ndarray:
+            states = trainer.encode_distinct(model_input, sequences).numpy()
+            return states if residues is None else states[residues]
+
+        drawn = [_draw_proteins(*split, seed) for split in known]
+        found, facts = predict_residues(kind, drawn, encode, asked, standardize=True)
+        baselines.add(f"{linear_name(kind)} on embeddings", found, **facts)
+    return baselines
+
+
+def _read(rows: Any, columns: list[str], longest: int | None) -> tuple[list[str], list[np.ndarray]]:
+    """Sequences and their labels, as the encoder takes them; NaN or -100 is not known."""
+    sequences = [sequence[:longest] for (sequence,) in read_columns(rows, columns)]
+    return sequences, [np.array(row[:longest], np.float64) for row in rows["label"][:]]
+
+
+def _draw_proteins(sequences: list[str], labels: list[np.ndarray], seed: int) -> tuple[list[str], list[np.ndarray]]:
+    """So many proteins as hold at most 50,000 residues: of all, the encoder would run for too long."""
+    share = min(1.0, MAX_RESIDUES / sum(map(len, sequences)))
+    chosen = draw_rows(len(sequences), seed, max(1, int(share * len(sequences))))
+    return [sequences[i] for i in chosen], [labels[i] for i in chosen]

@@ -1,0 +1,1 @@
+"""What is done with a finished model: predict, evaluate and compare, list and convert checkpoints."""

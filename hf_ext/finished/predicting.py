@@ -1,0 +1,81 @@
+"""Predicts a table with a trained model and writes a CSV: what `hf-ext predict` does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from ..arguments.training_fields import PredictingArguments
+from ..baselines.fitted import columns_of
+from ..checkpoints.finished_model import find_model
+from ..data.arguments import DataArguments, ReadingArguments
+from ..data.batches.tokenization import SequenceCollator, check_inputs
+from ..data.loading import load_sequences
+from ..data.reading import SOURCE_ROW, peek_columns
+from ..errors import ArgumentError
+from ..heads.intervals import describe_basis, half_width
+from ..property.arguments import PredictArguments
+from ..property.predicted import prediction_columns, prediction_names, read_outputs
+from ..property.prediction_file import HIGH, LOW, find_output, find_rejected, refuse_added, write_predictions
+from ..property.predictor import check_predictions, load_model, predicting, training_arguments
+from ..reporting.data_section import describe_unread
+from ..text.progress import start_run_log
+
+
+def predict_table(
+    own: PredictArguments, reading: ReadingArguments, computing: PredictingArguments, explicit: Collection[str]
+) -> Path:
+    """Predicts each row of a table; returns the path of the CSV.
+
+    Args:
+        own, reading, computing: the command line.
+        explicit: names of the arguments that the user set.
+
+    Raises:
+        ArgumentError: a model or arguments that do not fit; a file that cannot be written.
+        DataError: rows that the model cannot read; predictions that are not finite.
+    """
+    args = training_arguments(computing, explicit)
+    log = start_run_log(None, args.process_index == 0)
+    if reading.streaming and reading.bad_rows == "drop":
+        raise ArgumentError(
+            "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so it could not "
+            "be told which rows were left out. Read the table at once, or leave --bad_rows out."
+        )
+    output = find_output(own.output, reading.dataset_name)
+    rejected = find_rejected(output, reading.bad_rows)
+    folder = find_model(own.model, own.revision)
+    model = load_model(folder)
+    kind = model.config.kind
+    added = [SOURCE_ROW, *prediction_names(kind), LOW, HIGH]
+    if own.keep_columns and not reading.streaming:
+        for path, names in peek_columns(reading.dataset_name).items():
+            refuse_added(path, names, added)
+    reach = None
+    if own.interval is not None:
+        stored = model.config.prediction_intervals
+        reach = half_width(stored, own.interval)
+        log.info("Intervals are the prediction +- %.4g, from %s.", reach, describe_basis(stored))
+    collator = SequenceCollator.from_pretrained(folder)
+    if "too_long" not in explicit:
+        reading.too_long = collator.too_long  # rows are refused as the model's own run refused them
+    collator.settle_long(reading.too_long, reading.max_residues)
+    data_args = DataArguments(
+        **vars(reading), sequence_columns=columns_of(collator), missing_chains=collator.missing_chains
+    )
+    loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
+    rows = loaded.table
+    if loaded.as_read is not None:
+        refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
+    for line in describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)):
+        log.info(line)
+    with predicting(model, collator, args) as trainer:
+        outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
+        if trainer.is_world_process_zero():
+            columns = prediction_columns(kind, read_outputs(kind, outputs))
+            write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=reach)
+        log.info("%d predictions in %s", len(outputs), output)
+        trainer.end()
+    return output

@@ -1,0 +1,279 @@
+"""`--head auto`: a fixed library of heads on frozen embeddings, fitted by folds, and weighed by rows not seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.utils import CONFIG_NAME
+
+from ..baselines.fitted import pooled_features
+from ..data.columns import label_array
+from ..data.splits import draw_rows
+from ..errors import ArgumentError, DataError
+from ..evaluation.metrics import HIT_METRICS
+from ..labels import ONE_NUMBER, LabelKind
+from ..models.arguments import Head, ModelArguments
+from ..models.configuration import AffinityConfig
+from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
+from ..models.head import ONE_LAYER
+from ..pretrained import reading
+from ..text.tables import format_table
+from ..text.units import format_cell, seconds
+from ..training_args import FastTrainingArguments
+from .members import fit_members
+from .objectives import FloatArray, LogLoss, Objective, SquaredError
+
+AUTO: Head = "auto"
+PLAIN: Head = "mlp"
+ONE_LAYER_SIZE = 64
+SIZES, DROPOUT = (256, 64), 0.1  # of the ensemble's networks, the run's own among them
+# Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
+# beside these, in features.
+FOLDED_COST, STEP_COST = 2_500_000, 1_000
+OUTPUTS_PER_WIDTH = 32  # classes whose logistic regression costs as much as all else that reads the features
+NUM_PARTS = 4  # of training, beside validation
+NUM_PICKS = 50  # of members, with replacement
+NOISE = 0.3  # over the square root of held-out rows: by which part an error may be below the constant's by chance
+MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
+MEMBER_HEADERS = ["head", "error", "weight"]
+
+Units = Sequence[Sequence[Any]] | None  # by split, then by row
+
+
+def settle_head(
+    args: ModelArguments,
+    training: FastTrainingArguments,
+    explicit: Collection[str],
+    is_stream: bool,
+    kind: LabelKind = ONE_NUMBER,
+) -> str:
+    """Settles what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
+
+    Args:
+        args: as parsed, towers settled; changed in place.
+        training: of the run.
+        explicit: names of the arguments that the user set.
+        is_stream: whether rows are.
+        kind: of the labels.
+
+    Returns:
+        Why a single network is trained although `--head auto` was meant; else "".
+
+    Raises:
+        ArgumentError: `--head auto` with sizes.
+    """
+    if args.head in ONE_LAYER and "head_sizes" not in explicit:
+        args.head_sizes = [ONE_LAYER_SIZE]
+    if args.head != AUTO:
+        return ""
+    if "head_sizes" in explicit:
+        if "head" in explicit:
+            raise ArgumentError(
+                "--head auto has sizes of its own: leave --head_sizes out, or give --head mlp (product, gated) with it."
+            )
+        args.head = PLAIN
+        return "Head: one mlp, as --head_sizes asks for; without it, several heads are mixed (--head auto)."
+    if args.init_head_from:
+        _take_head_of(args, Path(args.init_head_from))
+        return f"Head: one {args.head}, begun from the network of {args.init_head_from}; it is not mixed with others."
+    if reason := _why_single(args, training, is_stream, kind):
+        args.head = PLAIN
+        return f"Head: mlp {'-'.join(map(str, args.head_sizes))}. --head auto mixes several heads, but {reason}."
+    args.head_sizes = [*SIZES]
+    if "head_dropout" not in explicit:
+        args.head_dropout = DROPOUT
+    if args.stock_trainer:
+        args.head = PLAIN
+        return "Head: one mlp 256-64, which --head auto trains too; stock Trainer mixes it with no others."
+    return ""
+
+
+def _take_head_of(args: ModelArguments, folder: Path) -> None:
+    """The form of a trained network; `carry_head` names what is wrong with a folder that has none."""
+    args.head = PLAIN
+    if found := read_config_of(folder):
+        config = AffinityConfig.from_dict(found)
+        args.head = cast(Head, config.head_form or PLAIN)
+        args.head_sizes, args.head_dropout = list(config.head_sizes or []), config.head_dropout
+
+
+def read_config_of(folder: Path) -> dict[str, Any]:
+    """What the `AffinityConfig` in a folder holds; nothing where there is none."""
+    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
+        found = AffinityConfig.get_config_dict(folder)[0] if (folder / CONFIG_NAME).is_file() else {}
+    return found if found.get("model_type") == AffinityConfig.model_type else {}
+
+
+def _why_single(args: ModelArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind) -> str | None:
+    metric = str(training.metric_for_best_model).removeprefix("eval_")
+    if kind.per_residue or (kind.is_numeric and not kind.is_one_number):
+        return f"here each row has {'a label for each residue' if kind.per_residue else 'several numbers'}"
+    if args.loss != "mse":
+        return f"they are fitted by least squares, not by --loss {args.loss}"
+    if kind.is_one_number and metric in HIT_METRICS:
+        return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
+    return why_not_fitted(args, training, is_stream)
+
+
+def why_not_fitted(args: ModelArguments, training: Any, is_stream: bool) -> str | None:
+    """Why nothing can be fitted on the embeddings of all rows, beside the network that trains."""
+    if {*args.tower_training} - {"frozen"}:
+        return "here encoders train"
+    if is_stream:
+        return "here rows are a stream"
+    return f"here are {training.world_size} processes" if training.world_size > 1 else None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`facts`: for `all_results.json["ensemble"]`. `predicted`: (n,) of the validation rows, by members fitted without
+    them, label units; None of classes."""
+
+    facts: dict[str, Any]
+    predicted: FloatArray | None
+
+
+def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitted:
+    """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
+
+    Members: ridge or logistic regressions of several penalties on the features and on their principal directions and
+    products; networks of several seeds, learning rates and forms; a constant. Each is fitted without validation rows
+    and predicts them; of small sets also without each of four parts of training. Weights are those of greedy selection
+    with replacement (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these
+    predictions, the RMSE or the log loss of mixed probabilities, and members of all folds are averaged. A label that is
+    a bound is taken for a value.
+
+    Args:
+        trainer: a `FastTrainer` whose `AffinityModel` of frozen encoders is trained: its head standardises.
+        splits: map-style train and validation.
+        units: of each training and each validation row what was held out together: no fold cuts one. None: rows.
+
+    Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
+    320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
+    """
+    began, args, config = time.perf_counter(), trainer.args, trainer.model.config
+    train, validation = splits["train"], splits["validation"]
+    width = sum(trainer.model.embedding_sizes.values())
+    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
+    if len(drawn) < len(train):
+        train, units = train.select(drawn), units and [[units[0][i] for i in drawn], units[1]]
+    labels = np.concatenate([label_array(train), label_array(validation)])
+    kind = config.kind
+    objective = SquaredError(labels) if kind.is_one_number else LogLoss(labels, kind.num_outputs)
+    cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
+    parts = make_parts(len(train), len(validation), cost, units, args.seed)
+    rows = np.concatenate(parts)
+    ensemble, views = _read_views(trainer, train, validation, objective)
+    members = fit_members(ensemble, views, objective, parts, config.head_sizes, config.head_dropout, args)
+    every = np.stack([member.judged for member in members])
+    weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
+    for member, weight in zip(members, weights.tolist()):
+        if weight > 0 and isinstance(member.fitted, NetworkStack):
+            ensemble.add(member.view, weight, member.fitted)
+        elif weight > 0:
+            ensemble.intercept.copy_(torch.from_numpy(weight * member.fitted))
+    trainer.model.set_ensemble(ensemble)
+    mixed = weights @ every
+    *errors, error = objective.errors(np.vstack([every, mixed]), rows).tolist()
+    described = zip(members, errors, weights.tolist())
+    facts = {
+        "members": [{"name": one.name, "error": its, "weight": weight} for one, its, weight in described],
+        "error": error,
+        "measure": objective.measure,
+        "num_folds": len(parts),
+        "num_held_out": len(rows),
+        "seconds": time.perf_counter() - began,
+    }
+    return Fitted(facts, mixed[: len(validation)] if kind.is_one_number else None)
+
+
+def _read_views(
+    trainer: Any, train: Any, validation: Any, objective: Objective
+) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
+    """An ensemble without members, and what members read: by view (n, size), float32, training rows first, on the CPU.
+
+    No labels are read.
+    """
+    head, widths = trainer.model.head, [*trainer.model.embedding_sizes.values()]
+    features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
+    features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
+    bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]
+    ranks = [basis.shape[1] for basis in bases]
+    if not any(ranks):  # they differ behind the last residue that is read, or in what is missing
+        raise DataError("All training rows have the same embeddings, so there is nothing to learn.")
+    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link)
+    ensemble.fit_directions(bases, features[: len(train)])
+    directions = torch.cat([ensemble.directions(chunk) for chunk in features.split(8192)])
+    return ensemble, {FEATURES: features, DIRECTIONS: directions}
+
+
+def make_parts(
+    num_train: int, num_validation: int, width: float | None, units: Units, seed: int
+) -> list[NDArray[np.int64]]:
+    """Rows that are held out together, by number, training rows first: the validation rows, then parts of training.
+
+    The validation rows alone where parts of rows of this `width` cost too much; None: parts in any case.
+    """
+    parts = [np.arange(num_train, num_train + num_validation)]
+    if width is not None and (num_train + num_validation) * (width + STEP_COST) > FOLDED_COST:
+        return parts
+    unit = np.arange(num_train) if units is None else np.unique(np.asarray(units[0]), return_inverse=True)[1]
+    place = np.random.default_rng(seed).permutation(int(unit.max()) + 1)
+    further = [np.flatnonzero(place[unit] % NUM_PARTS == part) for part in range(NUM_PARTS)]
+    return [*parts, *(part for part in further if 0 < len(part) < num_train)]
+
+
+def choose_weights(judged: FloatArray, errors: Callable[[FloatArray], FloatArray], num_rows: int) -> FloatArray:
+    """Shares of members, (m,), whose mean has the smallest error; of the first, a constant, where chance explains it.
+
+    Args:
+        judged: (m, entries), of unseen rows.
+        errors: of m members, (m, entries) -> (m,).
+        num_rows: that are not seen.
+    """
+    counts, best, lowest = np.zeros(len(judged)), np.zeros(len(judged)), np.inf
+    total = np.zeros(judged.shape[1])
+    for num_picks in range(1, NUM_PICKS + 1):
+        found = errors((total + judged) / num_picks)
+        chosen = found.argmin()
+        counts[chosen] += 1
+        total += judged[chosen]
+        if found[chosen] < lowest:
+            best, lowest = counts / num_picks, found[chosen]
+    constant = errors(judged[:1])[0]
+    gain = 1 - lowest / constant if constant > 0 else 0.0
+    return best if gain > NOISE / np.sqrt(num_rows) else np.eye(len(judged))[0]
+
+
+def member_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """A row under `MEMBER_HEADERS` for each member, the heaviest first, then the best."""
+    order = sorted(facts["members"], key=lambda one: (-one["weight"], one["error"]))
+    return [[one["name"], format_cell(one["error"]), f"{one['weight']:.2f}"] for one in order]
+
+
+def describe_ensemble(facts: Mapping[str, Any]) -> str:
+    """The facts as text for the log: how heads were weighed, those with a weight, an alarm if none is worth it."""
+    used = [one for one in facts["members"] if one["weight"] > 0]
+    constant = facts["members"][0]
+    held_out = "validation rows" if facts["num_folds"] == 1 else f"rows of {facts['num_folds']} folds"
+    text = (
+        f"Head: the weighted mean of {len(used)} of {len(facts['members'])} heads, chosen in "
+        f"{seconds(facts['seconds'])} by their {facts['measure']} on {facts['num_held_out']:,} {held_out}, which they "
+        f"were not fitted on: {format_cell(facts['error'])} together, a constant {format_cell(constant['error'])}. "
+        "--head mlp trains a single network."
+    )
+    lines = [text, format_table(member_rows(facts)[: len(used)], MEMBER_HEADERS)]
+    if constant["weight"] == 1:
+        lines.append(
+            "ALARM: no head predicts rows that it has not seen better than a constant, which is what the model "
+            "predicts now: look at labels and sequences first, or try other encoders."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,198 @@
+"""Prediction intervals: fitted on validation rows, stored with the model, read from it, checked on test rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..data.columns import label_array, read_bounds
+from ..errors import ArgumentError, DataError
+from ..evaluation._arrays import FloatArray, as_column, count_not_finite
+from ..evaluation.resampling import ResamplingUnits, check_units
+from ..evaluation.row_metrics import unpack_labelled
+from ..evaluation.scores import score_mean
+from ..text.units import format_cell, share
+
+LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)
+ROUNDING = 1e-9  # of sums of weights
+SHOWN = (0.9, 0.8, 0.5)  # levels of which the first that there is has its coverage measured
+
+
+def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None, predicted: Any = None) -> dict[str, Any]:
+    """Gives `trainer.model` the half widths of its prediction intervals, by split conformal prediction.
+
+    What they rest on is how far predictions are from the labels of validation rows. The best checkpoint was chosen on
+    these rows too, and an ensemble's weights, which is not undone. A label that is a limit has no known distance: such
+    rows are left out, and intervals speak about rows that the assay measures.
+
+    Args:
+        trainer: a `FastTrainer` whose `AffinityModel` is trained. Called by all processes.
+        rows: of validation.
+        units: of these rows, from `find_units`: then intervals are for a row of a further unit.
+        predicted: (n,) of an ensemble, by members that were not fitted on these rows; None: the model's own.
+
+    Returns:
+        What is stored, JSON-able, see `half_width`: `reason` alone where there are none.
+
+    Cost: a pass over the validation rows.
+    """
+    stored = trainer.model.config.prediction_intervals = _fit(trainer, rows, units, predicted)
+    return stored
+
+
+def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None, predicted: Any) -> dict[str, Any]:
+    if trainer.model.config.label_kind:
+        return {"reason": "they are for a model of one number per row"}
+    if trainer.model.config.loss == "ranking":
+        return {"reason": "the loss ranks rows, and predictions have no unit"}
+    if not hasattr(rows, "__len__"):
+        return {"reason": "validation rows were a stream, and what was held out together is not known"}
+    bounds, units = _bounds(rows), check_units(units, len(rows))
+    is_exact = bounds == 0
+    if not is_exact.any():
+        return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
+    if predicted is None:
+        predicted, labels = unpack_labelled(trainer.predict(rows))
+    else:
+        labels = label_array(rows)
+    of_exact = None if units is None else units.select(is_exact)
+    widths = conformal_half_widths((labels - predicted)[is_exact], units=of_exact)
+    known = int(np.isfinite(widths).sum())
+    return {
+        "levels": list(LEVELS[:known]),
+        "half_widths": widths[:known].tolist(),
+        "num_rows": int(is_exact.sum()),
+        "num_limits": int((~is_exact).sum()),  # rows left out
+        "unit": None if of_exact is None else of_exact.column,
+        "num_units": None if of_exact is None else of_exact.num_units,
+    }
+
+
+def conformal_half_widths(
+    residuals: Any, levels: FloatArray | tuple[float, ...] = LEVELS, *, units: ResamplingUnits | None = None
+) -> FloatArray:
+    """Half widths of intervals that hold the truth of a further row with the probability that their level says.
+
+    Of n rows it is the ceil((n + 1) level)-th smallest absolute residual: the further row counts as one more, and may
+    be the worst. Whatever the errors look like, that holds for rows that could as well have stood among these. Rows of
+    one antibody cannot: they share what a model gets wrong. With `units` each unit weighs as one, shared evenly by its
+    rows, beside the one more unit that the further row is of; then it holds for a row of a new unit, averaged over
+    units, not for each. Fitted by units that are rows, both are the same to the bit.
+
+    Sources: V. Vovk, A. Gammerman, G. Shafer, Algorithmic Learning in a Random World (2005); Y. Lee, R. F. Barber,
+    R. Willett, Distribution-free inference with hierarchical data (2023), arXiv:2306.06342, their HCP; R. Dunn,
+    L. Wasserman, A. Ramdas, Distribution-free prediction sets for two-layer hierarchical models (2022).
+
+    Args:
+        residuals: (n,) truth less prediction, of rows that the model was not fitted on; the sign plays
+            no part.
+        levels: each above 0, below 1.
+        units: of the rows; None: each row by itself.
+
+    Returns:
+        One half width per level, (levels,), in the unit of the residuals; infinite where a level needs more rows, or
+        units, than there are (`least_units`).
+
+    Raises:
+        DataError: a residual is not finite, or units are of another number of rows.
+
+    Cost: one sort.
+    """
+    errors = np.abs(as_column(residuals, "residuals"))
+    if problem := count_not_finite(errors, "residuals"):
+        raise DataError(f"{problem}: intervals need finite ones.")
+    units = check_units(units, len(errors))
+    num_units = len(errors) if units is None else units.num_units
+    sizes = np.ones(len(errors)) if units is None else units.sizes[units.unit_of_row]
+    order = np.argsort(errors, kind="stable")
+    held = np.cumsum(1 / sizes[order]) / (num_units + 1)
+    place = np.searchsorted(held, np.asarray(levels, np.float64) - ROUNDING)
+    return np.append(errors[order], np.inf)[place]
+
+
+def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
+    """Half the width of an interval around a prediction, label units.
+
+    Args:
+        stored: `AffinityConfig.prediction_intervals`: `levels`, rising, each with one of `half_widths`, and what stands
+            behind them (`num_rows`, `num_limits` left out, `unit`, `num_units`); or `reason`, why there are none.
+        level: share of rows that the interval is to hold, above 0, below 1; between two stored ones the higher counts.
+
+    Raises:
+        ArgumentError: not a level; the model has no intervals, or none of this level.
+    """
+    if not 0 < level < 1:  # also NaN
+        raise ArgumentError(f"An interval of level {level:g}: give the share of rows that it is to hold, 0.9 say.")
+    if stored is None:
+        raise ArgumentError(
+            f"An interval of level {level:g}: this model holds no residuals of validation rows. Run `hf-ext train` "
+            "again with the arguments of its run: training that has ended is not repeated where its last checkpoint is "
+            "there (--resume auto)."
+        )
+    if stored.get("reason"):
+        raise ArgumentError(f"An interval of level {level:g}: this model has none: {stored['reason']}.")
+    known = zip(stored["levels"], stored["half_widths"])
+    found = next((width for at, width in known if at >= level - 1e-9), None)
+    if found is None:
+        highest, noun = stored["levels"][-1], "rows" if stored.get("unit") is None else f"values of {stored['unit']}"
+        raise ArgumentError(
+            f"An interval of level {level:g} needs at least {least_units(level):,} {noun} for validation; "
+            f"behind this model's intervals are {describe_basis(stored)}, which allow {highest:g} at most. Ask for "
+            "less, or train with more to validate on."
+        )
+    return float(found)
+
+
+def least_units(level: float) -> int:
+    """How many rows, or units that were held out together, an interval of a level needs at least."""
+    return math.ceil(level / (1 - level) - 1e-9)
+
+
+def describe_basis(stored: Mapping[str, Any]) -> str:
+    """120 validation rows; or 12 values of heavy in 120 validation rows."""
+    rows = f"{stored['num_rows']:,} validation rows" + (" with exact labels" if stored.get("num_limits") else "")
+    return rows if stored.get("unit") is None else f"{stored['num_units']:,} values of {stored['unit']} in {rows}"
+
+
+def score_intervals(
+    stored: Mapping[str, Any], predictions: np.ndarray, labels: np.ndarray, rows: Any, units: ResamplingUnits | None
+) -> dict[str, Any]:
+    """Which share of test rows the stored intervals hold.
+
+    Args:
+        stored: from `fit_intervals`.
+        predictions, labels: (n,), label units, of the test rows.
+        rows: the test split.
+        units: of these rows, from `find_units`.
+
+    Returns:
+        JSON-able: `stored` without its table; `level`, the highest of `SHOWN` that there is, `width` (label units, the
+        same for all rows) and `coverage`; `notes`, sentences for reports.
+    """
+    if stored.get("reason"):
+        return {"reason": stored["reason"], "notes": [f"No prediction intervals: {stored['reason']}."]}
+    is_exact = _bounds(rows) == 0
+    errors, highest = np.abs(labels - predictions)[is_exact], stored["levels"][-1]
+    basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
+    level = next((level for level in SHOWN if level <= highest), None)
+    beside = f"`hf-ext predict --interval {level or highest:g}` writes them, from {describe_basis(stored)}"
+    if level is None or not len(errors):
+        return {**basis, "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."]}
+    width = half_width(stored, level)
+    there = None if units is None else check_units(units.select(is_exact), len(errors))
+    held = score_mean(errors <= width, seed=0, units=there)
+    ends = "" if held["low"] is None else f" [{share(held['low'])}, {share(held['high'])}]"
+    of = f"{held['n']:,} test rows{' with exact labels' if stored['num_limits'] else ''}"
+    text = (
+        f"Prediction intervals of {share(level)} held {share(held['value'])}{ends} of {of}, at a width of "
+        f"{format_cell(2 * width)} ({beside})."
+    )
+    return {**basis, "level": level, "width": 2 * width, "coverage": held, "notes": [text]}
+
+
+def _bounds(rows: Any) -> np.ndarray:
+    bounds = read_bounds(rows)
+    return np.zeros(len(rows)) if bounds is None else bounds

@@ -1,0 +1,238 @@
+"""`--layer auto`: the layer of each frozen encoder whose embeddings predict best the rows that a fit has not seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..baselines.fitted import TOKENS_PER_BATCH
+from ..baselines.ridge import solve_ridges
+from ..checkpoints.finished_model import find_model
+from ..checkpoints.store import CheckpointStore
+from ..data.batches.batching import batches_by_tokens
+from ..data.columns import FloatArray, label_array, read_columns
+from ..data.splits import draw_rows
+from ..embeddings.dataset import factorize, take_rows
+from ..evaluation.resampling import ResamplingUnits
+from ..evaluation.scores import compare_paired
+from ..hardware import detect_hardware
+from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
+from ..models.affinity import AffinityModel
+from ..models.arguments import AUTO_LAYER, ModelArguments
+from ..models.encoders import final_norm_of, layers_of, load_encoder
+from ..models.head import pool
+from ..text.units import format_cell
+from .ensemble import Units, make_parts, read_config_of, why_not_fitted
+from .objectives import PENALTIES
+
+NUM_LAYERS = 6  # of an encoder that are compared, evenly spaced: neighbours hardly differ
+MAX_ROWS = (4_000, 2_000)  # of training and of validation
+ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do, so parts of training add nothing
+# Of the hidden layer of the network that compares: its weights are random, so that its output is a ridge regression (A.
+# Rahimi, B. Recht, Random Features for Large-Scale Kernel Machines, 2007), and not linear, as heads are not. On TAPE's
+# stability the interval of a linear one was as wide, and its improvement half as large.
+NUM_HIDDEN, SPREAD = 1024, 2.0
+MAX_CLASSES = 64  # that are compared
+CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
+
+
+def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
+    """What an earlier run chose: of the checkpoint that this run goes on from, else of `--init_head_from`.
+
+    Args:
+        args, training: as parsed.
+        explicit: names of the arguments that the user set.
+
+    Returns:
+        `encoders` and `layer_choice` as `AffinityConfig` has them; empty where there is no such run, or `--layer` says
+        which.
+
+    Raises:
+        CheckpointError: a checkpoint that was named does not verify.
+        ArgumentError: `--init_head_from` is no trained model.
+    """
+    is_auto, found = args.layer == AUTO_LAYER, None
+    store, asked = CheckpointStore(training.output_dir), training.resume_from_checkpoint or training.resume
+    if is_auto and asked not in ("auto", "no"):
+        found = store.open(asked)
+    elif is_auto and asked == "auto" and training.world_size == 1:  # several processes choose no layers
+        found = store.find_newest()
+    folder = found.path if found else None
+    if folder is None and args.init_head_from and (is_auto or "layer" not in explicit):
+        folder = find_model(args.init_head_from)
+    return {} if folder is None else read_config_of(folder)
+
+
+def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
+    """Why `--layer auto` reads the last layer in a run, without comparing."""
+    return "each residue has a label" if kind.per_residue else why_not_fitted(args, training, is_stream)
+
+
+def choose_layers(
+    model: AffinityModel, collator: Any, splits: Mapping[str, Any], units: Units, args: Any
+) -> dict[str, Any]:
+    """Sets the layer that is read of each encoder whose inputs vary, one encoder after the other.
+
+    Up to `NUM_LAYERS` layers are compared by networks with one random hidden layer on the embeddings of all inputs: by
+    the RMSE of the validation rows, and where these are few of four parts of training too, each predicted by a fit
+    without it. Classes are compared by numbers that are 1 where a row has the class, else 0. Another layer than the
+    last is taken if it is better by the whole interval of a paired bootstrap.
+
+    Args:
+        model: of frozen encoders, not trained yet.
+        collator: makes its inputs.
+        splits: map-style train and validation.
+        units: of each training and each validation row what was held out together: no part cuts one, and the bootstrap
+            draws it whole. None: rows.
+        args: of the training: device and seed.
+
+    Returns:
+        What was compared, JSON-able; also in `model.config.layer_choice`.
+
+    Cost: 4,000 training and 2,000 validation rows at most pass through the encoders once, in bfloat16 where that is
+    fast; then fits, on one core 10 s with enough validation rows, else half a minute. Same rows and seed, same layers.
+    """
+    began, asked = time.perf_counter(), (splits["train"], splits["validation"])
+    drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
+    rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
+    labels, is_known = _as_numbers(np.concatenate([label_array(split) for split in rows]), model.config.kind)
+    together = units and [[of[i] for i in chosen] for of, chosen in zip(units, drawn)]
+    is_enough = len(rows[1]) >= ENOUGH_ROWS
+    parts = make_parts(len(rows[0]), len(rows[1]), None, together, args.seed)[: 1 if is_enough else None]
+    seen = np.concatenate(parts)
+    drawn_whole = together and ResamplingUnits.of("", [*chain(*together)]).select(seen)
+    features = _embed(model, collator, rows, args.device)
+    compared = []
+    for index, spec in enumerate(model.config.encoder_specs):
+        own = [name for name in features if model.tower_of(name).encoder == index and len(features[name]) > 1]
+        missed: dict[int, FloatArray] = {}  # of each row, by how much its layer's prediction does
+        for layer in features[own[0]] if own else ():
+            blocks = [of[layer if name in own else max(of)] for name, of in features.items()]
+            predicted = _predict_unseen(np.concatenate(blocks, axis=1), labels, is_known, parts, args.seed)
+            squares = np.where(is_known, predicted - labels, 0) ** 2
+            missed[layer] = np.sqrt(squares.sum(1) / is_known.sum(1).clip(1))[seen]
+        if len(missed) < 2:
+            continue
+        last = max(missed)
+        errors = {layer: float(np.sqrt(np.mean(each**2))) for layer, each in missed.items()}
+        best = min(errors, key=lambda layer: errors[layer])
+        pair = np.zeros(len(seen)), missed[last], missed[best]
+        result = compare_paired(*pair, "rmse", seed=args.seed, units=drawn_whole)
+        chosen = best if result.is_better else last
+        for name in own:
+            features[name] = {chosen: features[name][chosen]}
+        if chosen != last:
+            model.read_layer(index, chosen)
+        found = {"name": spec.name_or_path, "num_layers": last, "layer": chosen, "best": best}
+        gain = {"lower_by": result.improvement, "low": result.low, "high": result.high}
+        compared.append({**found, **gain, "errors": {str(layer): error for layer, error in errors.items()}})
+    facts = {"encoders": compared, "num_rows": len(seen), "num_folds": len(parts)}
+    model.config.layer_choice = {**facts, "seconds": time.perf_counter() - began}
+    return model.config.layer_choice
+
+
+def _embed(
+    model: AffinityModel, collator: Any, rows: Sequence[Any], device: Any
+) -> dict[str, dict[int, NDArray[np.float32]]]:
+    """By input and layer the embeddings of all rows, (n, width); of inputs that are the same in all rows, one layer."""
+    features = {}
+    for index, spec in enumerate(model.config.encoder_specs):
+        encoder: Any = load_encoder(spec).to(device).eval()
+        for tower in (one for one in model.config.tower_specs if one.encoder == index):
+            for name in tower.names:
+                cells = [cell for split in rows for cell in read_columns(split, collator.columns[name])]
+                numbers, inputs = factorize(cells, name in collator.optional_inputs)
+                depth = len(layers_of(encoder))
+                layers = {-(-depth * i // NUM_LAYERS) for i in range(1, NUM_LAYERS + 1)} if len(inputs) > 1 else {depth}
+                tables = _embed_layers(encoder, partial(collator.encode, name), inputs, tower.pooling, sorted(layers))
+                places = torch.from_numpy(numbers)
+                blocks = {layer: take_rows(table, places) for layer, table in tables.items()}
+                for block in blocks.values():
+                    block[places < 0] = block[places >= 0].mean(0)  # of rows that lack it, as the head reads it
+                features[name] = {layer: block.numpy() for layer, block in blocks.items()}
+    return {name: features[name] for name in model.embedding_sizes}
+
+
+@torch.no_grad()
+def _embed_layers(
+    encoder: Any, tokenize: Any, inputs: Sequence[tuple[str, ...]], pooling: str, layers: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """By layer the embeddings of distinct inputs, (inputs, width) float32 on the CPU, as if it were the last."""
+    norm, is_fast = final_norm_of(encoder), detect_hardware(encoder.device).native_bf16
+    tables = {layer: torch.empty(len(inputs), encoder.config.hidden_size) for layer in layers}
+    batch: dict[str, torch.Tensor] = {}
+    chosen: list[int] = []
+
+    def keep(table: torch.Tensor, module: Any, given: Any, output: Any) -> None:
+        states = output if torch.is_tensor(output) else output[0]
+        table[chosen] = pool(norm(states), batch, pooling).cpu()
+
+    hooks = [layers_of(encoder)[i - 1].register_forward_hook(partial(keep, table)) for i, table in tables.items()]
+    for chosen in batches_by_tokens([sum(map(len, parts)) for parts in inputs], TOKENS_PER_BATCH):
+        batch = {key: value.to(encoder.device) for key, value in tokenize(*zip(*(inputs[i] for i in chosen))).items()}
+        with torch.autocast(encoder.device.type, torch.bfloat16, is_fast):
+            encoder(**{key: batch[key] for key in batch.keys() & {"input_ids", "attention_mask", "token_type_ids"}})
+    for hook in hooks:
+        hook.remove()
+    return tables
+
+
+def _as_numbers(labels: NDArray[Any], kind: LabelKind) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Labels as columns of numbers of one size, (n, k), and which of them are known; others hold the column's mean.
+
+    Of many classes the most frequent ones.
+    """
+    if kind.is_one_number:
+        return labels[:, None], np.ones((len(labels), 1), bool)
+    if kind.task == "classification":
+        names, counts = np.unique(labels, return_counts=True)
+        labels = labels[:, None] == names[np.argsort(-counts, kind="stable")[:MAX_CLASSES]]
+        return labels.astype(np.float64), np.ones(labels.shape, bool)
+    is_known = labels != UNKNOWN
+    numbers = np.ma.array(labels.astype(np.float64), mask=~is_known)
+    spread = numbers.std(0).filled(0) if kind.is_numeric else 1.0
+    return ((numbers - numbers.mean(0)) / np.maximum(spread, CONSTANT_SPREAD)).filled(0), is_known
+
+
+def _predict_unseen(
+    features: NDArray[np.float32],
+    labels: FloatArray,
+    is_known: NDArray[np.bool_],
+    parts: Sequence[NDArray[np.int64]],
+    seed: int,
+) -> FloatArray:
+    """Each row, (n, k), by a random hidden layer and a ridge regression without the row's part, of the best penalty."""
+    generator, width = np.random.default_rng(seed), features.shape[1]
+    scaled = (features - features.mean(0)) / np.maximum(features.std(0), CONSTANT_SPREAD)
+    weights = generator.normal(0, SPREAD / np.sqrt(width), (width, NUM_HIDDEN)).astype(np.float32)
+    hidden = np.maximum(scaled @ weights + generator.normal(size=NUM_HIDDEN).astype(np.float32), 0)
+    predicted = np.zeros((len(PENALTIES), *labels.shape))
+    for part in parts:
+        rest = np.setdiff1d(np.arange(len(labels)), part)
+        slopes, levels = solve_ridges(hidden[rest], labels[rest], PENALTIES, standardize=False)
+        predicted[:, part] = np.tensordot(hidden[part], slopes, 1).swapaxes(0, 1) + levels[:, None]
+    seen = np.concatenate(parts)
+    errors = [np.square(one - labels)[seen][is_known[seen]].mean() for one in predicted]
+    return predicted[np.argmin(errors)]
+
+
+def describe_layers(facts: Mapping[str, Any]) -> list[str]:
+    """A sentence for each encoder: which layer is read, and why."""
+    sentences = []
+    for found in facts.get("encoders", ()):
+        num, best = found["num_layers"], found["best"]
+        ends = "" if found["low"] is None else f" [{format_cell(found['low'])}, {format_cell(found['high'])}]"
+        lower = f"on {facts['num_rows']:,} held-out rows its error is lower by {format_cell(found['lower_by'])}{ends}"
+        why = f"compared with the last, {lower}; layers above are dropped"
+        if found["layer"] == num:
+            why = f"next would be layer {best}; {lower}, which chance explains" if best != num else "the best of all"
+        sentences.append(f"Layer: {found['layer']} of {num} of {Path(found['name']).name}: {why}.")
+    return sentences

@@ -1,0 +1,110 @@
+"""What heads are fitted by and judged by: the squared error of numbers, or the log loss of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..baselines.logistic import fit_logistic
+from ..baselines.ridge import solve_ridges
+from ..evaluation._arrays import FloatArray
+from ..evaluation.class_metrics import find_shares
+from ..labels import UNKNOWN
+from ..models.ensemble import LEAST
+from ..models.losses import class_losses
+
+PENALTIES = np.logspace(-4, 3, 8)  # of ridges, relative to the mean eigenvalue of the features
+CLASS_PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)  # of logistic regressions
+
+
+class SquaredError:
+    """Of numbers: members are summed in label units and judged by their RMSE.
+
+    Args:
+        labels: (n,), label units.
+    """
+
+    measure, link, num_outputs, penalties = "RMSE", "identity", 1, PENALTIES
+
+    def __init__(self, labels: FloatArray):
+        self.labels = labels
+        self.shift, self.scale = float(labels.mean()), float(labels.std()) or 1.0  # of networks' outputs
+        self.targets = torch.from_numpy((labels - self.shift) / self.scale).float()
+
+    def constant(self, rows: NDArray[np.int64]) -> FloatArray:
+        """The best prediction of `rows` that is the same for all, as `link` makes it, (num_outputs,)."""
+        return self.labels[rows].mean(keepdims=True)
+
+    def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+        """Linear models of each penalty on the features of `rows`, (n, d).
+
+        Returns:
+            Weights (penalties, d, num_outputs) and levels (penalties, num_outputs).
+        """
+        weights, levels = solve_ridges(features, self.labels[rows], self.penalties, standardize=False)
+        return weights.T[..., None], levels[:, None]
+
+    def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The sum over networks of each one's mean loss: outputs (number, n, num_outputs), rows (number, n)."""
+        targets = self.targets.to(outputs.device)[rows]
+        return (outputs.squeeze(-1) - targets).square().mean(1).sum()
+
+    def judged(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
+        """What of predictions, (n, num_outputs) as `link` makes them, the error is of: (entries,)."""
+        return predicted[:, 0].astype(np.float64)
+
+    def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
+        """Of each of m members, (m, entries) -> (m,)."""
+        return np.sqrt(np.square(judged - self.labels[rows]).mean(-1))
+
+
+class LogLoss:
+    """Of classes, or of labels that are 0 or 1: probabilities of members are summed and judged by the log loss.
+
+    Args:
+        labels: (n,) numbers of classes, or (n, k) of 0 and 1; `UNKNOWN` where not known.
+        num_outputs: classes, or k.
+    """
+
+    measure, penalties = "log loss", CLASS_PENALTIES
+    shift, scale = 0.0, 1.0
+
+    def __init__(self, labels: FloatArray, num_outputs: int):
+        self.num_outputs, self.is_set = num_outputs, labels.ndim == 2
+        self.link = "sigmoid" if self.is_set else "softmax"
+        self.labels = np.where(labels == UNKNOWN, np.nan, labels)
+        self.targets = torch.from_numpy(labels).to(torch.float32 if self.is_set else torch.int64)
+
+    def constant(self, rows: NDArray[np.int64]) -> FloatArray:
+        """The shares of classes, or of ones, each label seen half a time more than it was."""
+        return find_shares(self.labels[rows], None if self.is_set else self.num_outputs, 0.5)
+
+    def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+        """As of `SquaredError`: logistic regressions."""
+        weights, levels = zip(*fit_logistic(features, self.labels[rows], self.num_outputs, self.penalties))
+        return np.stack(weights), np.stack(levels)
+
+    def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """As of `SquaredError`."""
+        targets = self.targets.to(outputs.device)[rows]
+        known = targets.ne(UNKNOWN)
+        losses = class_losses(outputs, targets) * known
+        return (losses.flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)).sum()
+
+    def judged(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
+        """The probability of what is true, of each label that is known."""
+        labels = self.labels[rows]
+        known = np.isfinite(labels)
+        if self.is_set:
+            return np.where(labels > 0, predicted, 1 - predicted)[known].astype(np.float64)
+        return predicted[known, labels[known].astype(np.int64)].astype(np.float64)
+
+    def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
+        """As of `SquaredError`."""
+        return -np.log(judged.clip(LEAST)).mean(-1)
+
+
+Objective = SquaredError | LogLoss

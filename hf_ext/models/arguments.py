@@ -1,0 +1,107 @@
+"""What a model of a property is made of, as command-line arguments: encoders, how they are used, the head, the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ..arguments.checks import COUNT, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges, ranges_in_types
+from ..arguments.training_fields import option
+from ..errors import ArgumentError
+
+AUTO_LAYER = "auto"
+LAST_LAYER = "last"
+Head = Literal["auto", "mlp", "product", "gated"]
+
+
+@dataclass
+class ModelArguments:
+    """Encoders, how they are used, and the head.
+
+    Raises:
+        ArgumentError: a value out of range, or two that contradict each other.
+    """
+
+    _argument_group_name = "model"  # in --help
+
+    encoders: list[str] = option(
+        [], "One encoder per tower: Hub ids or folders. Towers that name the same encoder share its weights."
+    )
+    encoder_revisions: list[str] = option([], "A commit, tag or branch per encoder; one is used for all.")
+    tower_inputs: list[str] = option(
+        [],
+        "Sequence columns per tower: 'heavy,light' encodes each by itself, 'heavy+light' as one pair. Left out: one "
+        "tower reads all columns, as many towers as columns read one each.",
+    )
+    pooling: list[str] = option(
+        ["mean"],
+        "How each tower makes one vector of its tokens: mean or max over residues, mean_tokens (special tokens count "
+        "too) or cls (the first token; T5 encoders have none). One is used for all.",
+    )
+    layer: str = option(
+        LAST_LAYER,
+        "Whose states are pooled: a number, from 1; last; or auto, of frozen encoders the layer whose embeddings "
+        "predict held-out rows better than the last's, beyond chance, else the last. Layers above are dropped. Left "
+        "out with --init_head_from: that of its run.",
+    )
+    max_length: Annotated[int, COUNT] | None = option(
+        None,
+        "Longest encoder input in tokens, special ones included; --too_long says what becomes of longer ones. Left "
+        "out: as the encoder allows.",
+    )
+    tower_training: list[str] = option(
+        [],
+        "frozen, lora or full per tower; one is used for all. Left out: lora with --use_peft, else frozen. Frozen "
+        "towers are embedded once.",
+    )
+    init_head_from: str | None = option(
+        None, "Model folder of a run with frozen encoders; training starts from its head and its scales."
+    )
+    head: Head = option(
+        "auto",
+        "auto: on frozen encoders the mean of linear models and small networks, weighed by rows that they were not "
+        "fitted on; else mlp. mlp: a perceptron of --head_sizes. product: a product of the towers' projections beside "
+        "a hidden layer. gated: one hidden layer with gates. Both take one --head_sizes, 64 if left out.",
+    )
+    head_sizes: list[Annotated[int, WIDTH]] = option(
+        [1024, 512, 256, 128], "Widths of the head's hidden layers. Without --head they mean --head mlp."
+    )
+    head_dropout: Annotated[float, SHARE_BELOW_ONE] = option(0.3, "Dropout after each hidden layer of the head.")
+    loss: Literal["mse", "huber", "tobit", "ranking"] = option(
+        "mse",
+        "huber turns linear one standard deviation from the label; tobit uses --censor_column; ranking learns order "
+        "alone.",
+    )
+    save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
+    stock_trainer: bool = option(
+        False, "Train with transformers.Trainer itself, the control of comparisons: frozen encoders run in every step."
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if 0 in self.head_sizes:
+            raise ArgumentError(
+                f"--head_sizes {' '.join(map(str, self.head_sizes))}: a hidden layer of 0 units lets nothing through. "
+                "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
+            )
+        check_ranges(self, ranges_in_types(type(self)))
+        if self.layer not in (AUTO_LAYER, LAST_LAYER) and not self.layer_number:
+            raise ArgumentError(f"--layer {self.layer}: give a number, from 1, {LAST_LAYER} or {AUTO_LAYER}.")
+
+    @property
+    def layer_number(self) -> int | None:
+        """The layer that is asked for by its number."""
+        return int(self.layer) if self.layer.isdecimal() else None
+
+    def per_tower(self, name: str) -> list[str]:
+        """The values of a list argument, one per encoder.
+
+        Raises:
+            ArgumentError: neither one value nor one per encoder.
+        """
+        values = getattr(self, name)
+        if len(values) not in (1, len(self.encoders)):
+            raise ArgumentError(
+                f"--{name} has {len(values)} values for {len(self.encoders)} encoders: give 1 or as many."
+            )
+        return values * len(self.encoders) if len(values) == 1 else values

@@ -1,0 +1,247 @@
+"""From arguments to a model, and to the collator that makes its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from datasets import Dataset
+
+from ..checkpoints.finished_model import find_model
+from ..data.arguments import DataArguments
+from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator
+from ..data.demo import make_demo_table
+from ..errors import ArgumentError
+from ..hardware import Hardware, detect_hardware
+from ..labels import ONE_NUMBER, LabelKind
+from ..models.affinity import AffinityModel
+from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
+from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
+from ..models.families import FAMILIES, choose_encoder, limit_of_positions
+from ..models.head import ONE_LAYER
+from ..models.lora import LoraSettings
+from .arguments import AffinityArguments
+from .predictor import load_model
+
+TRAININGS = ("frozen", "lora", "full")
+RESIDUE_ROWS = 16  # of a step where each residue has a label: of proteins, thousands of labels
+RESIDUE_STEPS, MIN_EPOCHS = 1_500, 3
+
+
+def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
+    """What `--tower_training` and `--use_peft` mean together: how towers train, and whether any has adapters.
+
+    Raises:
+        ArgumentError: `--use_peft` asks for adapters, and no tower gets any.
+    """
+    trainings = args.tower_training or ["lora" if use_peft else "frozen"]
+    if use_peft and "lora" not in trainings:
+        raise ArgumentError(
+            f"--use_peft and --tower_training {' '.join(trainings)} contradict each other: leave one of them out, or "
+            "say lora for the towers that get adapters."
+        )
+    return trainings, "lora" in trainings
+
+
+def settle_residue_steps(args: Any, kind: LabelKind, num_rows: int | None) -> str:
+    """Where each residue has a label: smaller batches and fewer epochs, unless the user set them; a sentence, else "".
+
+    As many epochs as give 1,500 steps, at least 3 and at most those that `args` has.
+
+    Args:
+        args: of the training, changed in place.
+        num_rows: of training; None of a stream.
+    """
+    if not kind.per_residue:
+        return ""
+    if not args.explicit_fields & {"per_device_train_batch_size", "effective_batch_size", "cached_batch_size"}:
+        args.per_device_train_batch_size = min(RESIDUE_ROWS, args.per_device_train_batch_size)
+        args.cached_batch_size = None
+    if num_rows is None or args.explicit_fields & {"max_steps", "num_train_epochs"}:
+        return ""
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    args.num_train_epochs = min(args.num_train_epochs, max(MIN_EPOCHS, -(-RESIDUE_STEPS * rows // num_rows)))
+    return (
+        f"Each residue has a label, so {args.num_train_epochs:g} epochs of {rows:,} rows a step, if not set otherwise."
+    )
+
+
+def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) -> str:
+    """Where `--encoders` was left out: takes the one that suits this machine, and says so in a sentence, else ""."""
+    if args.encoders:
+        return ""
+    how = {*(args.tower_training or []), *(["lora"] if training.use_peft else [])}
+    hardest: Training = "full" if "full" in how else "lora" if "lora" in how else "frozen"
+    args.encoders = [choose_encoder(hardware, hardest).name]
+    return (
+        f"--encoders left out: {args.encoders[0]}, the best that fits {hardware.name} and is fast enough there "
+        f"({hardest}); docs/encoders.md has others."
+    )
+
+
+def fill_in_demo(args: AffinityArguments, data_args: DataArguments, encoders: Sequence[str]) -> Dataset:
+    """Makes the arguments name the generated demo data and two encoders from `make_demo_encoders`; its table."""
+    data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], ["pKd"]
+    args.encoders = [*encoders]
+    args.tower_inputs = ["heavy,light", "antigen"]
+    if args.binder_threshold is None:
+        args.binder_threshold = 9.0
+    return make_demo_table()
+
+
+def build_model(
+    args: AffinityArguments,
+    sequence_columns: Sequence[str],
+    lora: LoraSettings | None = None,
+    kind: LabelKind = ONE_NUMBER,
+    layers: Sequence[int | None] = (),
+) -> AffinityModel:
+    """A model with pretrained encoders, and a head for `kind` that is untrained or comes from `args.init_head_from`.
+
+    Args:
+        layers: of each encoder the one that is read, where they are known and `args` has none.
+
+    Raises:
+        ArgumentError: as `read_towers`, or a head that does not fit.
+    """
+    specs, towers = read_towers(args, sequence_columns, lora)
+    for spec, layer in zip(specs, layers):
+        spec.layer = layer
+    model = AffinityModel.from_encoders(specs, towers, **model_settings(args, kind))
+    if args.init_head_from:
+        carry_head(model, args.init_head_from)
+    return model
+
+
+def model_settings(args: AffinityArguments, kind: LabelKind = ONE_NUMBER) -> dict[str, Any]:
+    """What `AffinityConfig` takes besides encoders and towers."""
+    form = args.head if args.head in ONE_LAYER else None
+    given = {name: getattr(args, name) for name in ("head_sizes", "head_dropout", "loss", "save_full")}
+    return {**given, "head_form": form, "label_kind": None if kind.is_one_number else kind.state()}
+
+
+def read_towers(
+    args: AffinityArguments, sequence_columns: Sequence[str], lora: LoraSettings | None = None
+) -> tuple[list[EncoderSpec], list[TowerSpec]]:
+    """Encoders, each once, and the towers that read them; no weights are loaded.
+
+    Raises:
+        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read or has no first
+            token to pool.
+    """
+    if not args.encoders:
+        raise ArgumentError(f"No encoder: give --encoders, for example {choose_encoder(detect_hardware()).name}.")
+    trainings = args.per_tower("tower_training") if args.tower_training else ["frozen"] * len(args.encoders)
+    unknown = sorted(set(trainings) - set(TRAININGS))
+    if unknown:
+        raise ArgumentError(f"--tower_training {unknown}: allowed are {', '.join(TRAININGS)}.")
+    revisions = args.per_tower("encoder_revisions") if args.encoder_revisions else [None] * len(args.encoders)
+
+    identities = [*zip(args.encoders, revisions, trainings)]
+    distinct = [*dict.fromkeys(identities)]
+    how_to_read = lora or LoraSettings(), args.layer_number
+    specs = [read_encoder(name, at, cast(Training, how), *how_to_read) for name, at, how in distinct]
+    towers = []
+    for identity, columns, pooling in zip(identities, tower_inputs(args, sequence_columns), args.per_tower("pooling")):
+        index = distinct.index(identity)
+        model_type = specs[index].config["model_type"]
+        if pooling == "cls" and not FAMILIES[model_type].has_first_token:
+            raise ArgumentError(
+                f"--pooling cls for {identity[0]!r}: the first token of a model of type {model_type!r} does not stand "
+                "for the sequence. Give mean (over residues) or mean_tokens (over all tokens)."
+            )
+        towers.append(TowerSpec(index, columns, cast(Pooling, pooling)))
+    return specs, towers
+
+
+def carry_head(model: AffinityModel, name_or_path: str) -> None:
+    """Gives `model` the network of a run with frozen encoders, with its label and embedding scales.
+
+    The encoders must be the same ones; in `model` they may train. As adapters start at zero, it then predicts what that
+    run predicts, up to the precision in which its embeddings were computed.
+
+    Raises:
+        ArgumentError: as `find_model`; a model that was never trained or whose encoders have changed; or other inputs,
+            encoders, pooling or head sizes, and all differences are named.
+    """
+    source, told = load_model(find_model(name_or_path)), f"--init_head_from {name_or_path}: "
+    if not source.config.is_scaled:
+        raise ArgumentError(f"{told}that model has never been trained.")
+    if trained := sorted({spec.training for spec in source.config.encoder_specs} - {"frozen"}):
+        raise ArgumentError(
+            f"{told}its encoders were trained too ({', '.join(trained)}), so its head fits no others. Give the folder "
+            "of a run with frozen encoders."
+        )
+    here, there = _what_a_head_reads(model), _what_a_head_reads(source)
+    differences = [f"  {name}: {there[name]} there, {here[name]} here" for name in here if here[name] != there[name]]
+    if differences:
+        raise ArgumentError("\n".join([f"{told}that head does not fit:", *differences]))
+    model.head.load_state_dict(source.head.state_dict())
+    for name in ("label_mean", "label_std", "is_scaled"):
+        setattr(model.config, name, getattr(source.config, name))
+
+
+def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
+    towers = [model.tower_of(name) for name in model.embedding_sizes]
+    specs = [model.config.encoder_specs[tower.encoder] for tower in towers]
+    return {
+        "inputs": [*model.embedding_sizes],
+        "encoders": [identify_encoder(replace(spec, layer=None)) for spec in specs],
+        "layers": [spec.layer or "last" for spec in specs],
+        "pooling": [tower.pooling for tower in towers],
+        "head": model.config.head_form or "mlp",
+        "head sizes": model.config.head_sizes,
+        "labels": model.config.label_kind,
+    }
+
+
+def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> list[list[list[str]]]:
+    """Per tower its inputs, per input its columns; see the help of `--tower_inputs`.
+
+    Raises:
+        ArgumentError: the assignment is not clear, or does not use each sequence column exactly once.
+    """
+    if args.tower_inputs:
+        if len(args.tower_inputs) != len(args.encoders):
+            raise ArgumentError(
+                f"--tower_inputs has {len(args.tower_inputs)} entries for {len(args.encoders)} encoders."
+            )
+        towers = [[part.split("+") for part in entry.split(",")] for entry in args.tower_inputs]
+    elif len(args.encoders) == 1:
+        towers = [[[column] for column in sequence_columns]]
+    elif len(args.encoders) == len(sequence_columns):
+        towers = [[[column]] for column in sequence_columns]
+    else:
+        raise ArgumentError(
+            f"{len(args.encoders)} encoders for {len(sequence_columns)} sequence columns: say which reads which, for "
+            f"example --tower_inputs {sequence_columns[0]} {','.join(sequence_columns[1:])}."
+        )
+    used = [column for tower in towers for columns in tower for column in columns]
+    if sorted(used) != sorted(sequence_columns):
+        raise ArgumentError(f"Towers read {used}; the sequence columns are {[*sequence_columns]}: each exactly once.")
+    return towers
+
+
+def build_collator(model: AffinityModel, data_args: DataArguments, max_length: int | None = None) -> SequenceCollator:
+    """The collator for a model's inputs, with each encoder's own tokenizer and length limit.
+
+    Args:
+        max_length: lowers the limits, in tokens, special ones included.
+
+    Raises:
+        ArgumentError: `max_length` leaves no room for residues.
+    """
+    specs = model.config.encoder_specs
+    loaded = [load_tokenizer(spec.name_or_path, spec.revision) for spec in specs]
+    tokenizers = {}
+    for name, columns in model.config.input_columns.items():
+        index = model.tower_of(name).encoder
+        own = limit_of_positions(specs[index].config) or loaded[index].model_max_length
+        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), min(own, max_length or own))
+        if max_length is not None and max_length < own:
+            tokenizers[name].limited_by = f"--max_length {max_length} allows"
+    given = data_args.too_long, [*data_args.missing_chains], model.config.kind
+    collator = SequenceCollator(tokenizers, model.config.input_columns, *given)
+    collator.settle_long(None, data_args.max_residues)
+    return collator

@@ -1,0 +1,93 @@
+"""One measure of what is best: the checkpoint that is kept, early stopping and the verdict go by the same metric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..arguments.checks import check_metric_name
+from ..baselines.fitted import constant_name
+from ..errors import ArgumentError
+from ..evaluation.kinds import metrics_of
+from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS, score_names
+from ..evaluation.row_metrics import RowMetrics
+from ..labels import ONE_NUMBER, LabelKind
+from ..text.units import less_is_better
+from ..training.watchers import check_metric_on_rows
+from ..training_args import FastTrainingArguments
+
+# By loss, of one number per row. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does
+# not.
+BEST_BY_LOSS = {"mse": "rmse", "huber": "rmse", "tobit": "loss", "ranking": "spearman"}
+
+PLAIN = RowMetrics()  # without a threshold and groups
+
+
+def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> tuple[str, ...]:
+    """Metrics that final scores have, which `--require` may name."""
+    return score_names(threshold, has_groups) if kind.is_one_number else metrics_of(kind).names
+
+
+def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind = ONE_NUMBER) -> None:
+    """Makes `metric_for_best_model` the one that fits labels and loss, unless the user named one."""
+    explicit = args.explicit_fields
+    if "metric_for_best_model" in explicit:
+        return
+    args.metric_for_best_model = BEST_BY_LOSS[loss] if kind.is_one_number else metrics_of(kind).chooses
+    if "greater_is_better" not in explicit:
+        args.greater_is_better = not less_is_better(args.metric_for_best_model)
+
+
+def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, validation: Any = None) -> None:
+    """Refuses a `metric_for_best_model` that evaluations do not compute, or that has no value, whatever is predicted.
+
+    Args:
+        metrics: what evaluations compute; once rows were loaded, with the threshold that is left.
+        validation: rows, once they were loaded.
+
+    Raises:
+        ArgumentError: names it, and what is missing.
+        DataError: the validation rows do not allow it.
+    """
+    name, given = _plain_name(args), args.metric_for_best_model
+    if metrics.kind.is_one_number and name in THRESHOLD_METRICS and name not in metrics.names:
+        raise ArgumentError(
+            f"--metric_for_best_model {given} needs a --binder_threshold that divides the labels: a number within "
+            "their range."
+        )
+    if name in HIT_METRICS and loss == "ranking":
+        raise ArgumentError(
+            f"--metric_for_best_model {given} with --loss ranking: its predictions have no unit in which they could "
+            "reach a threshold. Give average_precision, which goes by their order."
+        )
+    check_metric_name(given, metrics.names)
+    if validation is not None:
+        check_metric_on_rows(args, metrics, validation, "", None)
+
+
+def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> str | None:
+    """What the verdict compares models and baselines in: `metric_for_best_model` where both have it, else its own.
+
+    Of classes it is the user's choice alone: the log loss, which chooses checkpoints, is no reader's question.
+    """
+    name = _plain_name(args)
+    if not metrics.kind.is_one_number:
+        is_chosen = "metric_for_best_model" in args.explicit_fields and name in metrics_of(metrics.kind).names
+        return name if is_chosen else metrics_of(metrics.kind).decides
+    compared = (*PLAIN_METRICS, *THRESHOLD_METRICS)
+    return name if name in compared and name in metrics.names else None
+
+
+def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics = PLAIN) -> str:
+    """Which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
+    kind, decides = metrics.kind, verdict_metric(args, metrics) or ("spearman" if loss == "ranking" else "rmse")
+    verdict = f"verdict in {decides}."
+    if not kind.is_one_number:
+        verdict = f"verdict in {decides}, against {constant_name(kind)} and linear models."
+    if not args.load_best_model_at_end:
+        return f"Best checkpoint: not asked for, the last weights are kept (--load_best_model_at_end); {verdict}"
+    end = "highest" if args.greater_is_better else "lowest"
+    return f"Best checkpoint: {end} validation {_plain_name(args)} (--metric_for_best_model); {verdict}"
+
+
+def _plain_name(args: FastTrainingArguments) -> str:
+    return (args.metric_for_best_model or "").removeprefix("eval_").removeprefix("full_")

@@ -1,0 +1,272 @@
+"""Predictions from a trained model in a few lines of Python: rows of sequences in, numbers or classes out."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from ..arguments.training_fields import PredictingArguments
+from ..baselines.fitted import TOKENS_PER_BATCH, columns_of, embed_distinct
+from ..checkpoints.finished_model import find_model, open_model
+from ..data.arguments import DataArguments
+from ..data.batches.batching import batches_by_tokens
+from ..data.batches.tokenization import SequenceCollator, check_inputs
+from ..data.columns import as_dataset, read_columns
+from ..data.proteins import clean_chains
+from ..data.row_errors import format_errors
+from ..embeddings.dataset import factorize, join_parts, take_rows
+from ..errors import ArgumentError, DataError
+from ..heads.intervals import half_width
+from ..labels.outputs import decode, split_rows, to_predictions
+from ..models.affinity import AffinityModel
+from ..reporting.data_section import describe_unread
+from ..trainer import FastTrainer
+from ..training_args import FastTrainingArguments
+
+logger = logging.getLogger(__name__)
+
+ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
+_WHERE = "rows (the first is 1)"
+
+
+class AffinityPredictor:
+    """Predicts with a trained `AffinityModel`; what it was trained on it reads by itself from the model's folder.
+
+    Args:
+        model: put into evaluation mode and moved to `device`.
+        collator: of that model.
+        device: None takes the accelerator where there is one, else the CPU.
+    """
+
+    def __init__(
+        self, model: AffinityModel, collator: SequenceCollator, *, device: str | torch.device | None = None
+    ) -> None:
+        self.device = torch.device(device) if device is not None else find_device()
+        self.collator = collator
+        self.model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str | Path, *, revision: str | None = None, device: str | torch.device | None = None
+    ) -> AffinityPredictor:
+        """Loads what `recipes/max_speed.py` wrote, from a folder or from the Hub.
+
+        Args:
+            name_or_path: folder or Hub id. A folder of that name comes first.
+            revision: commit, tag or branch of a Hub model; a commit makes predictions repeatable.
+            device: as for `AffinityPredictor`.
+
+        Raises:
+            ArgumentError: no such model, one of another kind or damaged, or an encoder that it refers to is not there.
+
+        Cost: one download of the model into the Hub's cache, without network the next time; encoders that it refers to
+        are downloaded and loaded likewise. Tokens come from `HF_TOKEN` or `hf auth login`.
+        """
+        folder = find_model(name_or_path, revision)
+        model = load_model(folder)
+        model.attach_encoders()
+        return cls(model, SequenceCollator.from_pretrained(folder), device=device)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the sequence columns that the model reads."""
+        return columns_of(self.collator)
+
+    def predict(self, rows: Any) -> Any:
+        """Predicts what the model was trained on: a number per row, or what `--task` of that run was.
+
+        Args:
+            rows: n rows with `columns`, as a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas
+                DataFrame; other columns are ignored. Residues in capital or small letters. A chain that the model has
+                learned to do without (`--missing_chains`) may be "", None or NaN.
+
+        Returns:
+            In the order of `rows`: regression (n,), float32, label units, of k values (n, k); classification (n,)
+            names; multilabel a list of n tuples of names, those whose probability is above one half;
+            residue_classification a list of n strings, or arrays where names are no letters, residue_regression of n
+            arrays, float32, of the residues that the encoder took. Equal to `trainer.predict` up to rounding, which
+            other kernels, half precision of that run, and residue states that it stored in float16 make larger.
+
+        Raises:
+            DataError: a column is missing; a sequence is missing, empty, holds what is no residue, or is too long for
+                its encoder and `predictor.collator.too_long` is "error"; a prediction is not finite; all refused
+                rows are named, counted from 1.
+
+        A model that was trained on cut sequences (`--too_long truncate`) cuts, with a warning.
+
+        Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
+        `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
+        """
+        kind = self.model.config.kind
+        return decode(kind, to_predictions(kind, self._logits(rows)))
+
+    def predict_proba(self, rows: Any) -> Any:
+        """Probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
+
+        Args:
+            rows: as for `predict`.
+
+        Returns:
+            (n, classes): of a classification, each row adds up to 1; of a multilabel task each label by itself. Of
+            residues a list of n arrays, (residues, classes).
+
+        Raises:
+            ArgumentError: the model predicts numbers.
+            DataError: as `predict`.
+        """
+        kind = self.model.config.kind
+        if kind.is_numeric:
+            raise ArgumentError(f"This model predicts numbers ({', '.join(kind.names)}), which have no probabilities.")
+        return to_predictions(kind, self._logits(rows))
+
+    @torch.no_grad()
+    def _logits(self, rows: Any) -> Any:
+        """What the model puts out, float32: (n, ...), or of residues a list of n arrays."""
+        table = _read_rows(rows, self.columns, self.collator.missing_chains)
+        for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
+            logger.warning(line)
+        if self.model.config.kind.per_residue:
+            return self._residue_logits(table)
+        numbers, tables, optional = {}, {}, self.collator.optional_inputs
+        for name, parts in self.collator.columns.items():
+            positions, distinct = factorize(read_columns(table, parts), name in optional)
+            numbers[name] = torch.from_numpy(positions)
+            inputs = [join_parts(parts) for parts in distinct]
+            tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
+        found = []
+        for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
+            chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
+            pooled = {name: take_rows(tables[name], each).to(self.device) for name, each in chosen.items()}
+            missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
+            found.append(self.model(embeddings=pooled, missing=missing).logits.float().cpu())
+        return check_predictions(torch.cat(found).numpy())
+
+    def _residue_logits(self, table: datasets.Dataset) -> list[np.ndarray]:
+        ((name, columns),) = self.collator.columns.items()
+        numbers, distinct = factorize(read_columns(table, columns), False)
+        found: list[Any] = [None] * len(distinct)
+        for chosen in batches_by_tokens([len(sequence) for (sequence,) in distinct], TOKENS_PER_BATCH):
+            batch = self.collator.encode(name, [distinct[i][0] for i in chosen])
+            batch = {key: value.to(self.device) for key, value in batch.items()}
+            logits = self.model(sequences={name: batch}).logits.float().cpu().numpy()
+            lengths = batch["residue_mask"].sum(1).tolist()
+            for i, row in zip(chosen, split_rows(self.model.config.kind, logits, lengths)):
+                found[i] = row
+        return check_predictions([found[i] for i in numbers])
+
+    def predict_interval(self, rows: Any, level: float = 0.9) -> np.ndarray:
+        """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
+
+        The width is the same for all rows: how far predictions were off on the validation rows of the training run
+        (`hf_ext.heads.intervals`). It speaks about rows that are as new to the model as those were.
+
+        Args:
+            rows: as for `predict`.
+            level: share of rows whose value the interval is to hold, between 0 and 1.
+
+        Returns:
+            (n, 2), float32, label units: low and high.
+
+        Raises:
+            ArgumentError: not a level; the model has no intervals, or none of this level.
+            DataError: as `predict`.
+        """
+        reach = half_width(self.model.config.prediction_intervals, level)
+        return self.predict(rows)[:, None] + np.array([-reach, reach], np.float32)
+
+
+def load_model(folder: str | Path) -> AffinityModel:
+    """The model in `folder`, verified, from safetensors alone; encoders that it refers to are loaded when first needed.
+
+    Raises:
+        ArgumentError: files are missing, damaged or not those of its manifest, or hold what is not finite.
+
+    Cost: as `open_model`.
+    """
+    return open_model(AffinityModel, folder)
+
+
+def training_arguments(
+    computing: PredictingArguments, explicit: Collection[str] = (), **more: Any
+) -> FastTrainingArguments:
+    """Those of a trainer that only predicts; `explicit` are the names of arguments that the user set."""
+    args = FastTrainingArguments(**vars(computing), **more, report_to="none")
+    args.mark_explicit(frozenset(explicit) & vars(computing).keys())
+    return args
+
+
+@contextmanager
+def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrainingArguments) -> Iterator[FastTrainer]:
+    """A trainer that predicts tables with all that `args` ask for: speed-ups, precision, embedding cache, processes.
+
+    It writes to no output folder, and what it switched in this process is switched back at the end.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        own = copy.copy(args)
+        own.output_dir = scratch
+        trainer = FastTrainer(model, own, data_collator=collator)
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def check_predictions(predictions: Any) -> Any:
+    """`predictions` of n rows, an array (n, ...) or a list of arrays, where all are numbers.
+
+    Raises:
+        DataError: some are NaN or infinite; with their rows, counted from 1.
+    """
+    wrong = np.flatnonzero([not np.isfinite(row).all() for row in predictions]) + 1
+    if len(wrong):
+        raise DataError(
+            f"Predictions of {len(wrong)} {_WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "
+            "weights are finite, so the numbers overflow: predict in float32 (no --fp16), or take another model."
+        )
+    return predictions
+
+
+def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str]) -> datasets.Dataset:
+    """The sequences of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
+
+    Raises:
+        DataError: no table, a missing column, columns of unequal length; cells that are refused, with row and reason.
+    """
+    try:
+        frame = rows.to_pandas() if isinstance(rows, datasets.Dataset) else pd.DataFrame(rows)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"rows cannot be read as a table ({error}): give a list of dicts, a dict of lists, a datasets.Dataset or a "
+            f"pandas DataFrame with {', '.join(columns)}."
+        ) from error
+    if len(frame) == 0:
+        return datasets.Dataset.from_dict({name: [] for name in columns})
+    if missing := [name for name in columns if name not in frame]:
+        present = [*map(str, frame.columns[:30])]
+        raise DataError(f"rows have no column {missing[0]!r}: the model reads {[*columns]}, there are {present}.")
+    cells = {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in columns}
+    args = DataArguments(sequence_columns=[*columns], missing_chains=[*missing_chains])
+    cleaned, errors, _ = clean_chains(cells, args, np.arange(1, 1 + len(frame)))
+    if errors:
+        refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
+        raise DataError(
+            f"{refused}\nFix or remove these rows. Options that begin with -- are those of `hf-ext predict`."
+        )
+    return as_dataset(pa.table(cleaned))
+
+
+def find_device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found if found is not None else torch.device("cpu")

@@ -1,0 +1,237 @@
+"""Rows of a run: what in them is probably a mistake, what was held out together, and which are new to training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from ..data.arguments import SPLIT_CLUSTER, DataArguments
+from ..data.columns import column_names, has_numbered_rows, label_array, read_bounds, read_columns
+from ..data.label_columns import label_facts
+from ..data.loading import LoadedData, load_data
+from ..data.split_report import find_missing
+from ..errors import ArgumentError, DataError
+from ..evaluation import label_audit
+from ..evaluation.resampling import ResamplingUnits
+from ..labels import LabelKind
+from ..labels.kinds import describe_kind, reader_of
+from ..reporting.data_section import summarize_data
+from ..text.units import format_cell
+from .arguments import AffinityArguments
+
+ENERGIES = (-80.0, -4.0)  # between them is the median of log10 Kd in M, and of energies in kcal/mol or kJ/mol
+EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
+MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
+
+
+def audit_labels(rows: Any, kind: LabelKind) -> dict[str, Any]:
+    """`label_audit` of the rows of a split that is no stream; of other labels than one number per row, their facts."""
+    if not kind.is_one_number:
+        return {**label_facts(rows, kind), "alarms": []}
+    return label_audit(rows["label"][:], read_bounds(rows))
+
+
+def check_splits(splits: Mapping[str, Any]) -> None:
+    """Raises ArgumentError unless there are rows to train on, to choose the best model by, and to score it on."""
+    missing = [name for name in ("train", "validation", "test") if name not in splits]
+    if missing:
+        raise ArgumentError(
+            f"There is no {' and no '.join(missing)} split: the best model is chosen on validation rows and scored on "
+            "test rows. Give --split_sizes a share for each, or a --split_column that names them."
+        )
+
+
+def load_rows(
+    args: AffinityArguments,
+    data_args: DataArguments,
+    *,
+    output_dir: Any,
+    seed: int,
+    table: Dataset | None = None,
+) -> LoadedData:
+    """`load_data`, and in its report's `notes` and `warnings` where labels, splits and options do not fit each other.
+
+    Leaves in `data_args.missing_chains` the columns that some training rows lack, which `report["missing_chains"]`
+    counts.
+
+    Args:
+        args, data_args: as parsed.
+        output_dir, seed, table: as in `load_data`.
+
+    Raises:
+        ArgumentError, DataError: as `load_data`; or a split is missing; or of a chain that rows may lack, training
+            shows all or none (`find_missing`); or all training rows have the same sequences.
+    """
+    data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
+    check_splits(data.splits)
+    check_options(args, data.kind)
+    if data_args.streaming:
+        return data
+    train, columns = data.splits["train"], data_args.sequence_columns
+    if not data.kind.per_residue and all(len(train.unique(column)) == 1 for column in columns):
+        raise DataError(f"{' and '.join(columns)}: the same in all training rows, so there is nothing to learn.")
+    missing = find_missing(data.splits, data_args.missing_chains)
+    unused = [column for column in data_args.missing_chains if column not in missing]
+    data_args.missing_chains, data.report["missing_chains"] = [*missing], missing
+    if data.kind.is_one_number:
+        data.report["warnings"] += _ignored_bounds(args.loss, data_args.censor_column, data.splits["train"])
+    if unused:
+        data.report["warnings"].append(
+            f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, and "
+            "will refuse rows that lack it."
+        )
+    if args.binder_threshold is not None:
+        labels = np.concatenate([label_array(split) for split in data.splits.values()])
+        check_threshold(args.binder_threshold, labels, data.report)
+    return data
+
+
+def check_options(args: AffinityArguments, kind: LabelKind) -> None:
+    """Raises ArgumentError where an option is for one number per row, or for whole rows, and labels are others."""
+    if kind.per_residue and args.pooling != ["mean"]:
+        raise ArgumentError(f"--pooling {' '.join(args.pooling)}: leave it out where each residue has a label.")
+    is_loss_of_kind = args.loss == "mse" or (args.loss in EXACT_LOSSES and kind.is_numeric)
+    given = [] if is_loss_of_kind else [f"--loss {args.loss}"]
+    given += [] if args.binder_threshold is None else [f"--binder_threshold {args.binder_threshold:g}"]
+    if given and not kind.is_one_number:
+        raise ArgumentError(
+            f"{' and '.join(given)} is for one number per row, and the label is {describe_kind(kind)}. Leave it out, "
+            "or give --task regression for amounts."
+        )
+
+
+def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[str]:
+    """Bounds that the loss does not use, and a loss or column for bounds where there are none."""
+    bounds, num_rows = read_bounds(train), len(train)
+    num_bounds = 0 if bounds is None else int(np.count_nonzero(bounds))
+    if num_bounds and loss in EXACT_LOSSES:
+        return [
+            f"{num_bounds:,} of {num_rows:,} training labels are bounds, which --loss {loss} takes for exact values: "
+            "--loss tobit learns from them as bounds, --loss ranking from the order alone."
+        ]
+    asked = f"--censor_column {censor_column}" if censor_column else "--loss tobit" if loss == "tobit" else None
+    if num_bounds or asked is None:
+        return []
+    return [
+        f"{asked}: none of the {num_rows:,} training labels is a bound. Write bounds as <=7; or in --censor_column <, "
+        "<=, >, >=, or 1 where the true value is at or below the label."
+    ]
+
+
+def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]) -> None:
+    """Says where `--binder_threshold` divides no labels into hits and others, or takes the weakest for hits."""
+    low, high = labels.min(), labels.max()
+    if low < threshold <= high:
+        if high < 0 and ENERGIES[0] <= float(np.median(labels)) <= ENERGIES[1]:
+            report["notes"].append(
+                f"all labels are negative ({low:.3g} to {high:.3g}), as log10 of a Kd or binding energies, of which "
+                f"the lowest bind best: --binder_threshold {threshold:g} takes what is at or above it for hits, the "
+                "weakest. Give labels that rise with binding: -log10 (pKd), energies times -1."
+            )
+        return
+    side = "below" if high < threshold else "at or above"
+    report["warnings"].append(
+        f"--binder_threshold {threshold:g}: all {len(labels):,} labels ({low:.3g} to {high:.3g}) are {side} it, so "
+        "recall, precision and F1 say nothing. Give one between them, or leave it out."
+    )
+
+
+def describe_rows(data: LoadedData) -> str:
+    """What the log says of the rows before training: `summarize_data`, and the audit of the training labels."""
+    lines, kind = [summarize_data(data.report)], data.kind
+    lines += filter(None, [data.report["labels"].get("read_as")])
+    if not data.report["streaming"]:
+        audit = audit_labels(data.splits["train"], kind)
+        if kind.is_one_number:
+            low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
+            lines.append(f"Training labels: {low} to {high}, mean {mean}, deviation {deviation}.")
+        else:
+            lines.append(f"Training labels: {reader_of(kind).describe(audit)}.")
+        lines += [f"  ALARM: {alarm}" for alarm in audit["alarms"]]
+    return "\n".join(lines)
+
+
+def find_units(args: DataArguments, splits: Any, name: str = "test") -> ResamplingUnits | None:
+    """The clusters of split `name` that were held out together: intervals resample them, folds never cut one.
+
+    The column of `--split group:COLUMN`, or the clusters of `--split cluster`. Of other splits, of `--group_column` and
+    the sequence columns, the one with the fewest values among those of which several rows share a value and none is in
+    training; a column with one value only if there is no other.
+
+    Args:
+        args: of the data.
+        splits: train and `name`, map-style; streams have rows.
+        name: of the split.
+
+    Returns:
+        None: rows, each by itself.
+
+    Cost: one pass over the columns.
+    """
+    train, rows = splits["train"], splits[name]
+    if not all(map(has_numbered_rows, (train, rows))):
+        return None
+    names = column_names(rows)
+    columns = [name for name in (args.split_group_column, SPLIT_CLUSTER) if name in names][:1]
+    if not columns:
+        asked = [name for name in (args.group_column, *args.sequence_columns) if name in names]
+        columns = [name for name in asked if not {*read_columns(train, [name])} & {*read_columns(rows, [name])}]
+    values = {column: [value for (value,) in read_columns(rows, [column])] for column in columns}
+    found = [ResamplingUnits.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
+    repeated = [units for units in found if not units.are_rows]
+    return min(repeated, key=lambda units: (units.num_units == 1, units.num_units), default=None)
+
+
+def held_out_values(args: DataArguments, splits: Any) -> list[list[Any]] | None:
+    """Of training and of validation rows the value that was held out whole, for the folds of an ensemble."""
+    units, train = find_units(args, splits, "validation"), splits["train"]
+    column = units and (units.column if units.column in column_names(train) else SPLIT_CLUSTER)
+    if column not in column_names(train):
+        return None
+    return [[value for (value,) in read_columns(split, [column])] for split in (train, splits["validation"])]
+
+
+def describe_units(units: ResamplingUnits | None) -> list[str]:
+    """What intervals speak about, and whether that is enough, as sentences; none where rows are resampled."""
+    if units is None:
+        return []
+    if few := units.why_not_enough():
+        return [f"{few} The verdict claims nothing from them."]
+    rows = f"{len(units.unit_of_row):,} rows"
+    return [f"Intervals resample the {units.describe()} behind {rows}, and speak about further values of it."]
+
+
+def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[str, NDArray[np.bool_]], list[str]]:
+    """Rows of `asked` whose sequence in a column is not in `train`, for each column, and for all columns together.
+
+    Args:
+        train, asked: map-style datasets with these columns.
+        columns: the sequence columns that the model reads.
+
+    Returns:
+        What rows have in common that deserve a score apart -> which these are, (n,) bool: where both the new rows and
+        the others are 30 or more, each set of rows once. And a sentence that says how many rows are new in each column.
+
+    Cost: one pass over the columns.
+    """
+    slices: dict[str, NDArray[np.bool_]] = {}
+    counts = []
+    parts = {name: [name] for name in columns}
+    if len(columns) > 1:
+        parts[f"{' + '.join(columns)} together"] = [*columns]
+    for name, part in parts.items():
+        known, rows = set(read_columns(train, part)), read_columns(asked, part)
+        is_new = np.array([row not in known for row in rows])
+        num_new = int(is_new.sum())
+        counts.append(f"{num_new:,} in {name}" + (" (all have the same)" if len(set(rows)) == 1 else ""))
+        is_enough = min(num_new, len(rows) - num_new) >= MIN_ROWS
+        if is_enough and not any(np.array_equal(one, is_new) for one in slices.values()):
+            slices[f"rows whose {name} is not in training"] = is_new
+    return slices, [
+        f"Of {len(asked):,} rows these are new to training: {', '.join(counts)}. They are scored apart where they and "
+        f"the others are {MIN_ROWS} or more."
+    ]

@@ -1,0 +1,250 @@
+"""Scores that can be believed: a verdict first, intervals, baselines beside them, and what is new to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..baselines.fitted import Baselines, columns_of, fit_baselines, linear_name
+from ..baselines.residues import fit_residue_baselines
+from ..data.arguments import DataArguments
+from ..data.columns import read_bounds, read_columns
+from ..evaluation import collapse_report, score_predictions
+from ..evaluation.metrics import PLAIN_METRICS
+from ..evaluation.requirements import Requirement, parse_requirements
+from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
+from ..evaluation.row_metrics import RowMetrics, unpack_labelled
+from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
+from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
+from ..labels.outputs import to_predictions
+from ..reporting.data_section import describe_repeated
+from ..reporting.scores import fit_notes, resampled
+from ..text import units
+from ..text.tables import format_table
+from .arguments import AffinityArguments
+from .measure import scored_names, verdict_metric
+from .rows import describe_units, find_slices
+
+MAX_SHOWN = 6  # metrics on a screen
+compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
+LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
+GROUP_NOTE = "--group_column: Spearman within groups is left out, which is for one number per row."
+RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
+
+
+def read_requirements(
+    args: AffinityArguments, data_args: DataArguments, kind: LabelKind = ONE_NUMBER
+) -> list[Requirement]:
+    """`--require`, of the scores that a run of these arguments ends with.
+
+    Raises:
+        ArgumentError: see `parse_requirements`.
+    """
+    groups = None if data_args.streaming else data_args.group_column
+    return parse_requirements(args.require, scored_names(kind, args.binder_threshold, groups is not None))
+
+
+@dataclass
+class SplitScores:
+    """A split's predictions, and the scores of the model and of its baselines on it.
+
+    Attributes:
+        outputs, labels: (n, ...), as the model puts them out and batches hold them; numbers in label units.
+        verdict: whether the model is worth more than the baselines.
+        scores: predictor -> metric -> `Score`.
+        classes: class or label -> its rows and scores, see `score_classes`.
+        baselines: baseline -> what it was fitted on.
+        collapse: of the model's predictions, see `collapse_report`.
+        slices: scores on rows with something new to training: {"name", "num_rows", "scores"}.
+        notes: sentences about what is new to the model in these rows, and what the scores do not say.
+        units: what the intervals resample; None: rows.
+        kind: of the labels.
+        predicted_by: baseline -> its predictions, (n,).
+        tuned: of a model whose encoders trained, whether it is better than a ridge on what they gave before.
+    """
+
+    outputs: np.ndarray
+    labels: np.ndarray
+    verdict: Verdict
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    classes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    collapse: dict[str, Any] = field(default_factory=dict)
+    slices: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    units: ResamplingUnits | None = None
+    kind: LabelKind = ONE_NUMBER
+    predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
+    tuned: Verdict | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `all_results.json` holds of it."""
+        return {
+            "num_rows": len(self.labels),
+            **unit_facts(self.units, len(self.labels)),
+            "verdict": self.verdict.as_dict(),
+            **{name: getattr(self, name) for name in ("scores", "classes", "baselines", "collapse", "slices", "notes")},
+        }
+
+    def table(self) -> str:
+        """As text: the verdict and alarms, a row per predictor with value and interval per metric, slices, notes."""
+        alarms = [f"ALARM: {alarm}" for alarm in self.collapse["alarms"]]
+        parts = [self.verdict.text, *alarms, "", self._table_of(self.scores)]
+        for one in self.slices:
+            basis = resampled(next(iter(one["scores"][MODEL].values())), "")
+            rows = f"{one['num_rows']:,}" + (f"; intervals resample {basis}" if basis else "")
+            parts += ["", f"{units.capitalize(one['name'])} ({rows}):", self._table_of(one["scores"])]
+        further = [units.metric_name(name) for name in self.scores[MODEL] if name not in self._shown]
+        more = [f"In report.html as well: {', '.join(further)}."] if further else []
+        return "\n".join([*parts, "", *fit_notes(self.baselines), *self.notes, *more])
+
+    @property
+    def _shown(self) -> Sequence[str]:
+        """Metrics that a screen has room for."""
+        return PLAIN_METRICS if self.kind.is_one_number else [*self.scores[MODEL]][:MAX_SHOWN]
+
+    def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
+        rows = [[name, *(units.score(both.get(metric)) for metric in self._shown)] for name, both in scores.items()]
+        return format_table(rows, ["", *map(units.metric_name, self._shown)])
+
+
+def score_split(
+    trainer: Any,
+    splits: Any,
+    name: str,
+    threshold: float | None,
+    group_column: str | None,
+    *,
+    leaks: Mapping[str, Any] | None = None,
+    units: ResamplingUnits | None = None,
+) -> SplitScores:
+    """Predicts split `name` and scores the model and its baselines: on all rows, and on those new to training.
+
+    Args:
+        trainer: a `FastTrainer` whose model is trained.
+        splits: train, validation and test; the baselines are fitted on train, ridges' penalties on validation.
+        threshold: label units; None leaves the metrics of binders out.
+        group_column: column for per-group Spearman and means by group, or None; streams go without.
+        leaks: `leak_report` of the splits: the verdict names rows that stand in train.
+        units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
+
+    Returns:
+        `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
+
+    Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
+    1.6 s each for 26,000 rows.
+    """
+    config, rows = trainer.model.config, splits[name]
+    kind = config.kind
+    outputs, labels = unpack_labelled(trainer.predict(rows), kind)
+    predictions = to_predictions(kind, outputs)
+    if all(hasattr(splits[part], "__len__") for part in ("train", name)):
+        fit = fit_residue_baselines if kind.per_residue else partial(fit_baselines, group_column=group_column)
+        baselines = fit(trainer, splits, name)
+        slices, notes = find_slices(splits["train"], rows, columns_of(trainer.data_collator))
+    else:
+        group_column, slices, baselines = None, {}, Baselines()
+        if kind.is_one_number:
+            baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
+        notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
+    units, bounds = check_units(units, len(labels)), read_bounds(rows)
+    predictors = {MODEL: predictions, **baselines.predictions}
+    compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, units)
+    groups = [row[0] for row in read_columns(rows, [group_column])] if group_column and kind.is_one_number else None
+    scores, sliced = compared.score(groups), [compared.score_slice(*one) for one in slices.items()]
+    is_scale_free = config.loss == "ranking"
+    metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
+    how = {"bounds": bounds, "metric": metric, **compared.options}
+    verdict = judge(labels, predictors, is_scale_free=is_scale_free, **how)
+    linear, tuned = f"{linear_name(kind)} on embeddings", None
+    if linear in predictors and any(spec.training != "frozen" for spec in config.encoder_specs):
+        tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
+    if repeated := describe_repeated(leaks):
+        verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
+    return SplitScores(
+        outputs,
+        labels,
+        verdict,
+        scores,
+        {} if kind.is_numeric else score_classes(kind, predictions, labels),
+        baselines.facts,
+        collapse_report(predictions, labels, kind),
+        sliced,
+        [
+            *([RANKING_NOTE] if is_scale_free else []),
+            *([GROUP_NOTE] if group_column and not kind.is_one_number else []),
+            *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
+            *(_compare_slice(one, scores, "spearman" if kind.is_one_number else str(metric)) for one in sliced),
+            *notes,
+            *describe_units(units),
+            *baselines.notes,
+        ],
+        units,
+        kind,
+        baselines.predictions,
+        tuned,
+    )
+
+
+def score_classes(kind: LabelKind, predictions: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Of each class or label how many rows or residues have it (`support`), and precision, recall and F1 of them.
+
+    Args:
+        predictions: probabilities (n, C), of residues (n, longest, C).
+        labels: of these rows, as batches hold them.
+    """
+    known = labels != UNKNOWN
+    if kind.task == "multilabel":
+        has, called = labels == 1, (predictions > 0.5) & known
+        support, num_called, right = has.sum(0), called.sum(0), (has & called).sum(0)
+    else:
+        true, called = labels[known], predictions.argmax(-1)[known]
+        counted = (true, called, true[true == called])
+        support, num_called, right = (np.bincount(one, minlength=kind.num_outputs) for one in counted)
+    found = {}
+    for name, num, of_called, hits in zip(kind.names, support.tolist(), num_called.tolist(), right.tolist()):
+        shares = {"precision": (hits, of_called), "recall": (hits, num), "f1": (2 * hits, num + of_called)}
+        found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
+    return found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Predictions by name of predictor and the labels of the same rows, (n,) each, and how they are scored."""
+
+    predictors: Mapping[str, np.ndarray]
+    labels: np.ndarray
+    kind: LabelKind
+    threshold: float | None
+    seed: int
+    units: ResamplingUnits | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How they are scored, as functions of `hf_ext.evaluation` take it."""
+        return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "units": self.units}
+
+    def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
+        """Scores of each predictor; without metrics of binders where there is no threshold."""
+        return {
+            name: score_predictions(predicted, self.labels, groups=groups, **self.options)
+            for name, predicted in self.predictors.items()
+        }
+
+    def score_slice(self, name: str, rows: np.ndarray) -> dict[str, Any]:
+        """Scores of some of the rows, (n,) bool."""
+        parts = {one: predicted[rows] for one, predicted in self.predictors.items()}
+        part = replace(self, predictors=parts, labels=self.labels[rows], units=self.units and self.units.select(rows))
+        return {"name": name, "num_rows": int(rows.sum()), "scores": part.score()}
+
+
+def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any], metric: str) -> str:
+    """The sentence with which a random split and new antibodies are told apart."""
+    everywhere, there = scores[MODEL][metric], chosen["scores"][MODEL][metric]
+    whole, part = (units.score({"value": one["value"]}) for one in (everywhere, there))
+    name = units.metric_name(metric)
+    return f"{name} {whole} on all {everywhere['n']:,} rows, {part} on the {there['n']:,} {chosen['name']}."

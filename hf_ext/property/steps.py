@@ -1,0 +1,176 @@
+"""The steps of a run that trains an affinity model; see `hf_ext.tasks.Task`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ..arguments.training_fields import LoraArguments
+from ..data.batches.tokenization import check_inputs
+from ..data.demo import make_demo_encoders
+from ..data.loading import LoadedData
+from ..evaluation.requirements import Requirement, check_requirements
+from ..evaluation.resampling import ResamplingUnits
+from ..evaluation.row_metrics import RowMetrics
+from ..evaluation.verdict import MODEL
+from ..hardware import detect_hardware
+from ..heads.calibration import calibrate
+from ..heads.ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
+from ..heads.intervals import fit_intervals, score_intervals
+from ..heads.layers import choose_layers, describe_layers, find_known_layers, why_last
+from ..labels import LabelKind
+from ..models.arguments import AUTO_LAYER
+from ..speedups.lora import lora_settings
+from ..tasks.running import Run, stock_arguments
+from ..trainer import FastTrainer
+from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_residue_steps, settle_training
+from .measure import check_measure, describe_measure, settle_measure
+from .predictor import predicting
+from .results import collect_results
+from .rows import describe_rows, find_units, held_out_values, load_rows
+from .scoring import read_requirements, score_split
+
+
+@dataclasses.dataclass
+class AffinityData:
+    """Rows, and what is known of them before a model is built.
+
+    Attributes:
+        loaded: the splits, and what loading reports.
+        units, validation_units: what was held out together in test and validation; None: rows.
+        requirements: that the test scores must meet.
+        ensemble: what `train` leaves for the record of heads that were mixed; None where there is a single network.
+    """
+
+    loaded: LoadedData
+    units: ResamplingUnits | None
+    validation_units: ResamplingUnits | None
+    requirements: Sequence[Requirement]
+    ensemble: dict[str, Any] | None = None
+
+    @property
+    def splits(self) -> Any:
+        """train, validation and test."""
+        return self.loaded.splits
+
+
+def check(run: Run) -> None:
+    """See `Task.check`."""
+    settle_training(run.model_args, run.args.use_peft)
+    if run.model_args.stock_trainer:
+        run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
+        stock_arguments(run.args, run.explicit)
+
+
+def evaluated(run: Run, kind: LabelKind) -> RowMetrics:
+    """What every evaluation computes."""
+    return RowMetrics(run.model_args.binder_threshold, run.data_args.group_column, kind)
+
+
+def load(run: Run) -> AffinityData:
+    """See `Task.load`."""
+    model_args, data_args, args = run.model_args, run.data_args, run.args
+    table = None
+    if data_args.dataset_name is None:
+        run.log.info("No --dataset_name: generated demo data and two small untrained encoders.")
+        with args.main_process_first(desc="demo encoders"):
+            encoders = make_demo_encoders(run.folder / "demo_encoders")
+        table = fill_in_demo(model_args, data_args, encoders)
+    loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
+    splits, kind = loaded.splits, loaded.kind
+    run.test_dataset = splits["test"]
+    settle_measure(args, model_args.loss, kind)
+    check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
+    if fewer := settle_residue_steps(args, kind, None if data_args.streaming else len(splits["train"])):
+        run.log.info(fewer)
+    requirements = read_requirements(model_args, data_args, kind)
+    units = find_units(data_args, splits)
+    validation_units = find_units(data_args, splits, "validation")
+    if chosen := settle_encoders(model_args, args, detect_hardware(args.device)):
+        run.log.info(chosen)
+    model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
+    return AffinityData(loaded, units, validation_units, requirements)
+
+
+def build(run: Run, data: AffinityData) -> dict[str, Any]:
+    """See `Task.build`."""
+    model_args, data_args, args, kind = run.model_args, run.data_args, run.args, data.loaded.kind
+    if single := settle_head(model_args, args, run.explicit, data_args.streaming, kind):
+        run.log.info(single)
+    known = find_known_layers(model_args, args, run.explicit)
+    layers = [spec.get("layer") for spec in known.get("encoders", ())]
+    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers)
+    model.config.layer_choice = known.get("layer_choice")
+    collator = build_collator(model, data_args, model_args.max_length)
+    data.loaded.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)
+    run.log.info(describe_rows(data.loaded))
+    if model_args.layer == AUTO_LAYER and not known:
+        if reason := why_last(model_args, args, data_args.streaming, kind):
+            run.log.info(f"Layer: the last of each encoder; --layer auto compares none: {reason}.")
+        else:
+            choose_layers(model, collator, data.splits, held_out_values(data_args, data.splits), args)
+    if model_args.layer_number:
+        run.log.info(f"Layer: {model_args.layer_number} of each encoder, as --layer asks; those above are not run.")
+    if model.config.layer_choice:
+        run.log.info("\n".join(describe_layers(model.config.layer_choice)))
+    run.log.info(describe_measure(args, model_args.loss, evaluated(run, kind)))
+    if model_args.stock_trainer:
+        with beside_stock(run, model, collator) as scaler:  # what FastTrainer does before the first step
+            scaler.train_dataset = data.splits["train"]
+            scaler.fit_scaling()
+    return {
+        "model": model,
+        "data_collator": collator,
+        "train_dataset": data.splits["train"],
+        "eval_dataset": data.splits["validation"],
+        "compute_metrics": evaluated(run, kind),
+    }
+
+
+def beside_stock(run: Run, model: Any, collator: Any) -> AbstractContextManager[FastTrainer]:
+    """A trainer without speed-ups, for what stock Trainer lacks: embeddings, by which scales and baselines are made."""
+    args = copy.copy(run.args)
+    args.speedups, args.eval_strategy = [], "no"
+    args.load_best_model_at_end = args.push_to_hub = False
+    return predicting(model, collator, args)
+
+
+def train(run: Run, trainer: Any, data: AffinityData) -> Any:
+    """Trains the network, then fits what is fitted on its embeddings and outputs: heads, probabilities, intervals."""
+    trained, predicted = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint), None
+    if run.model_args.stock_trainer:
+        trainer.data_collator.save_pretrained(run.folder)
+    if run.model_args.head == AUTO:
+        fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
+        data.ensemble, predicted = fitted.facts, fitted.predicted
+        run.log.info(describe_ensemble(fitted.facts))
+    calibrate(trainer, data.splits["validation"])
+    fit_intervals(trainer, data.splits["validation"], data.validation_units, predicted)
+    return trained
+
+
+def score(run: Run, trainer: Any, trained: Any, data: AffinityData) -> dict[str, Any]:
+    """Scores the test split; writes `predictions.csv`."""
+    splits, units = data.splits, data.units
+    scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
+    is_stock = run.model_args.stock_trainer
+    with beside_stock(run, trainer.model, trainer.data_collator) if is_stock else nullcontext(trainer) as scorer:
+        test = score_split(scorer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
+    intervals = None
+    if test.kind.is_one_number:
+        stored = trainer.model.config.prediction_intervals
+        intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], units)
+        test.notes.extend(intervals["notes"])
+    records = {
+        "layer": trainer.model.config.layer_choice,
+        "ensemble": data.ensemble,
+        "prediction_intervals": intervals,
+        "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,
+    }
+    results = collect_results(run, trainer, test, data.loaded, records)
+    run.log.info("\n%s\n", test.table())
+    run.log.info("\n".join(results["advice"]))
+    return results

@@ -1,0 +1,1 @@
+"""Units, tables and progress: how numbers are written, for every floor above."""

@@ -1,0 +1,150 @@
+"""`hf-ext predict` writes beside what it read: the input's columns in their order, every value as it stood there."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hf_ext.errors import ArgumentError, DataError
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = "note,antigen,pKd,heavy,light,label\n"
+ROWS = [  # small letters, a number with zeros, formulas, quotes, nothing, a line end
+    '"a, b",{2},07.50,{0},{1},<=7',
+    "=1+1,{2},,{0},{1},x",
+    ",{2},-1.5,{0},{1},@SUM(A1)",
+]
+
+
+@pytest.fixture(scope="module")
+def model(make_affinity, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    model, collator = make_affinity()
+    model.save_pretrained(folder)
+    collator.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def predict(model, tmp_path, monkeypatch):
+    """Calls `hf-ext predict` in an empty folder; returns header and rows of its CSV."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, *words: str) -> tuple[list[str], list[list[str]]]:
+        given = ["--model", str(model), "--dataset_name", name, "--use_cpu", "true", "--embedding_cache_dir", "cache"]
+        path = importlib.import_module("hf_ext.finished.predict").main([*given, "--disable_tqdm", "true", *words])
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        return header, rows
+
+    return call
+
+
+@pytest.fixture
+def table(demo_rows, tmp_path) -> str:
+    chains = [demo_rows[name][0] for name in ("heavy", "light", "antigen")]
+    chains[0] = chains[0].lower()
+    text = HEADER + "".join(row.format(*chains) + "\n" for row in ROWS)
+    (tmp_path / "in.csv").write_text(text)
+    return "in.csv"
+
+
+def test_columns_stay_in_order_with_their_values_and_the_new_ones_follow(predict, table, demo_rows):
+    header, rows = predict(table)
+    heavy, light, antigen = (demo_rows[name][0] for name in ("heavy", "light", "antigen"))
+    assert header == ["note", "antigen", "pKd", "heavy", "light", "label", "source_row", "prediction"]
+    assert [row[:7] for row in rows] == [
+        ["a, b", antigen, "07.50", heavy.lower(), light, "<=7", "2"],
+        ["'=1+1", antigen, "", heavy.lower(), light, "x", "3"],  # as a spreadsheet may open it
+        ["", antigen, "-1.5", heavy.lower(), light, "'@SUM(A1)", "4"],
+    ]
+    assert len({row[7] for row in rows}) == 1  # the same sequences
+    float(rows[0][7])
+
+
+def test_the_same_command_again_replaces_its_predictions(predict, table):
+    """Also where the input has a column `label`, as the predictions of a run have."""
+    assert predict(table) == predict(table)
+
+
+def test_without_them_the_columns_are_those_that_the_model_reads(predict, table):
+    Path(table).write_text(Path(table).read_text().replace("note,", "+note,", 1))
+    header, rows = predict(table, "--keep_columns", "false", "--id_column=+note")
+    assert header == ["heavy", "light", "antigen", "'+note", "source_row", "prediction"]
+    assert rows[1][3] == "'=1+1"
+    assert rows[0][0].isupper()
+
+
+def test_a_column_that_would_be_there_twice_is_refused_with_the_way_out(predict, table):
+    Path(table).write_text(Path(table).read_text().replace("note,", "source_row,", 1).replace("pKd", "prediction"))
+    with pytest.raises(DataError, match=r"in\.csv has columns of the names source_row, prediction, .*--keep_columns"):
+        predict(table)
+    assert not Path("predictions.csv").exists()
+    assert predict(table, "--keep_columns", "false")[0][-2:] == ["source_row", "prediction"]
+
+
+def test_rows_that_are_left_out_take_their_values_along(predict, table):
+    text = Path(table).read_text().splitlines()
+    broken = text[2].replace("=1+1", "bad").replace(text[2].split(",")[3], "EV1QL")
+    Path(table).write_text("\n".join([text[0], text[1], broken, text[3]]) + "\n")
+    _, rows = predict(table, "--bad_rows", "drop")
+    assert [(row[0], row[6]) for row in rows] == [("a, b", "2"), ("", "4")]
+
+
+def test_files_of_a_folder_follow_each_other_with_the_columns_of_both(predict, demo_rows, tmp_path):
+    """Row numbers begin anew in each file: a value never goes to the row of that number in another file."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    chains = {name: demo_rows[name][:4] for name in ("heavy", "light", "antigen")}
+    unreadable = {"heavy": "?"}
+
+    def write(name, picked, extra):
+        rows = [{**{c: v[i] for c, v in chains.items()}, **extra(i), **(unreadable if i == 1 else {})} for i in picked]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("train.jsonl", (0, 1), lambda i: {"where": f"train {i}"})
+    write("test.jsonl", (1, 2, 3), lambda i: {"where": f"test {i}", "score": i + 0.5, "more": [i]})
+    header, rows = predict("parts", "--bad_rows", "drop")
+    assert header[3:7] == ["where", "score", "more", "source_row"]
+    assert [row[3:7] for row in rows] == [
+        ["train 0", "", "", "1"],
+        ["test 2", "2.5", "[2]", "2"],
+        ["test 3", "3.5", "[3]", "3"],
+    ]
+
+
+def test_numbers_of_parquet_are_written_as_python_writes_them(predict, demo_rows):
+    rows = {name: demo_rows[name][:2] for name in ("heavy", "light", "antigen")}
+    pq.write_table(pa.table({**rows, "count": [3, None], "share": [0.1, 1e-30], "sure": [True, False]}), "in.parquet")
+    header, found = predict("in.parquet")
+    assert header[3:] == ["count", "share", "sure", "source_row", "prediction"]
+    assert [row[3:6] for row in found] == [["3", "0.1", "True"], ["", "1e-30", "False"]]
+
+
+def test_a_stream_has_no_columns_to_keep(predict, table):
+    header, rows = predict(table, "--streaming", "true")
+    assert (header, len(rows)) == (["prediction"], 3)
+    with pytest.raises(ArgumentError, match="written by hf-ext predict"):  # another program may have such a column
+        predict(table)
+    with pytest.raises(ArgumentError, match="it could not be told which rows were left out"):
+        predict(table, "--streaming", "true", "--bad_rows", "drop")
+
+
+def test_annotations_below_sequences_are_refused_not_predicted(predict, demo_rows):
+    heavy, light, antigen = (demo_rows[name][0] for name in ("heavy", "light", "antigen"))
+    chains = f"heavy={heavy} light={light} antigen={antigen}"
+    Path("in.fasta").write_text(f">P1 {chains}\nMKTAYIAKQR\nSSSSSLLLLL\n")
+    with pytest.raises(DataError, match=r"in.fasta, row 1: below the sequence stand as many .* \(SSSSSLLLLL\)"):
+        predict("in.fasta")
+    Path("in.fasta").write_text(f">P1 {chains}\nMKTAYIAKQR\nMKTAY\n")
+    assert predict("in.fasta")[1][0][4] == "MKTAYIAKQRMKTAY"
+    Path("in.csv").write_text(f"heavy,light,antigen\n{heavy},{light},MdEvVpLqKl\n")
+    with pytest.raises(DataError, match=r"in.csv, row 2, column 'antigen'.* 3Di states"):
+        predict("in.csv")
