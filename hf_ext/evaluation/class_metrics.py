@@ -230,7 +230,7 @@ def _mean(values: FloatArray, exists: NDArray[np.bool_]) -> FloatArray:
 
 
 def find_shares(labels: FloatArray, num_classes: int | None = None, more: float = 0.0) -> FloatArray:
-    """How frequent each of `num_classes` is, or each column's mean, (outputs,), over what is known; NaN is not.
+    """Computes how frequent each of `num_classes` is, or each column's mean, (outputs,), without NaN.
 
     `more` is how many times each class, or both 0 and 1, count as seen beside what was.
     """

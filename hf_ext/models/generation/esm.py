@@ -78,7 +78,7 @@ class PretrainedEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
     ) -> EncoderStates:
-        """States of k antigens: (k, tokens, width). Frozen, it ignores autocast, so that live and cached ones agree."""
+        """Encodes k antigens: (k, tokens, width). Frozen, it ignores autocast, so that live and cached ones agree."""
         given = {"input_ids": input_ids, "attention_mask": attention_mask}
         if layout is not None:
             given["layout"] = layout

@@ -144,7 +144,7 @@ class LightEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
     ) -> EncoderStates:
-        """States of k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
+        """Encodes k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
         embedded = self.embed_tokens(input_ids)
         x = self.dropout(embedded + sinusoids(mask.cumsum(1) - 1, embedded.shape[2]).to(embedded.dtype))

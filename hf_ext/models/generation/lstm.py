@@ -35,7 +35,7 @@ class LstmEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
     ) -> EncoderStates:
-        """States of k antigens, (k, tokens, 2 * hidden), zero where padding is, with `memory` and `mean`.
+        """Encodes k antigens, (k, tokens, 2 * hidden), zero where padding is, with `memory` and `mean`.
 
         Cost: one wait for the device, from which lengths are read.
         """

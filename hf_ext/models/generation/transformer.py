@@ -55,7 +55,7 @@ class TransformerEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
     ) -> EncoderStates:
-        """States of k antigens: (k, tokens, d_model)."""
+        """Encodes k antigens: (k, tokens, d_model)."""
         given = {} if layout is None else {"layout": layout}  # a packed T5 reads it, a plain one passes it by
         output = self.stack(input_ids=input_ids, attention_mask=attention_mask, **given)
         return EncoderStates(last_hidden_state=output.last_hidden_state)
