@@ -123,7 +123,7 @@ def kept_random_states() -> Iterator[None]:
 
 
 def capture_rng(device: str | torch.device) -> States:
-    """Captures the states of the generators of the process: Python's, NumPy's, torch's, and of all accelerators of `device`'s kind.
+    """Captures the states of all generators: Python's, NumPy's, torch's, and those of accelerators of `device`'s kind.
 
     Copies: drawing on does not change them.
     """

@@ -268,7 +268,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 def _of_rows(
     encoded: EncoderStates, mask: torch.Tensor | None, index: torch.Tensor | None, num_rows: int
 ) -> tuple[EncoderStates, torch.Tensor | None]:
-    """Returns states and masks of each row's antigen, from those of k antigens; `ArgumentError` where no index says which."""
+    """Returns states and masks by row, from those of k antigens; `ArgumentError` where no index says which is whose."""
     if index is not None:
         encoded = EncoderStates(**{name: value.index_select(0, index) for name, value in encoded.items()})
         mask = None if mask is None else mask.index_select(0, index)
