@@ -201,7 +201,7 @@ class HeadEnsemble(nn.Module):
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """Chooses pairs of inputs that vary, with how many directions of each are multiplied; few inputs give all of both."""
+    """Chooses pairs of inputs that vary, with how many directions of each are multiplied; all where there are few."""
     found = []
     pairs = [*combinations([i for i, rank in enumerate(ranks) if rank > 0], 2)]
     for i, j in pairs:
