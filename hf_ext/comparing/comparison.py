@@ -123,9 +123,10 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     for name in baselines:
         own = good[optimized]
         others = good[name]
+        loss = compare_values([final_loss(run) for run in own], [final_loss(run) for run in others])
         worse, better = (others, own) if args.greater_is_better else (own, others)
-        loss = compare_values(*([final_loss(run) for run in side] for side in (own, others)))
-        drop = compare_values(*([find_metric(run, args.metric) for run in side] for side in (worse, better)))
+        scores = [find_metric(run, args.metric) for run in worse]
+        drop = compare_values(scores, [find_metric(run, args.metric) for run in better])
         pairs[name] = {
             "ratio": asdict(paired_ratio(rates[optimized], rates[name])),
             "loss": loss and asdict(loss),
@@ -183,7 +184,9 @@ def check_criteria(
     found = []
     for name, pair in pairs.items():
         if (least := args.min_speedup) is not None:
-            value, low, high = (pair["ratio"][end] for end in ("value", "low", "high"))
+            value = pair["ratio"]["value"]
+            low = pair["ratio"]["low"]
+            high = pair["ratio"]["high"]
             verdict = NOISY
             if low >= least:
                 verdict = "PASS"
@@ -191,7 +194,8 @@ def check_criteria(
                 verdict = "FAIL"
             line = f"{verdict}  speed against {name} at least {least:g}x: {value:.4g} [{low:.4g}, {high:.4g}]"
             found.append({"verdict": verdict, "line": line})
-        loss, drop = (pair[what] and pair[what]["value"] for what in ("loss", "metric_drop"))
+        loss = pair["loss"] and pair["loss"]["value"]
+        drop = pair["metric_drop"] and pair["metric_drop"]["value"]
         found += _check_most(args.max_loss_delta, loss, f"final training loss above that of {name} by at most", "")
         found += _check_most(args.max_metric_drop, drop, f"{args.metric} worse than that of {name} by at most", "")
     return [*found, *_check_most(args.max_memory_gib, peak_memory_gib, "peak memory at most", " GiB")]

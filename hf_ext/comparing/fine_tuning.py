@@ -135,7 +135,8 @@ def _make_side(text: str, given: Mapping[str, Any]) -> Side:
 def _typed(words: Sequence[str]) -> dict[str, Any]:
     """Returns the arguments of `hf-ext train` that stand in words, by name. Errors: as `FastArgumentParser`."""
     parser = FastArgumentParser(TASK.all_arguments, presets=PRESETS, defaults=TASK.defaults)
-    return {name: value for name, value in vars(parser.parse_known_args([*words])[0]).items() if value is not None}
+    typed, _ = parser.parse_known_args([*words])
+    return {name: value for name, value in vars(typed).items() if value is not None}
 
 
 def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:

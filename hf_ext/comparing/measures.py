@@ -34,7 +34,7 @@ class Interval:
 def paired_ratio(rates: Floats, baseline: Floats) -> Interval:
     """Computes by what factor rates are higher, (rounds,) each: outside of the interval in 5 % of comparisons."""
     found = paired_difference(np.log(rates), np.log(baseline))
-    return Interval(*(float(np.exp(end)) for end in (found.value, found.low, found.high)))
+    return Interval(*np.exp([found.value, found.low, found.high]).tolist())
 
 
 def paired_difference(values: Floats, baseline: Floats) -> Interval:
@@ -80,7 +80,7 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
         "arguments": [*side.arguments],
         "launch": [*side.launch],
         "num_processes": throughputs[0]["num_processes"],
-        "rate": _spread(round_rates(runs, unit)),
+        "rate": _spread(round_rates(runs, unit).tolist()),
         "peak_memory_gib": max(t["peak_memory_gib"] for t in throughputs),
         "step_seconds": statistics.median(steps),
         "data_wait_share": statistics.median(t["rates"]["data_wait_share"] for t in throughputs),
@@ -88,8 +88,8 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
         "epoch_seconds": statistics.median(epochs) if len(epochs) == len(steps) else None,
         "wall_seconds": statistics.median(run.wall_seconds for run in runs),
         "sequences_per_step": statistics.median(t["totals"]["sequences"] / t["measured_steps"] for t in throughputs),
-        "final_loss": _spread([loss for run in runs if (loss := final_loss(run)) is not None]),
-        "metric": _spread([value for run in runs if (value := find_metric(run, metric)) is not None]),
+        "final_loss": _spread([final_loss(run) for run in runs]),
+        "metric": _spread([find_metric(run, metric) for run in runs]),
     }
 
 
@@ -113,15 +113,14 @@ def final_loss(run: SideRun) -> float | None:
 
 def compare_values(values: Sequence[float | None], baseline: Sequence[float | None]) -> Interval | None:
     """Applies `paired_difference` to a loss or a metric by round; None where a round has none."""
-    pairs = [(a, b) for a, b in zip(values, baseline) if a is not None and b is not None]
-    if not pairs or len(pairs) < len(values):
+    if not values or None in values or None in baseline:
         return None
-    own, others = (np.array(side) for side in zip(*pairs))
-    return paired_difference(own, others)
+    return paired_difference(np.array(values), np.array(baseline))
 
 
-def _spread(values: Sequence[float] | Floats) -> dict[str, float] | None:
-    if not len(values):
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """Returns median, smallest and largest of what is known."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    found = {"value": np.median(values), "smallest": np.min(values), "largest": np.max(values)}
-    return {name: float(value) for name, value in found.items()}
+    return {"value": float(np.median(known)), "smallest": min(known), "largest": max(known)}

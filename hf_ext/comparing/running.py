@@ -140,7 +140,9 @@ def _check_throughput(throughput: dict[str, Any], command: Sequence[str], side: 
 
 
 def _read_run(side: Side, round_: int, seconds: Mapping[str, Any], folder: Path) -> SideRun:
-    throughput, results, plan = (read_record(folder / f"{name}.json") for name in ("throughput", "all_results", "plan"))
+    throughput = read_record(folder / "throughput.json")
+    results = read_record(folder / "all_results.json")
+    plan = read_record(folder / "plan.json")
     return SideRun(side, round_, throughput=throughput, results=results, plan=plan, folder=folder, **seconds)
 
 
@@ -188,4 +190,5 @@ def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, fl
 def _describe(command: Sequence[str]) -> dict[str, Any]:
     """Describes the command, with size and time of its files: a YAML that was edited makes another run."""
     files = [Path(word) for word in command[1:] if len(word) < 1024 and Path(word).is_file()]
-    return {"command": [*command], "files": {str(path): [path.stat().st_size, path.stat().st_mtime] for path in files}}
+    found = {str(path): [path.stat().st_size, path.stat().st_mtime] for path in files}
+    return {"command": [*command], "files": found}

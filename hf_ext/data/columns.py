@@ -21,6 +21,7 @@ from ..labels import UNKNOWN
 
 FloatArray = NDArray[np.float64]
 Value = TypeVar("Value", bound=Hashable)
+PLAIN_TYPES = ("string", "int64", "double", "bool", "null")  # of Arrow
 CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
@@ -84,8 +85,10 @@ class Distinct(NamedTuple):
     def spread(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
         """Builds a column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
         taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
-        starts = range(0, len(self.number), CHUNK_ROWS)
-        chunks = [taken.take(pa.array(self.number[i : i + CHUNK_ROWS])).cast(kind) for i in starts]
+        chunks = []
+        for start in range(0, len(self.number), CHUNK_ROWS):
+            numbers = pa.array(self.number[start : start + CHUNK_ROWS])
+            chunks.append(taken.take(numbers).cast(kind))
         return pa.chunked_array(chunks, type=kind)
 
 
@@ -120,7 +123,7 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
         array = pa.array(values, from_pandas=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         array = None
-    if array is not None and array.type in (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.null()):
+    if array is not None and str(array.type) in PLAIN_TYPES:
         return array
     return pa.array(map(_write, values), pa.string())
 

@@ -41,12 +41,15 @@ def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
         seed: decides everything.
     """
     rng = np.random.default_rng(seed)
-    heavy, light, epitope = (_loops(rng, count, size) for count, size in ((300, 14), (40, 8), (400, 14)))
-    h, w, a = (rng.integers(len(loops), size=num_rows) for loops in (heavy, light, epitope))
-    aromatic = _count(heavy, "FWY")
-    prolines = _count(light, "P")
-    charge, target = (_count(loops, "KR") - _count(loops, "DE") for loops in (heavy, epitope))
-    signal = 0.6 * aromatic[h] - 0.25 * charge[h] * target[a] - 0.5 * prolines[w] + 0.2 * _count(epitope, "ILVM")[a]
+    heavy = _loops(rng, 300, 14)
+    light = _loops(rng, 40, 8)
+    epitope = _loops(rng, 400, 14)
+    h = rng.integers(len(heavy), size=num_rows)
+    w = rng.integers(len(light), size=num_rows)
+    a = rng.integers(len(epitope), size=num_rows)
+    charges = _charge(heavy)[h] * _charge(epitope)[a]
+    signal = 0.6 * _count(heavy, "FWY")[h] - 0.25 * charges
+    signal = signal - 0.5 * _count(light, "P")[w] + 0.2 * _count(epitope, "ILVM")[a]
     signal = (signal - signal.mean()) / signal.std()
     labels = 7.5 + 1.2 * signal + NOISE * rng.standard_normal(num_rows)
     return Dataset.from_dict(
@@ -66,6 +69,10 @@ def _loops(rng: np.random.Generator, count: int, size: int) -> list[str]:
         weights = rng.dirichlet(np.full(len(STANDARD), 0.4))
         loops.add("".join(rng.choice(list(STANDARD), size=size, p=weights)))
     return sorted(loops)
+
+
+def _charge(loops: list[str]) -> np.ndarray:
+    return _count(loops, "KR") - _count(loops, "DE")
 
 
 def _count(loops: list[str], letters: str) -> np.ndarray:

@@ -52,8 +52,10 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         return {"num_rows": None, "content": {"columns": getattr(stream, "column_names", None) or [], "files": files}}
     with kept_random_states():
         places = np.linspace(0, len(dataset) - 1, min(SAMPLE_ROWS, len(dataset))).astype(int).tolist()
-        found, again = (_hash_rows([dataset[i] for i in places]) for _ in range(2))
-    return {"num_rows": len(dataset), "content": {n: one if one == again.get(n) else None for n, one in found.items()}}
+        found = _hash_rows([dataset[i] for i in places])
+        again = _hash_rows([dataset[i] for i in places])
+    content = {name: one if one == again.get(name) else None for name, one in found.items()}
+    return {"num_rows": len(dataset), "content": content}
 
 
 def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:

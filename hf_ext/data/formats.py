@@ -222,8 +222,9 @@ def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:
     """
     doubled = [(row, lines) for row, _, lines in records if _is_doubled([*map(len, lines)])]
     widths = {len(line) for _, lines in doubled for line in lines}
-    first, last = (len({letter for _, lines in doubled for letter in lines[at]}) for at in (0, -1))
-    is_wrapped = len(widths) == 1 and widths <= {*WRAPS} and 2 * last > first
+    first = {letter for _, lines in doubled for letter in lines[0]}
+    last = {letter for _, lines in doubled for letter in lines[-1]}
+    is_wrapped = len(widths) == 1 and widths <= {*WRAPS} and 2 * len(last) > len(first)
     if is_wrapped or 2 * len(doubled) <= len(records):
         return
     row, lines = doubled[0]

@@ -110,9 +110,11 @@ def kmer_cosines(queries: Sequence[str], references: Sequence[str], k: int = 3) 
     numbers = np.sqrt(np.outer(mine.sum(1), theirs.sum(1)).astype(np.float64))
     for counts in (mine, theirs):
         counts.sum_duplicates()
-    times = np.arange(1, 1 + min(mine.max(), theirs.max()))
-    each = (((mine >= num).astype(np.int64) @ (theirs >= num).T).toarray() for num in times)
-    return np.divide(sum(each, np.zeros_like(numbers)), numbers, out=np.zeros_like(numbers), where=numbers > 0)
+    shared = np.zeros_like(numbers)
+    for times in np.arange(1, 1 + min(mine.max(), theirs.max())):
+        both = (mine >= times).astype(np.int64) @ (theirs >= times).T
+        shared += both.toarray()
+    return np.divide(shared, numbers, out=shared, where=numbers > 0)
 
 
 def count_kmers(sequences: Sequences, k: int) -> csr_matrix:
@@ -165,7 +167,9 @@ def _likely_references(queries: Sequences, references: np.ndarray, identity: flo
         shared = np.bincount(np.concatenate(held), minlength=len(references))
         likely = np.flatnonzero(shared >= needed[k][alike].min())  # few are: all else is done for them alone
         longer = np.maximum(sizes[likely], size)
-        likely = likely[(shared[likely] >= needed[k][longer]) & (np.abs(sizes[likely] - size) <= edits[longer])]
+        has_enough = shared[likely] >= needed[k][longer]
+        has_length = np.abs(sizes[likely] - size) <= edits[longer]
+        likely = likely[has_enough & has_length]
         yield likely[np.argsort(-shared[likely], kind="stable")]
 
 

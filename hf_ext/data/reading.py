@@ -81,7 +81,8 @@ def read_parts(
         raise DataError(_not_found(path))
     loaded = _load(name, config_name, revision, streaming)
     known = {key: canonical_split(key) for key in loaded}
-    if len(loaded) > 1 and (None in known.values() or len(set(known.values())) < len(known)):
+    is_clear = None not in known.values() and len(set(known.values())) == len(known)
+    if len(loaded) > 1 and not is_clear:
         raise DataError(f"{name} has the splits {', '.join(loaded)}; only train, validation and test are known.")
     return [
         Part(f"{name} ({key})", _number_rows(data, columns, name), known[key] if len(loaded) > 1 else None)
@@ -206,8 +207,8 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
     except (pa.ArrowTypeError, pa.ArrowInvalid):
         texts = []
         for table in tables:
-            kept = [name for name in table.column_names if name != SOURCE_ROW]
-            texts.append(pa.table({name: as_text(table[name]) for name in kept} | {SOURCE_ROW: table[SOURCE_ROW]}))
+            columns = {name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW}
+            texts.append(pa.table({**columns, SOURCE_ROW: table[SOURCE_ROW]}))
         return pa.concat_tables(texts, promote_options="default")
 
 

@@ -56,7 +56,8 @@ def leak_report(
     checked = np.arange(len(test))
     if len(test) > MAX_CHECKED:
         checked = np.sort(np.random.default_rng(0).choice(len(test), MAX_CHECKED, replace=False))
-    known, asked = ([split[column][:] for column in columns] for split in (train, test))
+    known = [train[column][:] for column in columns]
+    asked = [test[column][:] for column in columns]
     # bool [columns, identities, checked rows]
     near = [_find_near([mine[i] for i in checked], theirs) for mine, theirs in zip(asked, known)]
 

@@ -154,7 +154,8 @@ def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int,
     """Assigns rows to the splits that a column names; validation is drawn from train where no row says it."""
     found = distinct(data.with_format("arrow")[:][column])
     names = found.cells.to_pylist()
-    side = np.array([SPLITS.index(str(canonical_split(name))) for name in names], np.int64)[found.number]
+    side_of = [SPLITS.index(str(canonical_split(name))) for name in names]
+    side = np.array(side_of, np.int64)[found.number]
     train = np.flatnonzero(side == 0)
     if not len(train):
         raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(names))}.")

@@ -51,7 +51,9 @@ class Classification(Rows):
         self._classes = classes
         self._problem = count_not_finite(probabilities, "predictions", row)
         self.predicted = probabilities.argmax(axis=1)
-        self._top, true = (probabilities[np.arange(len(labels)), each] for each in (self.predicted, labels))
+        rows = np.arange(len(labels))
+        self._top = probabilities[rows, self.predicted]
+        true = probabilities[rows, labels]
         self._losses = -np.log(np.maximum(true.astype(np.float64), LEAST))
         self._second = probabilities[:, -1].astype(np.float64)
 
@@ -96,7 +98,8 @@ class Classification(Rows):
         is_right = true == called
         where = np.concatenate([true, len(found) + called, 2 * len(found) + true[is_right]])
         row = np.concatenate([self._row, self._row, self._row[is_right]])
-        table = csr_matrix((np.ones(len(row)), (where, row)), shape=(3 * len(found), self.num_rows))
+        entries = (np.ones(len(row)), (where, row))
+        table = csr_matrix(entries, shape=(3 * len(found), self.num_rows))
         return Once(lambda counts: np.split((table @ counts.T).T, 3, axis=1))
 
     def balanced_accuracy(self, counts: FloatArray) -> FloatArray:
@@ -117,11 +120,10 @@ class Classification(Rows):
         """
         true, called, right = self._tallies(counts)
         squares = true.sum(axis=1) ** 2
-        in_both, in_called, in_true = (
-            np.einsum("bk,bk->b", *pair) for pair in ((true, called), (called, called), (true, true))
-        )
-        covariance = true.sum(axis=1) * right.sum(axis=1) - in_both
-        return np.nan_to_num(divide(covariance, np.sqrt((squares - in_called) * (squares - in_true))))
+        covariance = true.sum(axis=1) * right.sum(axis=1) - np.einsum("bk,bk->b", true, called)
+        of_called = squares - np.einsum("bk,bk->b", called, called)
+        of_true = squares - np.einsum("bk,bk->b", true, true)
+        return np.nan_to_num(divide(covariance, np.sqrt(of_called * of_true)))
 
     @cached_property
     def _gaps(self) -> FloatArray:
@@ -179,7 +181,8 @@ class Multilabel(Rows):
     def means(self) -> dict[str, Summed]:
         of_truth = np.where(self._has, self._probabilities, 1 - self._probabilities).astype(np.float64)
         losses = -np.log(np.maximum(of_truth, LEAST))
-        return {"log_loss": Summed(np.where(self._known, losses, 0).sum(axis=1), self._known.sum(axis=1, dtype=float))}
+        summed = np.where(self._known, losses, 0).sum(axis=1)
+        return {"log_loss": Summed(summed, self._known.sum(axis=1, dtype=float))}
 
     @cached_property
     def _at_cuts(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -205,7 +208,7 @@ class Multilabel(Rows):
         At most 256 thresholds are tried: all where there are few pairs, else such that steps in how many pairs are
         predicted are of a few percent.
         """
-        called, right, has = (counts @ each for each in self._at_cuts)
+        called, right, has = [counts @ each for each in self._at_cuts]
         best = (2 * right / np.maximum(called + has[:, None], 1)).max(axis=1)
         return np.where(has > 0, best, np.nan)
 
@@ -215,7 +218,8 @@ class Multilabel(Rows):
         found = []
         for j in np.flatnonzero(self._has.any(axis=0)):
             rows = np.flatnonzero(self._known[:, j])
-            found.append(Ranking(self._probabilities[rows, j].astype(np.float64), self._has[rows, j], rows))
+            scores = self._probabilities[rows, j].astype(np.float64)
+            found.append(Ranking(scores, self._has[rows, j], rows))
         return found
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
@@ -238,4 +242,5 @@ def find_shares(labels: FloatArray, num_classes: int | None = None, more: float 
     if num_classes:
         counts = np.bincount(labels[known].astype(np.int64), minlength=num_classes) + more
         return counts / max(1, counts.sum())
-    return divide(np.where(known, labels, 0.0).sum(axis=0) + more, known.sum(axis=0) + 2 * more)
+    summed = np.where(known, labels, 0.0).sum(axis=0)
+    return divide(summed + more, known.sum(axis=0) + 2 * more)

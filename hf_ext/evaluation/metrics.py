@@ -172,7 +172,8 @@ class Regression(Rows):
         # Around their means: squares of numbers far from 0 would lose what varies.
         left = self.predicted - self.predicted.mean()
         right = self.measured - self.measured.mean()
-        terms = self._by_row(np.stack([left, right, left**2, right**2, left * right, np.ones(len(left))], axis=1))
+        columns = [left, right, left**2, right**2, left * right, np.ones(len(left))]
+        terms = self._by_row(np.stack(columns, axis=1))
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
             left, right, left_sq, right_sq, product, num = (counts @ terms).T
@@ -271,7 +272,8 @@ def per_group_spearman(
     predicted, measured = as_pair(predictions, references)
     names, inverse, counts = np.unique(as_groups(groups, len(measured)), return_inverse=True, return_counts=True)
     found: dict[str, GroupScore] = {}
-    for name, rows in zip(names.tolist(), np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])):
+    rows_of = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+    for name, rows in zip(names.tolist(), rows_of):
         few = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}; at least {MIN_GROUP_ROWS} are needed"
         result = MetricValue(math.nan, few)
         if len(rows) >= MIN_GROUP_ROWS:

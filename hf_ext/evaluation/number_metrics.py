@@ -38,10 +38,14 @@ class ResidueRegression(Regression):
     def _by_row(self, values: FloatArray) -> FloatArray:
         columns = values.reshape(len(values), -1).T
         sums = [np.bincount(self._row, column, self.num_rows) for column in columns]
-        return np.stack(sums, axis=1).astype(np.float64).reshape(self.num_rows, *values.shape[1:])
+        table = np.stack(sums, axis=1).astype(np.float64)
+        return table.reshape(self.num_rows, *values.shape[1:])
 
     def why_undefined(self, name: str) -> str | None:
-        return super().why_undefined(name) or (mean_of_groups(self._groups).undefined if name == PER_PROTEIN else None)
+        reason = super().why_undefined(name)
+        if reason is None and name == PER_PROTEIN:
+            return mean_of_groups(self._groups).undefined
+        return reason
 
     @cached_property
     def _groups(self) -> dict[str, GroupScore]:
@@ -101,7 +105,11 @@ class SeveralNumbers(Rows):
         parts = [*self._parts] if column is None else [column]
 
         def mean(counts: FloatArray) -> FloatArray:
-            return np.mean([self._parts[part].metric(metric)(self._take[part](counts)) for part in parts], axis=0)
+            values = []
+            for part in parts:
+                of_part = self._parts[part].metric(metric)
+                values.append(of_part(self._take[part](counts)))
+            return np.mean(values, axis=0)
 
         return mean
 

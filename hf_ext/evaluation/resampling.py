@@ -134,7 +134,8 @@ def resample(
     def draw(num: int) -> FloatArray:
         drawn = generator.integers(0, size, size=(num, size))
         drawn += np.arange(num)[:, None] * size
-        counts = np.bincount(drawn.reshape(-1), minlength=num * size).reshape(num, size).astype(np.float64)
+        flat = np.bincount(drawn.reshape(-1), minlength=num * size)
+        counts = flat.reshape(num, size).astype(np.float64)
         return counts if units is None else np.take(counts, units.unit_of_row, axis=1)
 
     # Nothing holds a piece while the next is drawn, which goes where it was.

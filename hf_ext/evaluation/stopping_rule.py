@@ -153,7 +153,8 @@ class StoppingRule:
         )
 
     def _compare(self, earlier: Any, predicted: FloatArray) -> PairedComparison:
-        first, second = (self._rows(each, self.labels) for each in (earlier, predicted))
+        first = self._rows(earlier, self.labels)
+        second = self._rows(predicted, self.labels)
         return compare_rows(first, second, self.metric, **self._options)
 
     def state_dict(self) -> dict[str, Any]:

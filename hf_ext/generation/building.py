@@ -62,7 +62,8 @@ class Inputs:
             DataError: see `PairEncoder.encode_rows`.
         """
         columns = self.encoder.encode_rows(rows.antigens, rows.heavy, rows.light, affinities)
-        antigens, pairs = ([ids.astype(np.int16) for ids in columns[name]] for name in ("input_ids", "labels"))
+        antigens = [ids.astype(np.int16) for ids in columns["input_ids"]]
+        pairs = [ids.astype(np.int16) for ids in columns["labels"]]
         return Dataset.from_dict(
             {
                 "input_ids": antigens,

@@ -298,7 +298,8 @@ def _write(
         return_dict_in_generate=True,
     )
     of_tokens = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
-    return [_read(ids, scores) for ids, scores in zip(output.sequences[:, 1:].tolist(), of_tokens.double().tolist())]
+    written = output.sequences[:, 1:].tolist()
+    return [_read(ids, scores) for ids, scores in zip(written, of_tokens.double().tolist())]
 
 
 def _read(ids: Sequence[int], scores: Sequence[float]) -> SampledPair:

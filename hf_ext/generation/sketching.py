@@ -99,9 +99,9 @@ def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, a
         pairs = [heavy + (light or "") for heavy, light in zip(rows.heavy, rows.light)]
         splits[name] = Dataset.from_dict({"antigen": [*rows.antigens], "pair": pairs})
     lengths = read_lengths(splits, {name: [name] for name in ("antigen", "pair")}, {})
-    tokens = np.array([len(row["antigen"]) + len(row["pair"]) + 4 for row in splits["train"]], np.int64)
+    tokens = [len(row["antigen"]) + len(row["pair"]) + 4 for row in splits["train"]]
     affinities = data.affinities("train")
-    return Rows(lengths, tokens, None if affinities is None else np.array(affinities, np.float64))
+    return Rows(lengths, np.array(tokens, np.int64), None if affinities is None else np.array(affinities, np.float64))
 
 
 def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: Any) -> Stage:
@@ -116,7 +116,8 @@ def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args:
     with torch.device("meta"):
         model: Any = AntibodyGenerator(build_config(given, args))
     batch = partial(make_batch, model)
-    mean, longest = ([sizes["antigen"], sizes["pair"]] for sizes in (lengths.mean, lengths.longest))
+    mean = [lengths.mean["antigen"], lengths.mean["pair"]]
+    longest = [lengths.longest["antigen"], lengths.longest["pair"]]
     parts = _sketch_encoder(model, lengths)
     is_encoder_kept = bool(parts) and parts[0].training == "frozen"
     generator = Part(

@@ -80,7 +80,8 @@ class ProductStack(NetworkStack):
     def __init__(self, number: int, widths: Sequence[int], rank: int, num_outputs: int, dropout: float = 0.0):
         varying = [width for width in widths if width > 0]
         last = (rank * (1 + math.comb(len(varying), 2)), num_outputs)
-        super().__init__(number, [*((width, rank) for width in [*varying, sum(varying)]), last], dropout)
+        shapes = [(width, rank) for width in (*varying, sum(varying))]
+        super().__init__(number, [*shapes, last], dropout)
         self.widths = varying
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -156,7 +157,10 @@ class HeadEnsemble(nn.Module):
         """Maps (n, sum of widths), standardised, to (n, directions)."""
         parts = features.split(self.widths, dim=1)
         along = [part @ getattr(self, f"basis_{i}") for i, part in enumerate(parts)]
-        products = [(along[i][:, :a, None] * along[j][:, None, :b]).flatten(1) for i, j, a, b in self.kept]
+        products = []
+        for i, j, a, b in self.kept:
+            product = along[i][:, :a, None] * along[j][:, None, :b]
+            products.append(product.flatten(1))
         return torch.cat([*along, *products], dim=1) * self.scales
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -182,10 +186,12 @@ class HeadEnsemble(nn.Module):
         for i, basis in enumerate(bases):
             getattr(self, f"basis_{i}").copy_(basis)
         sizes = [*(basis.shape[1] for basis in bases), *(a * b for *_, a, b in self.kept)]
-        blocks = [block.square().sum(1).mean() for block in self.directions(features).split(sizes, dim=1)]
         num_blocks = sum(size > 0 for size in sizes)
         share = len(self.scales) / max(1, num_blocks)
-        scales = [(share / block.clamp(min=1e-12)).sqrt().expand(size) for block, size in zip(blocks, sizes)]
+        scales = []
+        for size, block in zip(sizes, self.directions(features).split(sizes, dim=1)):
+            square = block.square().sum(1).mean()
+            scales.append((share / square.clamp(min=1e-12)).sqrt().expand(size))
         self.scales.copy_(torch.cat(scales))
 
     def shapes(self) -> dict[str, Any]:
@@ -207,8 +213,10 @@ def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
     for i, j in pairs:
         smaller = min(ranks[i], ranks[j], SMALLER_RANK)
         most = MAX_PRODUCTS // (len(pairs) * smaller)
-        a, b = (smaller, min(ranks[j], most)) if ranks[i] <= ranks[j] else (min(ranks[i], most), smaller)
-        found.append((i, j, a, b))
+        if ranks[i] <= ranks[j]:
+            found.append((i, j, smaller, min(ranks[j], most)))
+        else:
+            found.append((i, j, min(ranks[i], most), smaller))
     return found
 
 

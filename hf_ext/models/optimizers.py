@@ -224,7 +224,8 @@ class HostOptimizer(Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for p in parameters:
             if p not in self._twins:
-                weight, gradient = (torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda) for _ in range(2))
+                weight = torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda)
+                gradient = torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda)
                 self._twins[p] = nn.Parameter(weight), gradient
         return {p: self._twins[p] for p in parameters}
 

@@ -28,6 +28,10 @@ PROBES = 4  # plans drawn to fix the number of batches
 ATTEMPTS = 8  # plans drawn in an epoch before the tightest one is taken
 
 
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
 class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
     """Yields every row number once per epoch, rows of similar length together, as transformers' sampler does.
 
@@ -166,9 +170,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.packed = packed
         self.epoch = 0
         self.world_size = world_size
-        needed = max(len(self._tightest()), *(len(self._draw(epoch, 0)) for epoch in range(PROBES)))
-        of_steps, of_rounds = (-(-needed // unit) * unit for unit in (world_size * passes_per_step, world_size))
-        self.num_batches = of_steps if of_steps <= len(self.totals) else of_rounds
+        plans = [self._tightest(), *(self._draw(epoch, 0) for epoch in range(PROBES))]
+        needed = max(map(len, plans))
+        self.num_batches = _round_up(needed, world_size * passes_per_step)
+        if self.num_batches > len(self.totals):
+            self.num_batches = _round_up(needed, world_size)
 
     @property
     def num_repeated(self) -> int:

@@ -58,7 +58,8 @@ def _unique_shares(values: Sequence[Any]) -> np.ndarray:
     """
     counts = Counter(values)
     shares = np.array([np.nan if one is None else 1 / counts[one] for one in values], dtype=np.float64)
-    return shares == 1 if len(shares) and (shares == 1).all() else shares
+    is_distinct = shares == 1
+    return is_distinct if len(shares) and is_distinct.all() else shares
 
 
 def find_nearest(rows: AntibodyRows, training: AntibodyRows) -> dict[str, np.ndarray]:
@@ -101,7 +102,8 @@ def find_recovery(rows: AntibodyRows, held_out: AntibodyRows, seed: int = 0) -> 
     for antigen, binders in places_of(held_out.antigens).items():
         chosen = binders if len(binders) <= MAX_BINDERS else generator.permutation(binders)[:MAX_BINDERS]
         places = asked.get(antigen, [])
-        found[places] = _nearest([mine[i] for i in places], [theirs[i] for i in chosen], 0.0, empty=0.0)
+        outputs = [mine[i] for i in places]
+        found[places] = _nearest(outputs, [theirs[i] for i in chosen], 0.0, empty=0.0)
     return found
 
 
@@ -138,12 +140,13 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
         raise DataError("There are no training antibodies: baselines are made of them. Give the rows of train.")
     generator = np.random.default_rng(seed)
     lengths = training.select(_draw(len(training), len(antigens), generator))
-    heavy, light = (_write_noise(lengths.chain(one), training.chain(one), generator) for one in CHAINS)
+    heavy, light = [_write_noise(lengths.chain(one), training.chain(one), generator) for one in CHAINS]
     shuffled = training.select(_draw(len(training), len(antigens), generator))
     members = places_of(training.antigens)
     chosen = np.zeros(len(antigens), np.int64)
     for antigen, rows in places_of(find_nearest_antigens(antigens, [*members])).items():
-        chosen[rows] = np.asarray(members[antigen])[_draw(len(members[antigen]), len(rows), generator)]
+        of_antigen = np.asarray(members[antigen])
+        chosen[rows] = of_antigen[_draw(len(of_antigen), len(rows), generator)]
     retrieved = training.select(chosen)
     return {
         RANDOM: AntibodyRows.of_columns(heavy, light, antigens),
@@ -155,7 +158,8 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
 def find_nearest_antigens(antigens: Sequence[str], known: Sequence[str]) -> list[str]:
     """Finds, (n,), the one of distinct `known` antigens that shares most 3-mers with each; of equals the first."""
     distinct = list(dict.fromkeys(antigens))
-    found = {antigen: known[place] for antigen, place in zip(distinct, kmer_cosines(distinct, known).argmax(axis=1))}
+    places = kmer_cosines(distinct, known).argmax(axis=1)
+    found = {antigen: known[place] for antigen, place in zip(distinct, places)}
     return [found[antigen] for antigen in antigens]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def find_roles(columns: Sequence[str]) -> dict[str, str]:
     Raises:
         ArgumentError: names do not tell, or tell the same of two.
     """
-    words = {name: {*name.lower().replace("-", "_").replace(" ", "_").split("_")} for name in columns}
+    words = {name: {*re.split("[-_ ]", name.lower())} for name in columns}
     fitting = {name: [role for role, known in _NAMES.items() if words[name] & {*known}] for name in columns}
     roles = {name: each[0] for name, each in fitting.items() if len(each) == 1}
     if len({*roles.values()}) < len(columns):

@@ -179,7 +179,9 @@ def decide(
 
 def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
     """Yields faults of the outputs by themselves."""
-    valid, unique, memorised = (model[name]["value"] for name in ("valid", "unique_pairs", "memorised"))
+    valid = model["valid"]["value"]
+    unique = model["unique_pairs"]["value"]
+    memorised = model["memorised"]["value"]
     if valid < INVALID_BELOW:
         text = f"invalid: {share(valid)} of outputs are antibodies by their conserved residues' pattern"
         yield Finding("invalid", text, True)

@@ -116,7 +116,8 @@ class EpochSamples(TrainerCallback):
     def _write(self, step: int, line: str = "") -> None:
         """Keeps the lines of steps before `step`, and adds one."""
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.is_file() else []
-        write_text(self._path, "".join([one for one in lines if json.loads(one)["step"] < step] + [line]))
+        kept = [one for one in lines if json.loads(one)["step"] < step]
+        write_text(self._path, "".join([*kept, line]))
 
 
 # --- of a trained model ---------------------------------------------------------------------------------------------
@@ -186,7 +187,8 @@ def measure(
         sets = judged["sets"]
         rows = [[gate["name"], PASSED[gate["passed"]], format_cell(gate["value"]), gate["reason"]] for gate in gates]
         tables = [format_table(score_rows(sets), ["", *sets]), format_table(rows, ["gate", "", "value", "why"])]
-        return facts, "\n\n".join(["\n".join([facts["verdict"]["text"], *judged["notes"]]), *tables])
+        text = "\n".join([facts["verdict"]["text"], *judged["notes"]])
+        return facts, "\n\n".join([text, *tables])
 
     return do_on_main(trainer.args, judge_outputs)
 

@@ -66,9 +66,13 @@ def attend_causally(
     with _as_it_is(queries):
         num_tokens = queries.shape[2]
         short = -num_tokens % min(CHUNK, num_tokens)
-        mapped = [functional.pad(feature_map(x), (0, 0, 0, short)) for x in (queries, keys)]
-        q, k = (x.unflatten(2, (-1, min(CHUNK, num_tokens))) for x in mapped)  # (rows, heads, chunks, chunk, width)
-        v = functional.pad(_with_ones(values, mapped[1]), (0, 0, 0, short)).unflatten(2, (q.shape[2], -1))
+
+        def chunked(x: torch.Tensor) -> torch.Tensor:  # (rows, heads, chunks, chunk, width)
+            return functional.pad(x, (0, 0, 0, short)).unflatten(2, (-1, min(CHUNK, num_tokens)))
+
+        q = chunked(feature_map(queries))
+        k = chunked(feature_map(keys))
+        v = chunked(_with_ones(values, k))
         sums = (k.transpose(3, 4) @ v).cumsum(2)
         earlier = functional.pad(sums[:, :, :-1], (0, 0, 0, 0, 1, 0))
         if before is not None:
@@ -96,7 +100,11 @@ class LinearAttention(nn.Module):
     def __init__(self, config: GeneratorConfig):
         super().__init__()
         self.num_heads = config.num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model, bias=False) for _ in range(4))
+        width = config.d_model
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(width, width, bias=False)
+        self.v = nn.Linear(width, width, bias=False)
+        self.o = nn.Linear(width, width, bias=False)
 
     def split(self, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         """Maps (rows, tokens, d_model) to (rows, heads, tokens, width), through one of the maps."""
@@ -201,7 +209,9 @@ class LightDecoder(nn.Module):
         for number in range(self.num_applications):
             layer = self.attention
             normed = self.norm(x)
-            q, k, v = (layer.split(linear, normed) for linear in (layer.q, layer.k, layer.v))
+            q = layer.split(layer.q, normed)
+            k = layer.split(layer.k, normed)
+            v = layer.split(layer.v, normed)
             seen, state.sums[number] = attend_causally(q, k, v, state.sums[number])
             x = x + self.dropout(layer.join(seen))
             queries = self.cross_attention.split(self.cross_attention.q, self.cross_norm(x))

@@ -80,8 +80,9 @@ class LstmEncoder(nn.Module):
             x = torch.cat([ahead, back.gather(1, mirrored.expand_as(back))], dim=2)
             last += [end_ahead, end_back]
         place = order.argsort()
-        hidden, cell = (torch.cat([way[i] for way in last])[:, place] for i in range(2))
-        return x[place], (hidden, cell)
+        hidden = torch.cat([way[0] for way in last])
+        cell = torch.cat([way[1] for way in last])
+        return x[place], (hidden[:, place], cell[:, place])
 
     def _run_one_way(self, x: torch.Tensor, stretches: list[tuple[int, int, int]], name: str) -> tuple[Any, Memory]:
         """Runs one layer, one direction, over rows of descending length; `name` is how torch ends those weights' names.
@@ -95,14 +96,17 @@ class LstmEncoder(nn.Module):
         ended = []
         for start, end, count in stretches:
             ended.append((hidden[:, count:], cell[:, count:]))
-            begin = (hidden[:, :count].to(x.dtype).contiguous(), cell[:, :count].to(x.dtype).contiguous())
+            begin = [state[:, :count].to(x.dtype).contiguous() for state in (hidden, cell)]
             output, hidden, cell = torch.lstm(
                 x[:count, start:end], begin, weights, True, 1, 0.0, self.training, False, True
             )
             outputs.append(functional.pad(output, (0, 0, 0, 0, 0, len(x) - count)))
         ended.append((hidden, cell))
         states = functional.pad(torch.cat(outputs, dim=1), (0, 0, 0, x.shape[1] - stretches[-1][1]))
-        return states, (torch.cat([h for h, _ in ended[::-1]], dim=1), torch.cat([c for _, c in ended[::-1]], dim=1))
+        ended.reverse()
+        hidden = torch.cat([state for state, _ in ended], dim=1)
+        cell = torch.cat([state for _, state in ended], dim=1)
+        return states, (hidden, cell)
 
 
 class LstmState(DecoderState):
@@ -116,7 +120,8 @@ class LstmState(DecoderState):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Takes the beams that go on. `keys` stay: beams of a row have one antigen."""
-        self.hidden, self.cell = (part.index_select(1, beam_idx) for part in (self.hidden, self.cell))
+        self.hidden = self.hidden.index_select(1, beam_idx)
+        self.cell = self.cell.index_select(1, beam_idx)
 
 
 class LstmDecoder(nn.Module):

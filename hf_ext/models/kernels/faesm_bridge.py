@@ -180,7 +180,7 @@ class _FlashBridge:
 
         num_tokens = len(qkv)
         half = qkv.shape[-1] // 2
-        cos, sin = (table[:, :half].to(qkv.dtype) for table in self.position_embeddings)
+        cos, sin = [table[:, :half].to(qkv.dtype) for table in self.position_embeddings]
         ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=qkv.device)
         return apply_rotary_emb_qkv_(qkv, cos, sin, cu_seqlens=ends, max_seqlen=num_tokens)
 
