@@ -234,7 +234,9 @@ def write_cell(value: Any) -> Any:
 
     Numbers, also in text (`-1.5`), and all other text stay as they are. `read_cell` undoes it exactly.
     """
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER(value) else value
+    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER(value):
+        return f"'{value}"
+    return value
 
 
 def read_cell(text: str) -> str:

@@ -95,7 +95,9 @@ def check_folder(name: str, what: str) -> str:
         raise ArgumentError(f"{what} {name!r}: write the folder in full, {full!r}.")
     if name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
         raise ArgumentError(f"{what} {name!r}: there is no such folder. {_similar_folders(Path(full))}")
-    return _similar_folders(Path(name)) if "/" in name and os.path.isdir(os.path.dirname(name)) else ""
+    if "/" in name and os.path.isdir(os.path.dirname(name)):
+        return _similar_folders(Path(name))
+    return ""
 
 
 def _similar_folders(path: Path) -> str:

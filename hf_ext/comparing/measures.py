@@ -108,7 +108,9 @@ def find_metric(run: SideRun, name: str) -> float | None:
 def final_loss(run: SideRun) -> float | None:
     """Averages the last tenth of the logged training losses; None where none was logged."""
     losses = [float(log["loss"]) for log in run.throughput["log_history"] if "loss" in log]
-    return statistics.fmean(losses[-max(1, round(len(losses) * SMOOTHED_SHARE)) :]) if losses else None
+    if losses:
+        return statistics.fmean(losses[-max(1, round(len(losses) * SMOOTHED_SHARE)) :])
+    return None
 
 
 def compare_values(values: Sequence[float | None], baseline: Sequence[float | None]) -> Interval | None:

@@ -68,7 +68,9 @@ def _interval_text(interval: Mapping[str, float] | None, form: str) -> str:
     if interval is None:
         return NOT_MEASURED
     value, low, high = (form.format(interval[end]) for end in ("value", "low", "high"))
-    return value if "inf" in high else f"{value} [{low.rstrip('x')}, {high.rstrip('x')}]"
+    if "inf" in high:
+        return value
+    return f"{value} [{low.rstrip('x')}, {high.rstrip('x')}]"
 
 
 def _spread_text(spread: Mapping[str, float] | None, show: Any = "{:.4g}".format) -> str:

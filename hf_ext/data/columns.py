@@ -161,13 +161,17 @@ def _write(cell: Any) -> str | None:
         return cell
     if isinstance(cell, bytes):  # as some programs store text in Parquet
         return cell.decode("utf-8", "replace")
-    return json.dumps(cell, default=str) if isinstance(cell, list | dict) else str(cell)
+    if isinstance(cell, list | dict):
+        return json.dumps(cell, default=str)
+    return str(cell)
 
 
 def show_name(name: str) -> str:
     """Returns a name on one line: control characters, invisible ones and lone surrogates are written as escapes."""
     text = name if name.isprintable() else repr(name)[1:-1]
-    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return text[: MAX_CHARACTERS - 3] + "..."
 
 
 def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:

@@ -99,7 +99,9 @@ def _find_near(asked: Sequence[str], known: Sequence[str]) -> np.ndarray:
 
 
 def _row_numbers(rows: Dataset) -> Sequence[int]:
-    return rows["source_row"][:] if "source_row" in column_names(rows) else range(1, len(rows) + 1)
+    if "source_row" in column_names(rows):
+        return rows["source_row"][:]
+    return range(1, len(rows) + 1)
 
 
 def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: LabelKind) -> dict[str, Any]:

@@ -213,7 +213,9 @@ class _StreamSide:
         position = int.from_bytes(digest, "big") / 2**64
         if position < self.shares[0]:
             return 0
-        return 1 if self.shares[2] == 0 or position < self.shares[0] + self.shares[1] else 2
+        if self.shares[2] == 0 or position < self.shares[0] + self.shares[1]:
+            return 1
+        return 2
 
 
 def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:

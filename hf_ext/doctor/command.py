@@ -75,7 +75,9 @@ def guess_task(argv: list[str]) -> str:
     task, found = max(alone.items(), key=lambda one: len(one[1]))
     if found:
         return task
-    return "masked_lm" if names & (own["masked_lm"] - own["affinity"]) else "affinity"
+    if names & (own["masked_lm"] - own["affinity"]):
+        return "masked_lm"
+    return "affinity"
 
 
 def _field_names(task: Task) -> set[str]:

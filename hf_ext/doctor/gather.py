@@ -132,7 +132,9 @@ def gather(
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, read_seconds if stage is last else None) for stage in sketch.stages]
     facts = Facts(task, args, machine, read_packages(), sketch, stages, host_bytes)
-    return facts if facts.main is None else Facts(**{**vars(facts), "args": facts.main.stage.args})
+    if facts.main is None:
+        return facts
+    return Facts(**{**vars(facts), "args": facts.main.stage.args})
 
 
 def _check_output(args: Any) -> None:

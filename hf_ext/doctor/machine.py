@@ -117,7 +117,9 @@ class Package:
             return "not installed"
         if not SpecifierSet(self.wanted).contains(self.installed, prereleases=True):
             return f"{self.wanted} is wanted"
-        return None if self.is_required else import_problem(self.name.replace("-", "_"))
+        if self.is_required:
+            return None
+        return import_problem(self.name.replace("-", "_"))
 
 
 def read_packages() -> list[Package]:

@@ -58,8 +58,10 @@ class Classification(Rows):
         self._second = probabilities[:, -1].astype(np.float64)
 
     def why_undefined(self, name: str) -> str | None:
-        if self.num_rows == 0 or not len(self._labels):
-            return "no rows" if self.num_rows == 0 else f"the {self.num_rows:,} rows hold no known class"
+        if self.num_rows == 0:
+            return "no rows"
+        if not len(self._labels):
+            return f"the {self.num_rows:,} rows hold no known class"
         if self._problem:
             return self._problem
         if name in ("mcc", "auroc") and (problem := self._all_one(self._labels, "labels")):
@@ -146,7 +148,9 @@ class Classification(Rows):
 
     def metric(self, name: str) -> Counted:
         """Returns the metric as a function of counts; of the second of two classes see `Ranking`."""
-        return getattr(self._ranking, name) if name in TWO_CLASS_METRICS else super().metric(name)
+        if name in TWO_CLASS_METRICS:
+            return getattr(self._ranking, name)
+        return super().metric(name)
 
     @cached_property
     def _ranking(self) -> Ranking:
@@ -171,11 +175,15 @@ class Multilabel(Rows):
         self._problem = count_not_finite(probabilities, "predictions")
 
     def why_undefined(self, name: str) -> str | None:
-        if self.num_rows == 0 or not self._known.any():
-            return "no rows" if self.num_rows == 0 else f"the {self.num_rows:,} rows hold no known label"
+        if self.num_rows == 0:
+            return "no rows"
+        if not self._known.any():
+            return f"the {self.num_rows:,} rows hold no known label"
         if self._problem:
             return self._problem
-        return None if name == "log_loss" or self._has.any() else "no row has any of the labels"
+        if name == "log_loss" or self._has.any():
+            return None
+        return "no row has any of the labels"
 
     @cached_property
     def means(self) -> dict[str, Summed]:

@@ -249,7 +249,9 @@ class Summed(Rows):
         for values, side in ((self.sums, "predictions"), (self.numbers, "references")):
             if problem := count_not_finite(values, side):
                 return problem
-        return None if self.numbers.sum() > 0 else f"the {self.num_rows:,} rows hold no predictions"
+        if self.numbers.sum() > 0:
+            return None
+        return f"the {self.num_rows:,} rows hold no predictions"
 
 
 def is_ratio(metric: str) -> bool:

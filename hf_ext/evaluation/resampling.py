@@ -61,7 +61,9 @@ class ResamplingUnits:
     @property
     def num_effective(self) -> float:
         """How many units of equal size would weigh as evenly (Kish): fewer where some hold most of the rows."""
-        return float(self.sizes.sum() ** 2 / (self.sizes**2).sum()) if self.num_units else 0.0
+        if self.num_units:
+            return float(self.sizes.sum() ** 2 / (self.sizes**2).sum())
+        return 0.0
 
     @property
     def are_enough(self) -> bool:
@@ -136,7 +138,9 @@ def resample(
         drawn += np.arange(num)[:, None] * size
         flat = np.bincount(drawn.reshape(-1), minlength=num * size)
         counts = flat.reshape(num, size).astype(np.float64)
-        return counts if units is None else np.take(counts, units.unit_of_row, axis=1)
+        if units is None:
+            return counts
+        return np.take(counts, units.unit_of_row, axis=1)
 
     # Nothing holds a piece while the next is drawn, which goes where it was.
     sizes = (min(chunk, num_resamples - start) for start in range(0, num_resamples, chunk))

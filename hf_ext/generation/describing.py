@@ -148,4 +148,6 @@ def _bases(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     revision = settings["antigen_encoder_revision"]
     inputs = [[settings["antigen_column"]]]
     training = settings["encoder_training"]
-    return [{"encoder": name, "revision": revision, "training": training, "inputs": inputs}] if name else []
+    if name:
+        return [{"encoder": name, "revision": revision, "training": training, "inputs": inputs}]
+    return []

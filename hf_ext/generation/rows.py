@@ -49,14 +49,16 @@ class AntibodyRows:
     @classmethod
     def of_pairs(cls, pairs: Sequence[AntibodyPair], antigens: Sequence[str]) -> AntibodyRows:
         """Builds rows from what a generator wrote, row by row as `antigens`."""
+        heavy = tuple(pair.heavy for pair in pairs)
         light = tuple(pair.light or None for pair in pairs)
         malformed = tuple("; ".join(pair.malformed) or None for pair in pairs)
-        return cls(tuple(pair.heavy for pair in pairs), light, tuple(antigens), malformed)
+        return cls(heavy, light, tuple(antigens), malformed)
 
     @classmethod
     def of_columns(cls, heavy: Sequence[str], light: Sequence[str | None], antigens: Sequence[str]) -> AntibodyRows:
         """Builds rows from columns of equal length."""
-        return cls(tuple(heavy), tuple(one or None for one in light), tuple(antigens), (None,) * len(heavy))
+        known = tuple(one or None for one in light)
+        return cls(tuple(heavy), known, tuple(antigens), (None,) * len(heavy))
 
     def __len__(self) -> int:
         return len(self.heavy)
@@ -73,8 +75,11 @@ class AntibodyRows:
     def select(self, rows: Any) -> AntibodyRows:
         """Selects some rows: (n,) bool, or row numbers."""
         asked = np.asarray(rows)
-        chosen = np.arange(len(self))[asked if asked.size else asked.astype(np.int64)]
-        return AntibodyRows(*(tuple(column[i] for i in chosen) for column in vars(self).values()))
+        if not asked.size:
+            asked = asked.astype(np.int64)
+        chosen = np.arange(len(self))[asked]
+        columns = [tuple(column[i] for i in chosen) for column in vars(self).values()]
+        return AntibodyRows(*columns)
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,13 @@ def find_form_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str
 
 def _by_chain(rows: AntibodyRows, find: Callable[[str, str], str | None]) -> list[str | None]:
     """Returns what `find` says of each row's heavy chain, else of its light one; a missing light chain has no fault."""
-    return [find("heavy", one) or (None if other is None else find("light", other)) for one, other in rows.pairs]
+    found = []
+    for heavy, light in rows.pairs:
+        problem = find("heavy", heavy)
+        if problem is None and light is not None:
+            problem = find("light", light)
+        found.append(problem)
+    return found
 
 
 def _find_letter_problem(chain: str, sequence: str) -> str | None:

@@ -27,7 +27,9 @@ def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tens
 
     As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.
     """
-    logits = (logits[0] if isinstance(logits, tuple) else logits).float()
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    logits = logits.float()
     losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     chosen = labels != IGNORED
     right = (logits.argmax(-1) == labels) & chosen
@@ -72,7 +74,8 @@ class UnigramBaseline:
             rows = [tuple(row[column] for column in columns) for row in islice(dataset, STREAM_ROWS)]
         letters = np.zeros(256, np.int64)
         for row in rows:
-            letters += np.bincount(np.frombuffer("".join(row).encode("ascii"), np.uint8), minlength=256)
+            text = "".join(row).encode("ascii")
+            letters += np.bincount(np.frombuffer(text, np.uint8), minlength=256)
         counts = np.zeros(int(table.max()) + 1, np.int64)
         np.add.at(counts, table, letters)
         return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
@@ -80,7 +83,8 @@ class UnigramBaseline:
     def sum_rows(self, labels: np.ndarray) -> np.ndarray:
         """Sums as the function of that name, (n, 3) float64; labels are (n, tokens), -100 where none is asked."""
         chosen = labels != IGNORED
-        losses = np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0)
+        asked = np.where(chosen, labels, self.most_frequent)
+        losses = np.where(chosen, -self.log_probabilities[asked], 0.0)
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 

@@ -43,8 +43,10 @@ def name_blocks(model: nn.Module) -> dict[str, nn.Module]:
     Args:
         model: any, under PEFT's wrapper or not.
     """
-    roots = _roots(unwrap_peft(model))
-    found = {id(block): (name, block) for prefix, root in roots for name, block in _walk(root, prefix)}
+    found = {}
+    for prefix, root in _roots(unwrap_peft(model)):
+        for name, block in _walk(root, prefix):
+            found[id(block)] = name, block
     return dict(found.values())
 
 
@@ -91,21 +93,23 @@ def _repeated(module: nn.Module) -> set[str]:
     if isinstance(module, nn.ModuleList) and len(module) == 1:
         return {name for name, child in children.items() if not [*_walk(child, "")]}
     # Of each class of which two agree in their parameters, all: also a first that takes another width.
-    classes: dict[type, list[tuple[dict[str, Any], str]]] = {}
+    classes: dict[type, dict[str, dict[str, Any]]] = {}
     for name, child in children.items():
-        classes.setdefault(type(child), []).append((_shapes(child), name))
-    return {
-        name
-        for members in classes.values()
-        if any(_agree(a[0], b[0]) for i, a in enumerate(members) for b in members[i + 1 : i + 3])
-        for _, name in members
-    }
+        classes.setdefault(type(child), {})[name] = _shapes(child)
+    found: set[str] = set()
+    for members in classes.values():
+        shapes = [*members.values()]
+        if any(_agree(one, other) for i, one in enumerate(shapes) for other in shapes[i + 1 : i + 3]):
+            found |= members.keys()
+    return found
 
 
 def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Returns whether two modules' parameters of the same name have the same shape, and most names are in both."""
     common = one.keys() & other.keys()
-    return 2 * len(common) >= min(len(one), len(other)) and all(one[name] == other[name] for name in common)
+    if 2 * len(common) < min(len(one), len(other)):
+        return False
+    return all(one[name] == other[name] for name in common)
 
 
 def _shapes(module: nn.Module) -> dict[str, Any]:
@@ -119,9 +123,10 @@ def _shapes(module: nn.Module) -> dict[str, Any]:
 
 def _may_be_block(module: nn.Module) -> bool:
     """Returns whether a module has weights, and is more than one linear layer, table or norm."""
-    if isinstance(module, (*_STACKS, *_CONTAINERS)) or not any(True for _ in module.parameters()):
+    weights = [*module.parameters()]
+    if isinstance(module, (*_STACKS, *_CONTAINERS)) or not weights:
         return False
-    return any(True for _ in module.children()) or sum(p.dim() >= 2 for p in module.parameters()) >= 2
+    return any(True for _ in module.children()) or sum(p.dim() >= 2 for p in weights) >= 2
 
 
 def block_classes(model: nn.Module) -> list[str]:
@@ -166,7 +171,8 @@ def exact_modules(model: nn.Module) -> list[nn.Module]:
         for encoder in model.encoders.values()
         if not any(parameter.requires_grad for parameter in encoder.parameters())
     ]
-    return [*frozen, *(module for module in model.modules() if isinstance(module, RegressionHead))]
+    heads = [module for module in model.modules() if isinstance(module, RegressionHead)]
+    return [*frozen, *heads]
 
 
 def find_base_layers(model: nn.Module) -> list[nn.Linear]:

@@ -251,7 +251,9 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
 
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
-    return {"add_pooling_layer": False} if spec.config["model_type"] in ("esm", "bert") else {}
+    if spec.config["model_type"] in ("esm", "bert"):
+        return {"add_pooling_layer": False}
+    return {}
 
 
 @contextmanager

@@ -173,7 +173,9 @@ class HeadEnsemble(nn.Module):
                 total = total + share * LINKS[self.link](stack(views[view])).mean(0)
             if self.link == "identity":
                 return total.squeeze(-1)
-            return total.clamp(min=LEAST).log() if self.link == "softmax" else total.logit(eps=LEAST)
+            if self.link == "softmax":
+                return total.clamp(min=LEAST).log()
+            return total.logit(eps=LEAST)
 
     @torch.no_grad()
     def fit_directions(self, bases: Sequence[torch.Tensor], features: torch.Tensor) -> None:

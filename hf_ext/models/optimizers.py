@@ -249,7 +249,9 @@ def move_to_host(optimizer: Any) -> Any:
             # Under a GradScaler the wrapper keeps a reference to `step`, which this makes anew.
             optimizer.__setstate__({**optimizer.__getstate__(), "optimizer": moved})
         return optimizer
-    return optimizer if isinstance(optimizer, HostOptimizer) else HostOptimizer(optimizer)
+    if isinstance(optimizer, HostOptimizer):
+        return optimizer
+    return HostOptimizer(optimizer)
 
 
 def find_host_optimizer(optimizer: Any) -> HostOptimizer | None:

@@ -230,7 +230,9 @@ def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> l
         lengths: (rows,), of each row.
     """
     each = np.asarray(lengths, np.int64).reshape(-1, 1)
-    return cut_padded(each, np.argsort(-each[:, 0], kind="stable"), max_tokens) if len(each) else []
+    if len(each):
+        return cut_padded(each, np.argsort(-each[:, 0], kind="stable"), max_tokens)
+    return []
 
 
 def cut_padded(

@@ -175,7 +175,9 @@ class StreamBatchSampler(Sampler[list[Any]]):
             rows = self._open(None)
 
     def _mark(self, row: Any) -> Any:
-        return row if self.pass_column is None else {**row, self.pass_column: self._pass}
+        if self.pass_column is None:
+            return row
+        return {**row, self.pass_column: self._pass}
 
     def _open(self, state: Any) -> Iterator[Any]:
         """Iterates over pass `_pass`, from its beginning or from where `state` was taken."""

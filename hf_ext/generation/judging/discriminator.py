@@ -105,7 +105,9 @@ def find_doubt(folder: str | Path) -> str | None:
         text = str(verdict["text"])
     except (OSError, ValueError, KeyError, TypeError):
         return "what it is worth is not known: no verdict of its own test is beside it"
-    return None if outcome == "better" else f"its own record says: {text.splitlines()[0].rstrip('.')}"
+    if outcome == "better":
+        return None
+    return f"its own record says: {text.splitlines()[0].rstrip('.')}"
 
 
 def judge_affinities(

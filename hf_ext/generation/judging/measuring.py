@@ -263,4 +263,6 @@ def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | 
     Not how long ago the last was: early stopping waits that long in every run, and the best model is the one kept.
     """
     losses = [entry["eval_token_loss"] for entry in log_history if "eval_token_loss" in entry]
-    return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
+    if losses:
+        return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i))
+    return None

@@ -59,7 +59,9 @@ def padded_attention(
         spread(query), spread(key), spread(value), attn_mask=mask, dropout_p=dropout, scale=scaling
     )
     output = output.transpose(1, 2).flatten(0, 1)
-    return (pad(output, (0, 0, 0, 0, 0, 1)) if fills else output).index_select(0, segments.slots)
+    if fills:
+        output = pad(output, (0, 0, 0, 0, 0, 1))
+    return output.index_select(0, segments.slots)
 
 
 def padded_bias(bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
@@ -76,12 +78,15 @@ def padded_bias(bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Ten
     width = bias.shape[-1]
     spare = -width % 8
     is_token = pad(segments.is_token, (0, spare))[:, None, None, :]
-    return torch.where(is_token, pad(bias.to(dtype), (0, spare)), torch.finfo(dtype).min)[..., :width]
+    padded = torch.where(is_token, pad(bias.to(dtype), (0, spare)), torch.finfo(dtype).min)
+    return padded[..., :width]
 
 
 def bias_for_layers(kernel: str, bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
     """Returns what all layers give their `kernel`: `padded_bias`, made once, or `bias` itself."""
-    return padded_bias(bias, segments, dtype) if kernel in (PREFIX + "padded", PREFIX + "varlen") else bias
+    if kernel in (PREFIX + "padded", PREFIX + "varlen"):
+        return padded_bias(bias, segments, dtype)
+    return bias
 
 
 def varlen_attention(
@@ -135,7 +140,8 @@ def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, No
         rows = [x.transpose(1, 2) for x in (query, key, value)]
         if segments is not None:
             # Not x[0], whose gradient is a row of zeros that is filled in.
-            return kernel(*(x.squeeze(0) for x in rows), segments, factor, dropout, position_bias)[None], None
+            packed = [x.squeeze(0) for x in rows]
+            return kernel(*packed, segments, factor, dropout, position_bias)[None], None
         asked = kwargs.get("is_causal")
         is_causal = getattr(module, "is_causal", True) if asked is None else asked
         if is_causal or position_bias is not None or not _is_key_mask(query, key, attention_mask):
@@ -145,8 +151,9 @@ def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, No
         layout = VarlenLayout.from_mask(keys if attention_mask is None else attention_mask[:, 0, 0])
         if not layout.max_length:
             return torch.zeros_like(rows[0]), None
-        packed = (layout.pack(x)[0] for x in rows)
-        return layout.unpack(kernel(*packed, layout, factor, dropout, None)[None]), None
+        packed = [layout.pack(x)[0] for x in rows]
+        output = kernel(*packed, layout, factor, dropout, None)
+        return layout.unpack(output[None]), None
 
     return attention
 

@@ -72,7 +72,9 @@ class PaddingWatch:
 
     def is_unread(self, device: torch.device) -> torch.Tensor:
         """Tells whether no padding was read: a scalar, bool, on `device`."""
-        return torch.ones((), dtype=torch.bool, device=device) if self._found is None else ~self._found.to(device)
+        if self._found is None:
+            return torch.ones((), dtype=torch.bool, device=device)
+        return ~self._found.to(device)
 
 
 # From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
@@ -125,7 +127,9 @@ def _with_pooler(encoder: Any, states: torch.Tensor) -> BaseModelOutputWithPooli
 def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
     """Returns the dtype of what linear layers put out."""
     kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
 
 
 PACKED: dict[type[nn.Module], tuple[PackedPass, PutOut]] = {
@@ -216,7 +220,8 @@ def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -
         embeds = {name: kwargs.pop(name) for name in _FOR_EMBEDDINGS if name in kwargs}
         packed = run(encoder, segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments))
         _, watch = vars(encoder)[_PACKED]
-        return put_out(encoder, segments.unpack(packed) if watch is None else watch.unpack(packed, segments))
+        states = segments.unpack(packed) if watch is None else watch.unpack(packed, segments)
+        return put_out(encoder, states)
 
     # Trainer keeps the columns of a dataset that the forward of a model names.
     forward.__signature__ = signature(family.forward)  # type: ignore[attr-defined]
@@ -243,7 +248,8 @@ def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: 
     segments = layout and layout.segments
     round_up, _ = vars(encoder)[_PACKED]
     if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != round_up:
-        segments = VarlenLayout.from_mask(torch.ones_like(ids) if mask is None else mask, round_up)
+        given = torch.ones_like(ids) if mask is None else mask
+        segments = VarlenLayout.from_mask(given, round_up)
     segments = segments.to(ids.device)
     return segments if segments.max_length else None
 

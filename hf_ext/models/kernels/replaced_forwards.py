@@ -29,7 +29,8 @@ def is_from(function: Any, packages: tuple[str, ...]) -> bool:
     """Returns whether a function, bound or not, was written in one of `packages`; a partial is from functools."""
     function = getattr(function, "__func__", function)
     # Where it was written, which `functools.wraps` does not change as it does `__module__`.
-    return is_in(getattr(function, "__globals__", {}).get("__name__", type(function).__module__), packages)
+    namespace = getattr(function, "__globals__", {})
+    return is_in(namespace.get("__name__", type(function).__module__), packages)
 
 
 def with_wrapped(function: Any) -> Iterator[Any]:
@@ -43,18 +44,24 @@ def has_forward_of(module: nn.Module, family: type[nn.Module]) -> bool:
     """Tells whether `module` computes what a class of transformers, or ours, does: neither a subclass with another
     forward, nor with one that a user put in the class or on the instance."""
     inherited = type(module).forward
-    return inherited is family.forward and is_from(inherited, _LIBRARIES) and not has_foreign_forward(module)
+    if inherited is not family.forward or not is_from(inherited, _LIBRARIES):
+        return False
+    return not has_foreign_forward(module)
 
 
 def has_foreign_forward(module: nn.Module) -> bool:
     """Tells whether a user put a forward on this very module; those of hf_ext and of libraries do not count."""
-    return not all(is_from(function, _LIBRARIES) for function in with_wrapped(vars(module).get(_NAME)))
+    own = vars(module).get(_NAME)
+    return not all(is_from(function, _LIBRARIES) for function in with_wrapped(own))
 
 
 def find_replaceable(model: nn.Module, *families: type[nn.Module]) -> list[tuple[nn.Module, type[nn.Module]]]:
     """Finds modules in `model` whose forward is that of a family and may be replaced, with the family."""
-    free = (module for module in model.modules() if _HOOK not in vars(module))
-    return [(module, family) for module in free for family in families if has_forward_of(module, family)]
+    found = []
+    for module in model.modules():
+        if _HOOK not in vars(module):
+            found += [(module, family) for family in families if has_forward_of(module, family)]
+    return found
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
