@@ -186,7 +186,7 @@ def exit_on_errors() -> Iterator[None]:
 def _interruptible() -> Iterator[None]:
     """Raises KeyboardInterrupt on the first SIGTERM or SIGHUP inside, with its name, as SIGINT does without one.
 
-    Not where somebody handles or ignores them, as training does while it lasts. Machines repeat themselves: what comes
+    Not where they are handled or ignored, as training does while it lasts. Machines repeat themselves: what comes
     after the first does not break into tidying up.
     """
     pid = os.getpid()
@@ -297,7 +297,7 @@ def outliving_readers() -> Iterator[None]:
         yield
     finally:
         for stream in changed:
-            with suppress(AttributeError, ValueError):  # somebody took it back, or closed it
+            with suppress(AttributeError, ValueError):  # it was taken back, or closed
                 stream.flush()  # else Python ends with 120 where it cannot write what is left
                 del stream.write, stream.flush
 

@@ -43,7 +43,7 @@ class Hardware:
         tf32: TF32 matrix units (sm80+).
         flash_attention_2: FlashAttention-2 kernels run (sm80+); whether the package imports is `optional`'s question.
         memory_gib: device memory (host memory on CPU); None where not known.
-        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16"; a missing key is a number nobody published.
+        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16"; a missing key is a number that was not published.
         source: who says so.
         device_name: the driver's name of a live device; empty for a described one.
     """

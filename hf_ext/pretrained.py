@@ -84,7 +84,7 @@ def check_folder(name: str, what: str) -> str:
         for folders that are here, and for what can only be a Hub id.
 
     Raises:
-        ArgumentError: with the folder that may be meant; a file; a `~` that nobody has expanded.
+        ArgumentError: with the folder that may be meant; a file; a `~` that was not expanded.
     """
     if os.path.isdir(name):
         return ""

@@ -111,7 +111,8 @@ def make_training_sides(args: CompareArguments, shared: Sequence[str]) -> list[S
     given = _typed(shared)
     if taken := [f"--{name}" for name in BY_SIDE if name in given]:
         raise ArgumentError(f"{', '.join(taken)} after --: every side of --sides has its own. Leave it out.")
-    given = {**(read_config(given["config"]) if "config" in given else {}), **given}
+    if "config" in given:
+        given = {**read_config(given["config"]), **given}
     if "streaming" in given:
         raise ArgumentError("--sides compares test rows one by one: leave --streaming out.")
     sides = [_make_side(text, given) for text in args.sides]
@@ -155,20 +156,22 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
     folder = runs[0].folder
     test = runs[0].results["test"]
     data_args = DataArguments()
-    rows = load_test(str(folder), data_args, own := EvaluateArguments(models=[]), ())
+    own = EvaluateArguments(models=[])
+    rows = load_test(str(folder), data_args, own, ())
     metric = (test["verdict"]["comparison"] or {}).get("metric", metrics_of(rows.kind).decides)
     baseline = find_best(test["scores"], metric, [*test["baselines"]])
-    files = {baseline: baseline_file(folder, baseline), **{run.side.name: run.folder / PREDICTIONS for run in runs}}
+    files = {baseline: baseline_file(folder, baseline)}
+    files |= {run.side.name: run.folder / PREDICTIONS for run in runs}
     predictions = {name: read_predictions(path, rows.table, data_args, rows.kind) for name, path in files.items()}
     names = [*predictions]
     found = [
         compare({name: predictions[name] for name in names[i:]}, rows, metric=metric, seed=own.seed)
         for i in range(len(names) - 1)
     ]
-    verdicts = {
-        name: {first: one["verdicts"][name] for first, one in zip(names, found) if name in one["verdicts"]}
-        for name in names[1:]
-    }
+    verdicts: dict[str, dict[str, Any]] = {name: {} for name in names[1:]}
+    for first, one in zip(names, found):
+        for name, verdict in one["verdicts"].items():
+            verdicts[name][first] = verdict
     facts = {name: found[0][name] for name in ("rows", "num_rows", "scores", "notes")}
     return {"metric": metric, "baseline": baseline, **facts, "verdicts": verdicts}
 

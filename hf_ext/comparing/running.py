@@ -43,7 +43,7 @@ class SideRun:
     results: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    cpu_seconds: float = 0.0  # 0 on Windows, where nobody counts those of children
+    cpu_seconds: float = 0.0  # 0 on Windows, where those of children are not counted
     folder: Path = Path()
 
 

@@ -49,9 +49,11 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if dataset is None or not has_numbered_rows(dataset):
         stream = getattr(dataset, "stream", dataset)
         files = [*_names_in([getattr(part, "kwargs", None) for part in parts_of(stream)])]
-        return {"num_rows": None, "content": {"columns": getattr(stream, "column_names", None) or [], "files": files}}
+        columns = getattr(stream, "column_names", None) or []
+        return {"num_rows": None, "content": {"columns": columns, "files": files}}
     with kept_random_states():
-        places = np.linspace(0, len(dataset) - 1, min(SAMPLE_ROWS, len(dataset))).astype(int).tolist()
+        num = min(SAMPLE_ROWS, len(dataset))
+        places = np.linspace(0, len(dataset) - 1, num).astype(int).tolist()
         found = _hash_rows([dataset[i] for i in places])
         again = _hash_rows([dataset[i] for i in places])
     content = {name: one if one == again.get(name) else None for name, one in found.items()}
@@ -109,7 +111,8 @@ def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
         block = table.slice(start, BLOCK_ROWS) if rows is None else table.take(rows)
         for name, column in zip(block.column_names, block.columns):
             array = column.combine_chunks()
-            array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+            if pa.types.is_dictionary(array.type):
+                array = array.dictionary_decode()
             hashes[name].update(pa.record_batch([array], names=[""]).serialize())
     return {name: sink.hexdigest() for name, sink in hashes.items()}
 
@@ -137,7 +140,9 @@ def capture_rng(device: str | torch.device) -> States:
     ]
     for ending in ("_all", ""):
         if hasattr(module, f"get_rng_state{ending}"):
-            return [*states, (getattr(module, f"set_rng_state{ending}"), getattr(module, f"get_rng_state{ending}")())]
+            read = getattr(module, f"get_rng_state{ending}")
+            states.append((getattr(module, f"set_rng_state{ending}"), read()))
+            break
     return states
 
 

@@ -266,7 +266,7 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[Colum
     """Yields batches of rows; damage is a DataError with the row, never an exception of Arrow's, and loses no row.
 
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
-    Without them a flipped bit of a stored number is another number, which nobody can see.
+    Without them a flipped bit of a stored number is another number, which cannot be seen.
     """
     row = 0
     try:

@@ -148,7 +148,8 @@ def _by_split(paths: Iterable[Path]) -> Files:
     """Groups files by the split that their names say, of which shards (`train-00000-of-00002`) may be several."""
     files: Files = {}
     for path in sorted(path for path in paths if path.is_file() and file_format(path)):
-        files.setdefault(canonical_split(re.split("[.-]", path.name)[0]), []).append(path)
+        first, *_ = re.split("[.-]", path.name)
+        files.setdefault(canonical_split(first), []).append(path)
     for split, found in files.items():
         if split and len(found) > 1 and not all("-of-" in path.name for path in found):
             names = " and ".join(path.name for path in found)
@@ -195,8 +196,8 @@ def _iter_numbered(paths: Sequence[Path], columns: Collection[str] | None) -> It
     for path in paths:
         for rows, table in iter_tables(path, columns):
             last = before + int(rows[-1])
-            kept = [name for name in table.column_names if name != SOURCE_ROW]
-            yield pa.table({name: table.column(name) for name in kept} | {SOURCE_ROW: before + rows})
+            columns = {name: table.column(name) for name in table.column_names if name != SOURCE_ROW}
+            yield pa.table({**columns, SOURCE_ROW: before + rows})
         before = last
 
 

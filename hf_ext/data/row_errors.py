@@ -66,7 +66,7 @@ def format_errors(located: Sequence[Located]) -> str:
     """Returns the error text: a count, then each error with file, row, column, value, rule and remedy.
 
     Each kind (a rule in a column of a file) has its first ones listed, 20 in all but at least 3, and the others
-    counted, so that one look at the text is enough to mend the file.
+    counted, so that one look at the text is enough to fix the file.
     """
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for path, error in located:

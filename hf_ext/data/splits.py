@@ -83,10 +83,12 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
                 report["identity"] = args.cluster_identity or CLUSTER_IDENTITY
             data = data.add_column(SPLIT_CLUSTER, groups.tolist())
     data = data.remove_columns(own_column)
-    splits = DatasetDict(
-        {name: keep_rows(data, side == number) for number, name in enumerate(SPLITS) if (side == number).any()}
-    )
-    return splits, report | {"sizes": {name: len(split) for name, split in splits.items()}}
+    splits = DatasetDict()
+    for number, name in enumerate(SPLITS):
+        if (side == number).any():
+            splits[name] = keep_rows(data, side == number)
+    report["sizes"] = {name: len(split) for name, split in splits.items()}
+    return splits, report
 
 
 def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.ndarray:

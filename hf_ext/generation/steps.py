@@ -40,7 +40,7 @@ def check(run: Run) -> None:
 
 
 def load(run: Run) -> StageData:
-    """Gives the arguments what the stage says, and builds the model too: how antigens are read is its to say."""
+    """Gives the arguments what the stage says, and builds the model too: it decides how antigens are tokenized."""
     model_args = run.model_args
     data_args = run.data_args
     args = run.args

@@ -66,7 +66,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def check_family(name_or_path: str, config: Mapping[str, Any], what: str = "Encoder") -> None:
-    """Refuses a model of another type, whose layers nobody has tried here, and an ESM without a padding token.
+    """Refuses a model of another type, whose layers were not tried here, and an ESM without a padding token.
 
     Raises:
         ArgumentError: with the types that are served, and what to take.

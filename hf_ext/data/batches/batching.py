@@ -194,8 +194,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def plan_epoch(self, epoch: int) -> list[list[int]]:
         """Plans all batches of one epoch, for all processes, in order."""
         plans = (self._draw(epoch, attempt) for attempt in range(ATTEMPTS))
-        plan = next((plan for plan in plans if len(plan) <= self.num_batches), None) or self._tightest()
-        plan = split_batches(plan, self.num_batches)
+        plan = next((plan for plan in plans if len(plan) <= self.num_batches), None)
+        plan = split_batches(plan or self._tightest(), self.num_batches)
         first_repeated = len(plan) - self.num_repeated
         order = np.random.default_rng([self.seed, epoch, ATTEMPTS]).permutation(first_repeated)
         return [plan[i] for i in order] + plan[first_repeated:]

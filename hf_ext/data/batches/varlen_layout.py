@@ -28,7 +28,8 @@ class _Movable:
         return self._map(lambda part: part.pin_memory())
 
     def _map(self: Any, function: Callable[[Any], Any]) -> Any:
-        return replace(self, **{name: function(part) for name, part in vars(self).items() if hasattr(part, "to")})
+        moved = {name: function(part) for name, part in vars(self).items() if hasattr(part, "to")}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class VarlenLayout(_Movable):
         order = counts.argsort(stable=True)
         counts = counts[order]
         keep = keep[order]
-        num_starts = (pad(keep, (1, 0)).int().diff(dim=1) == 1).sum(1)
+        begins = pad(keep, (1, 0)).int().diff(dim=1) == 1
+        num_starts = begins.sum(1)
         *lengths, most_starts = torch.cat([counts, num_starts.amax()[None]]).tolist()  # one read
         row, column = keep.nonzero(as_tuple=True)
         num = len(row)
@@ -130,7 +132,8 @@ class VarlenLayout(_Movable):
         rows, width = self.shape
         real, _ = packed.squeeze(0).split([len(self.indices), self.num_filled])  # a slice's gradient is filled up
         size = (rows * width, *real.shape[1:])
-        return (real.new_zeros(size) if filler is None else filler.expand(size)).index_copy(0, self.indices, real)
+        filled = real.new_zeros(size) if filler is None else filler.expand(size)
+        return filled.index_copy(0, self.indices, real)
 
 
 def bounded_length(length: int) -> int:

@@ -115,8 +115,10 @@ class EpochSamples(TrainerCallback):
 
     def _write(self, step: int, line: str = "") -> None:
         """Keeps the lines of steps before `step`, and adds one."""
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.is_file() else []
-        kept = [one for one in lines if json.loads(one)["step"] < step]
+        kept = []
+        if self._path.is_file():
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [one for one in lines if json.loads(one)["step"] < step]
         write_text(self._path, "".join([*kept, line]))
 
 
@@ -160,8 +162,13 @@ def measure(
             asked=asked,
             needs_light=data.needs_light,
         )
-        columns: dict[str, Any] = {"antigen": written.antigens, "heavy": written.heavy, "light": written.light}
-        columns |= {"malformed": written.malformed, **by_row}
+        columns: dict[str, Any] = {
+            "antigen": written.antigens,
+            "heavy": written.heavy,
+            "light": written.light,
+            "malformed": written.malformed,
+            **by_row,
+        }
         if asked is not None:
             columns["asked_affinity"] = asked
         write_csv(folder / GENERATED, columns)

@@ -116,7 +116,7 @@ def state_key(encoder: PretrainedEncoder, tokenizer: ResidueTokenizer) -> dict[s
     return {
         "format": 1,
         "encoder": identify_encoder(encoder.spec),
-        "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been mended
+        "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been fixed
         "tokenizer": tokenizer.fingerprint(),
         "dtype": "torch.float32",
         "states": "of every token",

@@ -74,7 +74,7 @@ class TransformerDecoder(nn.Module):
     def __init__(self, config: GeneratorConfig, encoder_width: int | None = None):
         super().__init__()
         self.stack = make_stack(config, is_decoder=True)
-        self.stack.set_input_embeddings(None)  # the model embeds; one that nobody uses would get no gradient
+        self.stack.set_input_embeddings(None)  # the model embeds; one that is not used would get no gradient
         self.project = None if encoder_width is None else nn.Linear(encoder_width, config.d_model)
 
     def forward(

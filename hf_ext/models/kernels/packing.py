@@ -37,7 +37,7 @@ LEAST = 1e-6
 class PaddingWatch:
     """Notes, on the device, whether a gradient has come back to a position of padding since `forget`.
 
-    Somebody then reads what packed encoders do not compute: a label there, or a mean without the mask.
+    Then something reads what packed encoders do not compute: a label there, or a mean without the mask.
 
     Cost: two passes over the gradient of an encoder's output; no read from the device.
     """

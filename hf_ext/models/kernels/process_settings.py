@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """One setting. The value held last counts; runs may let go in any order, and more than once.
+    """One setting. The value set last counts; runs may release theirs in any order, and more than once.
 
     Args:
         read, write: of the setting, as it is now.
@@ -24,7 +24,7 @@ class Held(Generic[T]):
         self._held: list[list[T]] = []  # what was set before, then each value held: lists, since values may be equal
 
     def hold(self, value: T) -> Callable[[], None]:
-        """Sets it; what it returns lets go of it."""
+        """Sets it; what it returns releases it."""
         mine = [value]
         self._held = [*(self._held or [[self._read()]]), mine]
         self._write(value)
