@@ -93,7 +93,8 @@ def check_folder(name: str, what: str) -> str:
     full = os.path.expanduser(name)
     if os.path.isdir(full):
         raise ArgumentError(f"{what} {name!r}: write the folder in full, {full!r}.")
-    if name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
+    is_path = name.startswith(("/", ".", "~")) or name.endswith("/")
+    if is_path or name.count("/") > 1 or "\\" in name:
         raise ArgumentError(f"{what} {name!r}: there is no such folder. {_similar_folders(Path(full))}")
     if "/" in name and os.path.isdir(os.path.dirname(name)):
         return _similar_folders(Path(name))

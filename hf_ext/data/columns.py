@@ -52,7 +52,8 @@ def factorize(values: Iterable[Value]) -> tuple[np.ndarray, list[Value]]:
         The number of each value, (n,) int64, and the distinct values, which these numbers index.
     """
     numbers: dict[Value, int] = {}
-    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64), list(numbers)
+    found = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(found, np.int64), list(numbers)
 
 
 def column_names(dataset: Any) -> list[str]:
@@ -109,8 +110,10 @@ def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
     except pa.ArrowNotImplementedError:
         return Distinct(pa.concat_arrays(column.chunks), np.arange(len(column)))
     chunks = coded.chunks  # they share the dictionary of all
-    cells = chunks[0].dictionary if chunks else pa.array([], column.type)
-    return Distinct(cells, np.concatenate([np.zeros(0, np.int64), *(chunk.indices.to_numpy() for chunk in chunks)]))
+    if not chunks:
+        return Distinct(pa.array([], column.type), np.zeros(0, np.int64))
+    numbers = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
+    return Distinct(chunks[0].dictionary, numbers.astype(np.int64))
 
 
 def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:

@@ -75,10 +75,13 @@ def iter_tables(path: Path, columns: Collection[str] | None = None) -> Iterator[
         tables = _read_parquet(path, columns)
     elif kind in DELIMITERS:
         tables = _to_columns(_read_delimited(path, DELIMITERS[kind], columns or ()))
+    elif kind in FASTA_SUFFIXES:
+        tables = _to_columns(_read_fasta(path))
     else:
-        tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path))
+        tables = _to_columns(_read_json(path))
     for rows, read in tables:
-        yield rows, pa.table({n: as_array(cells) for n, cells in read.items() if columns is None or n in columns})
+        asked = read if columns is None else {name: read[name] for name in read if name in columns}
+        yield rows, pa.table({name: as_array(cells) for name, cells in asked.items()})
 
 
 def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
@@ -161,7 +164,8 @@ def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iter
 
 
 def _check_header(path: Path, row: int, cells: list[str], needed: Collection[str]) -> list[str]:
-    others = [word for sign, word in (("\t", "tab"), (",", "comma"), (";", "semicolon")) if sign in cells[0]]
+    signs = {"\t": "tab", ",": "comma", ";": "semicolon"}
+    others = [word for sign, word in signs.items() if sign in cells[0]]
     if len(cells) == 1 and others:
         text = f"the text is {others[0]}-separated; save it as .csv with commas, or as .tsv."
         raise DataError(f"{path}, row {row}: {text}")

@@ -90,9 +90,11 @@ def clean_chains(
         found, judged, refused = judge_cells(values, judge, name, rows)
         errors += refused
         counts: Counter[str] = Counter()
-        for one, num in zip(judged, np.bincount(found.number, minlength=len(judged)).tolist()):
+        times = np.bincount(found.number, minlength=len(judged))
+        for one, num in zip(judged, times.tolist()):
             counts.update(dict.fromkeys(one.changes, num))
-        changes |= {name: dict(counts)} if counts else {}
+        if counts:
+            changes[name] = dict(counts)
         cleaned[name] = found.spread([one.value for one in judged], pa.string())
     if args.missing_chains:
         lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
@@ -100,8 +102,9 @@ def clean_chains(
         first = next(iter(cleaned))
         rule = f"{' and '.join(cleaned)} are all missing"
         remedy = "Fill in one of them, or leave the row out."
-        bare = [int(rows[i]) for i in np.flatnonzero(~np.any(lengths, axis=0))]
-        errors += [RowError(row, first, "", rule, remedy) for row in bare if row not in named]
+        for row in rows[~np.any(lengths, axis=0)].tolist():
+            if row not in named:
+                errors.append(RowError(row, first, "", rule, remedy))
     return cleaned, errors, changes
 
 
@@ -148,7 +151,8 @@ def _find_nucleotides(text: str) -> str:
         return ""
     letters = _SEPARATORS.sub("", text)
     found = set(letters)
-    if len(letters) < MIN_NUCLEOTIDES or not {"A", "C", "G"} <= found or len(found & {"T", "U"}) != 1:
+    has_all = {"A", "C", "G"} <= found and len(found & {"T", "U"}) == 1
+    if len(letters) < MIN_NUCLEOTIDES or not has_all:
         return ""
     kind, alphabet = ("DNA", "ACGTN") if "T" in found else ("RNA", "ACGUN")
     return f"the sequence reads as {kind}, its {len(letters)} letters are all of {alphabet}"

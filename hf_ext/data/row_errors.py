@@ -90,7 +90,10 @@ def count_rules(errors: Iterable[RowError]) -> dict[str, int]:
 
 
 def _rule_kind(rule: str) -> str:
-    words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in rule.split()]
+    words = []
+    for word in rule.split():
+        varies = "'" in word or any(c.isdigit() for c in word)
+        words.append("..." if varies else word)
     return " ".join(words)
 
 
@@ -120,5 +123,6 @@ def append_rejected(path: Path, located: Sequence[Located]) -> None:
         writer = csv.writer(handle)
         if handle.tell() == 0:
             writer.writerow(REJECTED_HEADER)
-        rows = ([error.row, error.column, error.value, error.rule, error.remedy, file] for file, error in located)
-        writer.writerows(map(write_cell, row) for row in rows)
+        for file, error in located:
+            row = [error.row, error.column, error.value, error.rule, error.remedy, file]
+            writer.writerow(map(write_cell, row))

@@ -73,13 +73,14 @@ def leak_report(
             "near": [{"identity": one, "num_rows": int(rows.sum())} for one, rows in zip(LEAK_IDENTITY, is_near)],
         }
 
+    of_columns = {name: count(asked[i], known[i], near[i]) for i, name in enumerate(columns)}
     rows = list(zip(*asked))
     training_rows = list(zip(*known))
     first = dict(zip(reversed(training_rows), reversed(_row_numbers(train))))
     repeated = ([number, first[row]] for number, row in zip(_row_numbers(test), rows) if row in first)
     return {
         "compared": compared,
-        "columns": {name: count(*of_column) for name, of_column in zip(columns, zip(asked, known, near))},
+        "columns": of_columns,
         "row": count(rows, training_rows, np.all(near, axis=0)),
         "repeated": list(islice(repeated, MAX_NAMED)),
     }
@@ -129,7 +130,9 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
         part = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
         part["split"] = name
         part["row"] = _row_numbers(split)
-        parts.append(part[np.array(split["bound"][:]) == 0] if "bound" in column_names(split) else part)
+        if "bound" in column_names(split):
+            part = part[np.array(split["bound"][:]) == 0]
+        parts.append(part)
     table = pd.concat(parts)
     groups = table.groupby([*columns], sort=False)["label"]
     sizes = groups.size()
@@ -150,7 +153,8 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
     # Repeats that agree count as well: they say that there is less noise.
     squares = float(((table["label"] - groups.transform("mean")) ** 2).sum())
     noise = math.sqrt(squares / (report["num_rows"] - report["num_groups"]))
-    return report | {"noise": noise, "share": min(1.0, noise**2 / float(table["label"].var(ddof=0)))}
+    variance = float(table["label"].var(ddof=0))
+    return {**report, "noise": noise, "share": min(1.0, noise**2 / variance)}
 
 
 def describe_repeats(report: Mapping[str, Any]) -> str:

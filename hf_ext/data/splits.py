@@ -205,7 +205,8 @@ class _StreamSide:
     seed: int
 
     def __call__(self, batch: Mapping[str, Sequence[object]]) -> list[bool]:
-        return [self._find(cells) == self.number for cells in zip(*(batch[key] for key in self.keys))]
+        columns = [batch[key] for key in self.keys]
+        return [self._find(cells) == self.number for cells in zip(*columns)]
 
     def _find(self, cells: Sequence[object]) -> int:
         if self.shares is None:

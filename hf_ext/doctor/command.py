@@ -71,7 +71,8 @@ def guess_task(argv: list[str]) -> str:
     names = {str(name).replace("-", "_") for name in names}
     shared = {spec.name for spec in dataclasses.fields(DataArguments)}  # PDEBench's files are given as others' data
     own = {task: _field_names(find_task(task)) - shared for task in TASKS}
-    alone = {task: names & (own[task] - own["masked_lm"] - own["affinity"]) for task in ("generation", "pde_operator")}
+    common = own["masked_lm"] | own["affinity"]
+    alone = {task: names & (own[task] - common) for task in ("generation", "pde_operator")}
     task, found = max(alone.items(), key=lambda one: len(one[1]))
     if found:
         return task

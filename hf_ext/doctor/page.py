@@ -111,8 +111,9 @@ def _stages(facts: Facts) -> Iterator[str]:
     rows = []
     for each in facts.stages:
         total = each.times.total
-        parts = [row_flops(part, each.stage, each.schedule) for part in each.stage.parts] if each.schedule else []
-        flops = sum(map(sum, parts))  # of training with its evaluations; 0 where its length is not known
+        flops = 0.0  # of training with its evaluations; 0 where its length is not known
+        if each.schedule:
+            flops = sum(sum(row_flops(part, each.stage, each.schedule)) for part in each.stage.parts)
         num_trained = sum(one.numel() for one in each.stage.model.parameters() if one.requires_grad)
         rows.append(
             [

@@ -121,8 +121,9 @@ class Regression(Rows):
         num_values = len(self.measured)
         if num_values == 0:
             return "no rows"
-        if problem := next(filter(None, (count_not_finite(values, side) for side, values in sides.items())), None):
-            return problem
+        for side, values in sides.items():
+            if problem := count_not_finite(values, side):
+                return problem
         if varying and num_values < 2:
             return "1 row; at least 2 are needed"
         for side in varying:
@@ -136,7 +137,8 @@ class Regression(Rows):
     def why_constant(self) -> str | None:
         if problem := count_not_finite(self.predicted, "predictions"):
             return problem
-        if (num := len(self.predicted)) < 2 or self.predicted.min() < self.predicted.max():
+        num = len(self.predicted)
+        if num < 2 or self.predicted.min() < self.predicted.max():
             return None
         return f"all {num:,} predictions are {self.predicted[0]:g}; Spearman is undefined"
 

@@ -46,7 +46,8 @@ class ResamplingUnits:
         # Numbered by first appearance, so that units of one row each are the rows in their order.
         number: dict[str, int] = {}
         names = as_groups(values, len(values)).tolist()
-        return cls(column, np.array([number.setdefault(name, len(number)) for name in names], np.int64))
+        units = [number.setdefault(name, len(number)) for name in names]
+        return cls(column, np.array(units, np.int64))
 
     @cached_property
     def sizes(self) -> FloatArray:

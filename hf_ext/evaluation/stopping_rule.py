@@ -105,7 +105,8 @@ class StoppingRule:
         if metric in THRESHOLD_METRICS:
             cut = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
         # Metric, labels, and what else decides a score.
-        self._scored = hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{metric} {cut}".encode()).hexdigest()
+        scored = self.labels.astype("<f8").tobytes() + f"{metric} {cut}".encode()
+        self._scored = hashlib.sha256(scored).hexdigest()
         self.best_predictions: FloatArray | None = None
         self.best_step: int | None = None
         self.num_without_improvement = 0

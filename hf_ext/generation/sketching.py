@@ -101,7 +101,8 @@ def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, a
     lengths = read_lengths(splits, {name: [name] for name in ("antigen", "pair")}, {})
     tokens = [len(row["antigen"]) + len(row["pair"]) + 4 for row in splits["train"]]
     affinities = data.affinities("train")
-    return Rows(lengths, np.array(tokens, np.int64), None if affinities is None else np.array(affinities, np.float64))
+    known = None if affinities is None else np.array(affinities, np.float64)
+    return Rows(lengths, np.array(tokens, np.int64), known)
 
 
 def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: Any) -> Stage:
@@ -175,7 +176,8 @@ def _make_step(
 ) -> Step | None:
     if rows > most:
         return None
-    return Step(AntibodyGenerator(config).train().to(device), batch(*map(round, mean), rows, device))
+    model = AntibodyGenerator(config).train().to(device)
+    return Step(model, batch(*map(round, mean), rows, device))
 
 
 def _sketch_encoder(model: AntibodyGenerator, lengths: RowLengths) -> list[Part]:

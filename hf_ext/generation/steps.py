@@ -44,17 +44,22 @@ def load(run: Run) -> StageData:
     model_args = run.model_args
     data_args = run.data_args
     args = run.args
-    run.log.info(describe_stage(run.stage, settle_stage(run.stage, model_args, data_args, args, run.explicit)))
+    changed = settle_stage(run.stage, model_args, data_args, args, run.explicit)
+    run.log.info(describe_stage(run.stage, changed))
     table = None
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data, in which CDR-H3 follows the antigen by a planted rule.")
         table = fill_in_demo(model_args, args, run.explicit)
     settle_columns(model_args, data_args, run.explicit)
     name = model_args.discriminator
-    discriminator = Discriminator.from_pretrained(name) if name else None  # before anything is trained
+    discriminator = None
+    if name:  # before anything is trained
+        discriminator = Discriminator.from_pretrained(name)
     pairs = load_pairs(model_args, data_args, run.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
     model = build_model(model_args, args, pairs)
-    antigens = [antigen for split in pairs.splits for antigen in pairs.antibodies(split).antigens]
+    antigens: list[str] = []
+    for split in pairs.splits:
+        antigens += pairs.antibodies(split).antigens
     return StageData(pairs, discriminator, model, build_inputs(model, args, antigens))
 
 

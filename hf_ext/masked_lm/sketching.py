@@ -70,10 +70,11 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
     sketch.check_stream(lengths, args)
     args = sketch.settle_stock(given, args)
     part = sketch_encoder(model, "lora" if args.use_peft else "full", name, lengths, [*inputs])
+    shown = name or given.model_size or "a new model"
     stage = Stage(
         args,
         model,
-        [replace(part, name=name or given.model_size or "a new model", num_scored=lengths.num_rows.get("test", 0))],
+        [replace(part, name=shown, num_scored=lengths.num_rows.get("test", 0))],
         partial(_as_trained, model, args, sum(lengths.longest.values())),
         lengths,
         rows=splits.get("train"),

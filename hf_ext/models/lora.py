@@ -121,11 +121,11 @@ def find_heads(model: nn.Module) -> list[str]:
     if base is model:
         return []
     output = getattr(model, "get_output_embeddings", lambda: None)()
-    heads = [
-        name
-        for name, child in model.named_children()
-        if child is not base and all(m is not output for m in child.modules()) and any(True for _ in child.parameters())
-    ]
+    heads = []
+    for name, child in model.named_children():
+        is_own = child is not base and all(module is not output for module in child.modules())
+        if is_own and any(True for _ in child.parameters()):
+            heads.append(name)
     for head in heads:
         others = [name for name, _ in model.named_modules() if name.endswith(head) and name != head]
         if others:

@@ -69,7 +69,8 @@ class MuonAdamW(Optimizer):
                 rest.append({**group, "params": left, "algorithm": "adamw"})
         self._muon = Muon(moved, adjust_lr_fn=ADJUST_LR)
         self._adamw = adamw
-        super().__init__([*({**group, "algorithm": "muon"} for group in self._muon.param_groups), *rest], {})
+        of_muon = [{**group, "algorithm": "muon"} for group in self._muon.param_groups]
+        super().__init__([*of_muon, *rest], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -264,7 +265,8 @@ def _check(optimizer: Any) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"{name} is no torch.optim.Optimizer: it cannot be stepped in host memory.")
-    for library in {cls.__module__.partition(".")[0] for cls in type(optimizer).__mro__} & {"bitsandbytes", "torchao"}:
+    libraries = {cls.__module__.partition(".")[0] for cls in type(optimizer).__mro__}
+    for library in libraries & {"bitsandbytes", "torchao"}:
         raise ArgumentError(f"{name} ({library}) steps by kernels of its own: use one of torch on the host (AdamW).")
     if any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
         raise ArgumentError(

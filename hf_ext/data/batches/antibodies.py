@@ -237,7 +237,8 @@ class AntibodyCollator:
         An upper bound of what is computed: an antigen that several rows of a batch share counts in each.
         """
         columns = read_columns(dataset, ["input_ids", "labels"])
-        return np.array([[len(antigen), len(pair)] for antigen, pair in columns], np.int64).reshape(-1, 2)
+        tokens = [[len(antigen), len(pair)] for antigen, pair in columns]
+        return np.array(tokens, np.int64).reshape(-1, 2)
 
 
 def _pad(rows: Sequence[np.ndarray], value: int) -> torch.Tensor:

@@ -323,6 +323,7 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
             f"max_tokens_per_batch needs the tokens of every row, but the columns are {names}: add '{length_column}' "
             "(--length_column_name) or 'input_ids'."
         )
-    lengths = [int(value) if column == length_column else len(value) for (value,) in read_columns(dataset, [column])]
+    values = [value for (value,) in read_columns(dataset, [column])]
+    lengths = [int(value) if column == length_column else len(value) for value in values]
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     return -(-np.array(lengths, np.int64).reshape(-1, 1) // multiple) * multiple

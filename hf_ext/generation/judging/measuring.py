@@ -193,7 +193,8 @@ def measure(
         }
         sets = judged["sets"]
         rows = [[gate["name"], PASSED[gate["passed"]], format_cell(gate["value"]), gate["reason"]] for gate in gates]
-        tables = [format_table(score_rows(sets), ["", *sets]), format_table(rows, ["gate", "", "value", "why"])]
+        tables = [format_table(score_rows(sets), ["", *sets])]
+        tables.append(format_table(rows, ["gate", "", "value", "why"]))
         text = "\n".join([facts["verdict"]["text"], *judged["notes"]])
         return facts, "\n\n".join([text, *tables])
 
@@ -217,7 +218,9 @@ def _choose_antigens(data: PairData, num: int, seed: int) -> tuple[list[str], li
     distinct = [distinct[i] for i in draw_rows(len(distinct), seed, num)]
     antigens = [antigen for antigen in distinct for _ in range(math.ceil(num / len(distinct)))]
     known = data.affinities("train")
-    return antigens, None if known is None else np.random.default_rng(seed).choice(known, len(antigens)).tolist()
+    if known is None:
+        return antigens, None
+    return antigens, np.random.default_rng(seed).choice(known, len(antigens)).tolist()
 
 
 def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, seed: int) -> dict[str, Any]:

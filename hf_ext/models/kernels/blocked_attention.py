@@ -53,10 +53,11 @@ def blocked_attention(
     room = KEPT_BYTES
     # Not slices: the gradient of each is a row of zeros with one part filled in, and all of them are then added up.
     for group, *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
-        q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in parts)
+        q, k, v = [x.unflatten(0, group).transpose(1, 2) for x in parts]
         room -= q.shape[:3].numel() * k.shape[2] * q.element_size()
         part = None if bias is None else bias[..., : q.shape[2], : q.shape[2]]
-        outputs.append(attend(q, k, v, scaling, dropout, part, room >= 0).transpose(1, 2).flatten(0, 1))
+        output = attend(q, k, v, scaling, dropout, part, room >= 0)
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
     return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))  # the filling is zero
 
 
@@ -141,9 +142,10 @@ def _empty_weights(query: Tensor, key: Tensor, number: int) -> Tensor:
     return query.new_empty(number, query.shape[1], key.shape[1])
 
 
-_blocked_op.register_fake(
-    lambda query, key, value, keep: (torch.empty_like(query), _empty_weights(query, key, len(query) if keep else 0))
-)
+@_blocked_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    weights = _empty_weights(query, key, len(query) if keep else 0)
+    return torch.empty_like(query), weights
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
