@@ -40,7 +40,6 @@ OTHERWISE = {
     "labels": 28,
     "memory": 31,
     "models": 36,
-    "pde": 49,
     "processes": 16,
     "property": 62,
     "reporting": 92,
