@@ -142,7 +142,8 @@ class DataArguments(LabelledArguments):
         kind, split_group = check_rule(self.split or "random")
         if isinstance(self.label_column, str):  # from Python
             self.label_column = [self.label_column]
-        columns = [*self.label_column, *filter(None, (self.mask_column, self.censor_column)), *{*self.sequence_columns}]
+        columns = [*self.label_column, *{*self.sequence_columns}]
+        columns += [name for name in (self.mask_column, self.censor_column) if name]
         if not self.label_column or len({*columns}) < len(columns):
             raise ArgumentError(
                 f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
@@ -158,7 +159,8 @@ class DataArguments(LabelledArguments):
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
-        chains, allowed = self.missing_chains, ", ".join(self.sequence_columns)
+        chains = self.missing_chains
+        allowed = ", ".join(self.sequence_columns)
         if chains and (
             len(self.sequence_columns) < 2 or sorted(chains) != sorted({*chains} & {*self.sequence_columns})
         ):

@@ -21,37 +21,39 @@ from ..labels import UNKNOWN
 
 FloatArray = NDArray[np.float64]
 Value = TypeVar("Value", bound=Hashable)
+PLAIN_TYPES = ("string", "int64", "double", "bool", "null")  # of Arrow
 CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 
 
 def has_numbered_rows(dataset: Any) -> bool:
-    """Whether rows can be had by number: not of streams, which may have a length, nor of a dictionary of datasets."""
+    """Returns whether rows have numbers: no stream's, even if it has a length, nor a dictionary's of datasets."""
     is_other = isinstance(dataset, Mapping | TorchIterableDataset)
     return not is_other and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def reads_text(collator: Any) -> bool:
-    """Whether a collator reads columns of text, which Trainer would remove since no model does."""
+    """Returns whether a collator reads columns of text, which Trainer would remove since no model does."""
     return hasattr(collator, "columns")
 
 
 def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Rows of `dataset` as tuples of the given columns. Cost: one pass; Arrow datasets are read column by column."""
+    """Reads rows of `dataset` as tuples of the given columns. Cost: one pass, of Arrow datasets column by column."""
     if isinstance(dataset, datasets.Dataset):
         return list(zip(*(dataset[column][:] for column in columns)))
     return [tuple(dataset[i][column] for column in columns) for i in range(len(dataset))]
 
 
 def factorize(values: Iterable[Value]) -> tuple[np.ndarray, list[Value]]:
-    """Numbers equal values alike, from 0 in the order in which they first occur.
+    """Gives equal values equal numbers, from 0 in the order in which they first occur.
 
     Returns:
         The number of each value, (n,) int64, and the distinct values, which these numbers index.
     """
     numbers: dict[Value, int] = {}
-    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64), list(numbers)
+    found = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(found, np.int64), list(numbers)
 
 
 def column_names(dataset: Any) -> list[str]:
@@ -64,14 +66,14 @@ def column_names(dataset: Any) -> list[str]:
 
 
 def row_lengths(dataset: Any, inputs: Mapping[str, Sequence[str]]) -> list[int]:
-    """Residues per row over the columns of those encoder inputs that `dataset` has. Cost: one pass over them."""
+    """Counts residues per row over the columns of those encoder inputs that `dataset` has. Cost: one pass over them."""
     names = set(column_names(dataset))
     columns = [column for parts in inputs.values() for column in parts if column in names]
     return [sum(map(len, row)) for row in read_columns(dataset, columns)]
 
 
 def as_dataset(table: pa.Table) -> datasets.Dataset:
-    """A table as a dataset under a name of its own, for which `Dataset` would hash all that it holds."""
+    """Makes a table a dataset under a name of its own, for which `Dataset` would hash all that it holds."""
     return datasets.Dataset(table, fingerprint=uuid4().hex[:16])
 
 
@@ -82,15 +84,17 @@ class Distinct(NamedTuple):
     number: np.ndarray
 
     def spread(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
-        """A column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
+        """Builds a column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
         taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
-        starts = range(0, len(self.number), CHUNK_ROWS)
-        chunks = [taken.take(pa.array(self.number[i : i + CHUNK_ROWS])).cast(kind) for i in starts]
+        chunks = []
+        for start in range(0, len(self.number), CHUNK_ROWS):
+            numbers = pa.array(self.number[start : start + CHUNK_ROWS])
+            chunks.append(taken.take(numbers).cast(kind))
         return pa.chunked_array(chunks, type=kind)
 
 
 def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
-    """Each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
+    """Finds each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
 
     Cells of a type that Arrow does not compare (lists, float16) are all taken for different. Python values of several
     types become text.
@@ -106,12 +110,14 @@ def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
     except pa.ArrowNotImplementedError:
         return Distinct(pa.concat_arrays(column.chunks), np.arange(len(column)))
     chunks = coded.chunks  # they share the dictionary of all
-    cells = chunks[0].dictionary if chunks else pa.array([], column.type)
-    return Distinct(cells, np.concatenate([np.zeros(0, np.int64), *(chunk.indices.to_numpy() for chunk in chunks)]))
+    if not chunks:
+        return Distinct(pa.array([], column.type), np.zeros(0, np.int64))
+    numbers = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
+    return Distinct(chunks[0].dictionary, numbers.astype(np.int64))
 
 
 def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
-    """Values as truth values, whole numbers, numbers or, where they are anything else or mixed, text (see `as_text`).
+    """Converts values to booleans, whole numbers, numbers or, where they are anything else or mixed, text (`as_text`).
 
     Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
     """
@@ -120,7 +126,7 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
         array = pa.array(values, from_pandas=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         array = None
-    if array is not None and array.type in (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.null()):
+    if array is not None and str(array.type) in PLAIN_TYPES:
         return array
     return pa.array(map(_write, values), pa.string())
 
@@ -148,7 +154,7 @@ def name_classes(column: Any, feature: Any) -> Any:
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
+    """Converts a column to text: numbers as Python writes them, lists and structures as JSON, None stays."""
     found = distinct(column)
     return found.spread(list(map(_write, found.cells.to_pylist())), pa.string())
 
@@ -158,13 +164,17 @@ def _write(cell: Any) -> str | None:
         return cell
     if isinstance(cell, bytes):  # as some programs store text in Parquet
         return cell.decode("utf-8", "replace")
-    return json.dumps(cell, default=str) if isinstance(cell, list | dict) else str(cell)
+    if isinstance(cell, list | dict):
+        return json.dumps(cell, default=str)
+    return str(cell)
 
 
 def show_name(name: str) -> str:
     """Returns a name on one line: control characters, invisible ones and lone surrogates are written as escapes."""
     text = name if name.isprintable() else repr(name)[1:-1]
-    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return text[: MAX_CHARACTERS - 3] + "..."
 
 
 def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
@@ -176,7 +186,8 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
     """
     named = []
     for name in wanted[:MAX_NAMED]:
-        near, parts = _nearest(name, names), re.split(r"[,+;|\s]+", name)
+        near = _nearest(name, names)
+        parts = re.split(r"[,+;|\s]+", name)
         hint = f" (did you mean '{near}'?)" if near else ""
         if len(parts) > 1 and set(parts) <= set(names):
             hint = f" (write several with a blank between: {' '.join(map(show_name, parts))})"
@@ -186,7 +197,7 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str | None:
-    """What is alike but for case, blanks, `_` and `-`."""
+    """Finds the name that is alike but for case, blanks, `_` and `-`."""
     folded = {re.sub("[ _-]", "", other.casefold()): other for other in names}
     near = get_close_matches(re.sub("[ _-]", "", name.casefold()), folded, 1, 0.5)
     return show_name(folded[near[0]]) if near else None

@@ -66,7 +66,7 @@ def format_errors(located: Sequence[Located]) -> str:
     """Returns the error text: a count, then each error with file, row, column, value, rule and remedy.
 
     Each kind (a rule in a column of a file) has its first ones listed, 20 in all but at least 3, and the others
-    counted, so that one look at the text is enough to mend the file.
+    counted, so that one look at the text is enough to fix the file.
     """
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for path, error in located:
@@ -90,7 +90,10 @@ def count_rules(errors: Iterable[RowError]) -> dict[str, int]:
 
 
 def _rule_kind(rule: str) -> str:
-    words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in rule.split()]
+    words = []
+    for word in rule.split():
+        varies = "'" in word or any(c.isdigit() for c in word)
+        words.append("..." if varies else word)
     return " ".join(words)
 
 
@@ -102,7 +105,7 @@ def refuse(located: Sequence[Located], bad_rows: str) -> None:
     kept = [one for one in located if one[1].rule == NO_SPLIT]
     shown = located if bad_rows == "error" else kept
     if shown:
-        hint = "\nMend these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
+        hint = "\nFix these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
         raise DataError(format_errors(shown) + hint)
 
 
@@ -120,5 +123,6 @@ def append_rejected(path: Path, located: Sequence[Located]) -> None:
         writer = csv.writer(handle)
         if handle.tell() == 0:
             writer.writerow(REJECTED_HEADER)
-        rows = ([error.row, error.column, error.value, error.rule, error.remedy, file] for file, error in located)
-        writer.writerows(map(write_cell, row) for row in rows)
+        for file, error in located:
+            row = [error.row, error.column, error.value, error.rule, error.remedy, file]
+            writer.writerow(map(write_cell, row))

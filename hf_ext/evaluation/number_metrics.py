@@ -32,15 +32,20 @@ class ResidueRegression(Regression):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, row: NDArray[np.int64], num_rows: int) -> None:
         super().__init__(predicted, measured)
-        self.num_rows, self._row = num_rows, row
+        self.num_rows = num_rows
+        self._row = row
 
     def _by_row(self, values: FloatArray) -> FloatArray:
         columns = values.reshape(len(values), -1).T
         sums = [np.bincount(self._row, column, self.num_rows) for column in columns]
-        return np.stack(sums, axis=1).astype(np.float64).reshape(self.num_rows, *values.shape[1:])
+        table = np.stack(sums, axis=1).astype(np.float64)
+        return table.reshape(self.num_rows, *values.shape[1:])
 
     def why_undefined(self, name: str) -> str | None:
-        return super().why_undefined(name) or (mean_of_groups(self._groups).undefined if name == PER_PROTEIN else None)
+        reason = super().why_undefined(name)
+        if reason is None and name == PER_PROTEIN:
+            return mean_of_groups(self._groups).undefined
+        return reason
 
     @cached_property
     def _groups(self) -> dict[str, GroupScore]:
@@ -51,7 +56,8 @@ class ResidueRegression(Regression):
         values, has = np.zeros((2, self.num_rows))
         for protein, score in self._groups.items():
             if score["value"] is not None:
-                values[int(protein)], has[int(protein)] = score["value"], 1.0
+                values[int(protein)] = score["value"]
+                has[int(protein)] = 1.0
         return {**super().means, PER_PROTEIN: Summed(values, has)}
 
 
@@ -76,7 +82,8 @@ class SeveralNumbers(Rows):
         self._parts: dict[str, Regression] = {}
         for j, name in enumerate(columns):
             if len(rows := np.flatnonzero(~np.isnan(measured[:, j]))):
-                self._rows[name], self._parts[name] = rows, Regression(predicted[rows, j], measured[rows, j])
+                self._rows[name] = rows
+                self._parts[name] = Regression(predicted[rows, j], measured[rows, j])
         self._take = {name: Once(partial(np.take, indices=rows, axis=1)) for name, rows in self._rows.items()}
 
     def why_undefined(self, name: str) -> str | None:
@@ -98,7 +105,11 @@ class SeveralNumbers(Rows):
         parts = [*self._parts] if column is None else [column]
 
         def mean(counts: FloatArray) -> FloatArray:
-            return np.mean([self._parts[part].metric(metric)(self._take[part](counts)) for part in parts], axis=0)
+            values = []
+            for part in parts:
+                of_part = self._parts[part].metric(metric)
+                values.append(of_part(self._take[part](counts)))
+            return np.mean(values, axis=0)
 
         return mean
 
@@ -116,5 +127,5 @@ class SeveralNumbers(Rows):
 
 
 def several_names(columns: Sequence[str]) -> tuple[str, ...]:
-    """What `SeveralNumbers` scores of such columns."""
+    """Returns what `SeveralNumbers` scores of such columns."""
     return ("nrmse", *PLAIN_METRICS, *(f"{column}_{metric}" for column in columns for metric in PLAIN_METRICS))

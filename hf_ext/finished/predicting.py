@@ -41,8 +41,8 @@ def predict_table(
     log = start_run_log(None, args.process_index == 0)
     if reading.streaming and reading.bad_rows == "drop":
         raise ArgumentError(
-            "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
-            "tell which rows were left out. Read the table at once, or leave --bad_rows out."
+            "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so it could not "
+            "be told which rows were left out. Read the table at once, or leave --bad_rows out."
         )
     output = find_output(own.output, reading.dataset_name)
     rejected = find_rejected(output, reading.bad_rows)

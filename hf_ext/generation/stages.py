@@ -65,9 +65,12 @@ def settle_stage(
         explicit: names that the user set, and that stay.
     """
     batch = {"per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"}
-    sets_batch = bool(batch & {*explicit}) or args.max_tokens_per_batch is not None
-    own = {*explicit, *(batch if sets_batch else ()), *(("num_train_epochs",) if "max_steps" in explicit else ())}
-    changed = {name: value for name, value in STAGES[number]._asdict().items() if name not in ("goal", *own)}
+    own = {"goal", *explicit}
+    if batch & own or args.max_tokens_per_batch is not None:
+        own |= batch
+    if "max_steps" in own:
+        own.add("num_train_epochs")
+    changed = {name: value for name, value in STAGES[number]._asdict().items() if name not in own}
     for name, value in changed.items():
         setattr(next(one for one in (data_args, model_args, args) if hasattr(one, name)), name, value)
     width_name = "hidden_size" if model_args.architecture == "lstm" else "d_model"
@@ -84,7 +87,7 @@ def settle_stage(
 
 
 def describe_stage(number: int, changed: dict[str, Any]) -> str:
-    """What the log says before anything is read."""
+    """Returns what the log says before anything is read."""
     listed = ", ".join(f"{name} {value}" for name, value in changed.items() if value is not None)
     return f"Stage {number} ({STAGES[number].goal}): {listed or 'every value is your own'}."
 
@@ -154,7 +157,8 @@ def check_gates(
     """
     gates = []
     for name, (rule, usual) in GATES[stage].items():
-        value, threshold = numbers.get(name), float((thresholds or {}).get(name, usual))
+        value = numbers.get(name)
+        threshold = float((thresholds or {}).get(name, usual))
         number = None if value is None or not math.isfinite(value) else float(value)
         passed: bool | None = number is not None and _RULES[rule](number, threshold)
         shown = "not measured" if value is None else format_cell(float(value))
@@ -167,7 +171,7 @@ def check_gates(
 
 
 def have_passed(gates: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the next stage may start: no gate failed, and one at least passed."""
+    """Returns whether the next stage may start: no gate failed, and one at least passed."""
     return all(gate["passed"] is not False for gate in gates) and any(gate["passed"] for gate in gates)
 
 
@@ -195,7 +199,7 @@ def check_passed(results: Mapping[str, Any]) -> None:
 
 
 def describe_gates() -> str:
-    """The gates of each stage and their thresholds, for --help."""
+    """Describes the gates of each stage and their thresholds, for --help."""
     lines = []
     for stage, each in GATES.items():
         asked = (f"{name} {rule} {format_cell(threshold)}" for name, (rule, threshold) in each.items())

@@ -54,7 +54,7 @@ def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predict
     if trainer.model.config.loss == "ranking":
         return {"reason": "the loss ranks rows, and predictions have no unit"}
     if not hasattr(rows, "__len__"):
-        return {"reason": "validation rows were a stream, of which nobody knows what was held out together"}
+        return {"reason": "validation rows were a stream, and what was held out together is not known"}
     bounds, units = _bounds(rows), check_units(units, len(rows))
     is_exact = bounds == 0
     if not is_exact.any():

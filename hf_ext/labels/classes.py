@@ -196,7 +196,7 @@ class LabelSets(Classes):
             wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
             return wrong if value is None else Judged(value)
         if self.is_missing(cell):
-            remedy = f"Write {NO_LABEL} for a row that has none of the labels; leave it out if nobody looked."
+            remedy = f"Write {NO_LABEL} for a row that has none of the labels; leave it out if that was not examined."
             return Judged([], "no label in this cell", remedy)
         found = [self._number(name) for name in self.names_of(cell)]
         for one in found:

@@ -19,8 +19,9 @@ MEANING = (
 
 
 def describe(results: Mapping[str, Any]) -> Page:
-    """The page of a run, from what its `all_results.json` holds."""
-    columns, settings = list_columns(results), as_dict(results.get("settings"))
+    """Returns the page of a run, from what its `all_results.json` holds."""
+    columns = list_columns(results)
+    settings = as_dict(results.get("settings"))
     name = "test" if results.get("test") else "validation"
     scores = as_dict(results.get(name))
     blocks: list[Block] = [score_table(scores, f"The {name} split."), Text(MEANING)] if scores else []

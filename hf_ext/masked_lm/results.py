@@ -26,11 +26,13 @@ STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
 
 def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Per row the summed cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
+    """Sums per row the cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
 
     As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.
     """
-    logits = (logits[0] if isinstance(logits, tuple) else logits).float()
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    logits = logits.float()
     losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     chosen = labels != IGNORED
     right = (logits.argmax(-1) == labels) & chosen
@@ -38,8 +40,8 @@ def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tens
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """For `Trainer`, from `sum_rows`: means over all masked residues; `token_loss` in nats, of which the perplexity is
-    the exponential."""
+    """Computes scores for `Trainer` from `sum_rows`: means over all masked residues; `token_loss` in nats, of which the
+    perplexity is the exponential."""
     loss, right, num = np.asarray(prediction.predictions, np.float64).sum(0)
     return {
         "token_loss": float(loss / num),
@@ -75,15 +77,17 @@ class UnigramBaseline:
             rows = [tuple(row[column] for column in columns) for row in islice(dataset, STREAM_ROWS)]
         letters = np.zeros(256, np.int64)
         for row in rows:
-            letters += np.bincount(np.frombuffer("".join(row).encode("ascii"), np.uint8), minlength=256)
+            text = "".join(row).encode("ascii")
+            letters += np.bincount(np.frombuffer(text, np.uint8), minlength=256)
         counts = np.zeros(int(table.max()) + 1, np.int64)
         np.add.at(counts, table, letters)
         return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
 
     def sum_rows(self, labels: np.ndarray) -> np.ndarray:
-        """As the function of that name, (n, 3) float64, on the same labels: (n, tokens), -100 where none is asked."""
+        """Sums as the function of that name, (n, 3) float64; labels are (n, tokens), -100 where none is asked."""
         chosen = labels != IGNORED
-        losses = np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0)
+        asked = np.where(chosen, labels, self.most_frequent)
+        losses = np.where(chosen, -self.log_probabilities[asked], 0.0)
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 
@@ -99,7 +103,8 @@ def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBas
     output = trainer.predict(rows)
     check_scored(output.predictions, name)
     labels = np.asarray(output.label_ids)
-    sums, unigram = np.asarray(output.predictions, np.float64), baseline.sum_rows(labels)
+    sums = np.asarray(output.predictions, np.float64)
+    unigram = baseline.sum_rows(labels)
     losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
     verdict = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
     both = {"model": output.predictions, "unigram": unigram}
@@ -108,6 +113,6 @@ def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBas
 
 
 def format_scores(verdict: dict[str, Any], scores: dict[str, Any]) -> str:
-    """A verdict, and the scores of each predictor as a table."""
+    """Formats a verdict, and the scores of each predictor as a table."""
     rows = [[predictor, *(values[key] for key in SCORES)] for predictor, values in scores.items()]
     return f"{verdict['text']}\n\n{format_table(rows, ['', *SCORES])}"

@@ -60,7 +60,8 @@ def sketch_run(
     if model is None:
         return sketch
     columns = list(data_args.sequence_columns)
-    inputs, name = {input_name(columns): columns}, given.model_name_or_path
+    inputs = {input_name(columns): columns}
+    name = given.model_name_or_path
     limits = sketch.find_limits(
         [name],
         inputs,
@@ -72,10 +73,11 @@ def sketch_run(
     sketch.check_stream(lengths, args)
     args = sketch.settle_stock(given, args)
     part = sketch_encoder(model, "lora" if args.use_peft else "full", name, lengths, [*inputs])
+    shown = name or given.model_size or "a new model"
     stage = Stage(
         args,
         model,
-        [replace(part, name=name or given.model_size or "a new model", num_scored=lengths.num_rows.get("test", 0))],
+        [replace(part, name=shown, num_scored=lengths.num_rows.get("test", 0))],
         partial(_as_trained, model, args, sum(lengths.longest.values())),
         lengths,
         rows=splits.get("train"),
@@ -100,7 +102,8 @@ def _load(sketch: Sketch, data_args: DataArguments, args: FastTrainingArguments,
     if not sketch.is_read(data_args.dataset_name):
         return None
     loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
-    sketch.report, sketch.describe = loaded.report, partial(summarize_data, loaded.report)
+    sketch.report = loaded.report
+    sketch.describe = partial(summarize_data, loaded.report)
     return loaded.splits
 
 

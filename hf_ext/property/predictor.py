@@ -265,7 +265,7 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
     if errors:
         refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(
-            f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of `hf-ext predict`."
+            f"{refused}\nFix or remove these rows. Options that begin with -- are those of `hf-ext predict`."
         )
     return as_dataset(pa.table(cleaned))
 

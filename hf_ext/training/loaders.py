@@ -237,7 +237,7 @@ class Loaders(TrainerCallback):
     def _name_inexact(self, loader: object) -> Iterator[str]:
         trainer = self._trainer
         if find_override(trainer, "_get_train_sampler", "get_train_dataloader"):
-            yield "The order of rows is the class's own, which generators that nobody seeds may draw"
+            yield "The order of rows is the class's own, which generators without a seed may draw"
         if getattr(loader, "persistent_workers", False):
             yield "Workers of the class's own loader live on (persistent_workers)"
         if getattr(trainer.data_collator, "mlm", False):  # of transformers; whether others draw is not known

@@ -31,7 +31,10 @@ from .varlen_layout import IGNORED, LayoutMaker
 ANTIGEN_TOKENIZER = "tokenizers/0"  # in a generator's folder
 StatesOf = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
 
-PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
+PAD = "<pad>"
+BOS = "<bos>"
+EOS = "<eos>"
+SEP = "<sep>"
 VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN)  # in the order of their ids
 PAD_ID, BOS_ID, EOS_ID, SEP_ID = range(4)
 UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
@@ -39,7 +42,7 @@ _LETTERS = frozenset(STANDARD + UNKNOWN + RARE)
 
 
 def make_pair_tokenizer() -> PreTrainedTokenizerFast:
-    """The vocabulary as an ordinary fast tokenizer, for `save_pretrained` beside a model.
+    """Returns the vocabulary as an ordinary fast tokenizer, for `save_pretrained` beside a model.
 
     `tokenizer(antigen)` and `tokenizer(heavy, light)` give the ids that `PairEncoder` gives; letters that are not in
     the vocabulary become X. It adds no `token_type_ids`.
@@ -89,7 +92,7 @@ class PairEncoder:
         self.pairs = ResidueTokenizer(self.tokenizer, num_parts=2)
 
     def encode_antigens(self, antigens: Sequence[str]) -> list[np.ndarray]:
-        """(tokens,) int64 each: `<bos> antigen <eos>`, or as the tokenizer given frames a sequence.
+        """Returns (tokens,) int64 each: `<bos> antigen <eos>`, or as the tokenizer given frames a sequence.
 
         Raises:
             DataError: one is empty, has other characters than upper-case residues, or is longer than the encoder takes.
@@ -104,7 +107,7 @@ class PairEncoder:
         return _unpadded(self.antigens(antigens))
 
     def encode_pairs(self, heavies: Sequence[str], lights: Sequence[str | None] | None = None) -> list[np.ndarray]:
-        """(tokens,) int64 each: `<bos> heavy <sep> light <eos>`, without `<sep>` where `light` is None or "".
+        """Returns (tokens,) int64 each: `<bos> heavy <sep> light <eos>`, without `<sep>` where `light` is None or "".
 
         Raises:
             DataError: a heavy chain is empty, a chain has other characters than upper-case residues, or the columns
@@ -124,7 +127,7 @@ class PairEncoder:
         lights: Sequence[str | None] | None = None,
         affinities: Sequence[float | None] | None = None,
     ) -> dict[str, list[Any]]:
-        """Columns of a data set under the names that a generator's `forward` has, so that Trainer keeps them.
+        """Returns columns of a data set under the names that a generator's `forward` has, so that Trainer keeps them.
 
         Each distinct antigen is encoded once, and its rows share one array.
 
@@ -150,7 +153,7 @@ class PairEncoder:
 
 
 def decode_pair(ids: Iterable[int]) -> AntibodyPair:
-    """The antibody that ids spell, up to the first `<eos>`; `<bos>` at the beginning may be there or not.
+    """Returns the antibody that ids spell, up to the first `<eos>`; `<bos>` at the beginning may be there or not.
 
     Nothing is repaired: special tokens in wrong places are left out of the chains and named in `malformed`. Residues
     behind a second `<sep>` belong to neither chain. What follows `<eos>` is not looked at.
@@ -193,7 +196,9 @@ class AntibodyCollator:
     """
 
     def __init__(self, pad_token_id: int = 0, states_of: StatesOf | None = None, antigen_tokenizer: Any = None):
-        self.pad_token_id, self.states_of, self.antigen_tokenizer = pad_token_id, states_of, antigen_tokenizer
+        self.pad_token_id = pad_token_id
+        self.states_of = states_of
+        self.antigen_tokenizer = antigen_tokenizer
         self.layout: LayoutMaker | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -227,12 +232,13 @@ class AntibodyCollator:
             self.antigen_tokenizer.save_pretrained(Path(folder) / ANTIGEN_TOKENIZER)
 
     def count_tokens(self, dataset: Any) -> np.ndarray:
-        """(rows, 2), int64: tokens of each row's antigen and of its antibody, which are padded each on its own.
+        """Returns (rows, 2), int64: tokens of each row's antigen and of its antibody, which are padded each on its own.
 
         An upper bound of what is computed: an antigen that several rows of a batch share counts in each.
         """
         columns = read_columns(dataset, ["input_ids", "labels"])
-        return np.array([[len(antigen), len(pair)] for antigen, pair in columns], np.int64).reshape(-1, 2)
+        tokens = [[len(antigen), len(pair)] for antigen, pair in columns]
+        return np.array(tokens, np.int64).reshape(-1, 2)
 
 
 def _pad(rows: Sequence[np.ndarray], value: int) -> torch.Tensor:

@@ -116,7 +116,7 @@ class GeneratorConfig(PretrainedConfig):
 
     @classmethod
     def of_size(cls, architecture: str, size: str, **settings: Any) -> GeneratorConfig:
-        """The configuration of a named size; `settings` go over it.
+        """Builds the configuration of a named size; `settings` go over it.
 
         Args:
             size: "tiny", "small" or "full".
