@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
 from ..arguments.training_fields import option
 from ..errors import ArgumentError
-from ..labels import TaskName
+from ..labels import KINDS, TaskChoice
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 TooLong = Literal["error", "truncate"]
+STREAMED = {"auto", *(kind.task for kind in KINDS if kind.can_stream)}  # tasks whose names a stream need not show first
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
 
@@ -99,7 +100,7 @@ class DataArguments(LabelledArguments):
 
     _argument_group_name = "data"
 
-    task: Literal["auto", TaskName] = option(
+    task: TaskChoice = option(
         "auto", "What labels are; auto reads their column, and the log says what it took them for."
     )
     split_column: str | None = option(
@@ -148,7 +149,7 @@ class DataArguments(LabelledArguments):
                 f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
                 "--sequence_columns, --mask_column and --censor_column."
             )
-        if self.streaming and self.task not in ("auto", "regression", "residue_regression"):
+        if self.streaming and self.task not in STREAMED:
             raise ArgumentError(
                 f"task={self.task}: names of classes are collected over all rows, which a stream does not show; drop "
                 "--streaming."

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets import Dataset, Features, IterableDataset, Value
 
 from ..labels import LabelKind
 from ..labels.cells import Judged
+from ..labels.columns import LabelTable, RowError, as_array, as_text, judge_cells
 from .arguments import DataArguments
-from .columns import as_array, as_text, check_columns, read_table
-from .label_columns import read_labels
+from .columns import check_columns, read_table
 from .proteins import clean_chains
 from .reading import SOURCE_ROW
-from .row_errors import NO_SPLIT, RowError, append_rejected, judge_cells, refuse
+from .row_errors import NO_SPLIT, append_rejected, refuse
 from .splits import canonical_split
 
 
@@ -86,7 +86,8 @@ class RowSchema:
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
         if self.kind:
-            labels, refused = read_labels(table, self.kind, args, columns[args.sequence_columns[0]])
+            read = LabelTable(table, rows, columns[args.sequence_columns[0]], args.mask_column, args.censor_column)
+            labels, refused = self.kind.read(read)
             columns |= labels
             errors += refused
         for name in self.text_columns:
@@ -120,8 +121,7 @@ def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected
     """
     types: dict[str, Any] = {name: Value("string") for name in schema.args.sequence_columns}
     if schema.kind:
-        of_number = {"label": Value("float64"), "bound": Value("int8")}
-        types |= of_number if schema.kind.is_one_number else {"label": List(Value("float64"))}
+        types |= Features.from_arrow_schema(pa.schema([*schema.kind.arrow_columns.items()]))
     types |= {name: Value("string") for name in schema.text_columns} | {SOURCE_ROW: Value("int64")}
     function = _StreamRows(schema, path, rejected)
     return stream.map(function, batched=True, remove_columns=[*schema.needed, SOURCE_ROW], features=Features(types))

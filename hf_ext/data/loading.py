@@ -17,11 +17,10 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 
 from ..errors import ArgumentError, DataError
 from ..labels import ONE_NUMBER, LabelKind
-from ..labels.kinds import reader_of
+from ..labels.columns import as_text
 from .arguments import DataArguments
 from .cleaning import RowSchema, clean_stream
-from .columns import as_dataset, as_text, read_table
-from .label_columns import label_facts
+from .columns import as_dataset, read_table
 from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse, write_rejected
@@ -124,7 +123,7 @@ def load_data(
         if kind:
             check_labels(splits["train"], kind, f"--max_train_samples {args.max_train_samples}")
     if kind:
-        report["warnings"] += reader_of(kind).compare({name: label_facts(one, kind) for name, one in splits.items()})
+        report["warnings"] += kind.compare_splits({name: kind.facts_of(one) for name, one in splits.items()})
         report["repeats"] = repeat_report(splits, args.sequence_columns, kind)
         if text := describe_repeats(report["repeats"]):
             report["notes"].append(text)
@@ -259,5 +258,5 @@ def check_labels(train: Dataset, kind: LabelKind, where: str) -> None:
             f"{where}: there is {len(train)} training row, from which nothing can be learned. Check the file and the "
             "split; some hundred rows are where learning begins."
         )
-    if problem := reader_of(kind).why_useless(label_facts(train, kind)):
+    if problem := kind.why_useless(kind.facts_of(train)):
         raise DataError(f"{problem} Check the column and the split.")

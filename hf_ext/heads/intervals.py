@@ -55,7 +55,7 @@ def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None, predicted: Any)
     if not is_exact.any():
         return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
     if predicted is None:
-        predicted, labels = unpack_labelled(trainer.predict(rows))
+        predicted, labels = unpack_labelled(trainer.predict(rows), trainer.model.config.kind)
     else:
         labels = label_array(rows)
     of_exact = None if units is None else units.select(is_exact)

@@ -8,8 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import UNKNOWN
-
+UNKNOWN = -100  # in tensors of labels: no loss, no score
 # Each spells a short peptide, but in a table it is what another program wrote for "no value".
 MISSING_MARKERS = ("NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE")
 # ASCII digits, a point, an exponent; nothing else that Python would take for a number. Linear: no digit can be matched

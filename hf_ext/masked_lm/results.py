@@ -11,9 +11,10 @@ from torch.nn import functional
 from transformers import EvalPrediction
 
 from ..data.columns import read_columns
-from ..data.masking import IGNORED, MaskedLMCollator
-from ..data.proteins import RARE, STANDARD, UNKNOWN
+from ..data.masking import MaskedLMCollator
+from ..data.proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from ..evaluation.verdict import MODEL, judge
+from ..labels import UNKNOWN
 from ..tasks.running import check_scored
 from ..text.tables import format_table
 
@@ -28,8 +29,8 @@ def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tens
     As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.
     """
     logits = (logits[0] if isinstance(logits, tuple) else logits).float()
-    losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-    chosen = labels != IGNORED
+    losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=UNKNOWN, reduction="none")
+    chosen = labels != UNKNOWN
     right = (logits.argmax(-1) == labels) & chosen
     return torch.stack([losses.sum(1), right.sum(1).float(), chosen.sum(1).float()], dim=1)
 
@@ -75,11 +76,11 @@ class UnigramBaseline:
             letters += np.bincount(np.frombuffer("".join(row).encode("ascii"), np.uint8), minlength=256)
         counts = np.zeros(int(table.max()) + 1, np.int64)
         np.add.at(counts, table, letters)
-        return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
+        return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN_RESIDUE + RARE).encode()]]))
 
     def sum_rows(self, labels: np.ndarray) -> np.ndarray:
         """As the function of that name, (n, 3) float64, on the same labels: (n, tokens), -100 where none is asked."""
-        chosen = labels != IGNORED
+        chosen = labels != UNKNOWN
         losses = np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0)
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..evaluation.row_metrics import RowMetrics
 from ..hardware import Hardware
-from ..labels import ONE_NUMBER, LabelKind, TaskName
+from ..labels import ONE_NUMBER, LabelKind
 from ..memory.forecast import affinity_batch
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
@@ -136,9 +136,8 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
     runs while it trains, the head is counted once per row.
     """
     made, is_cached, kind = copy.deepcopy(model), plan.applied("embedding_cache"), model.config.kind
-    if kind.per_residue:
-        kind = replace(kind, task=cast(TaskName, kind.task.removeprefix("residue_")))
-        made.config.label_kind = kind.state()
+    kind = kind.of_rows
+    made.config.label_kind = kind.stored
     for index, spec in enumerate(made.config.encoder_specs):
         if str(index) not in made.encoders and not is_cached:
             with torch.device("meta"):

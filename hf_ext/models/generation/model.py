@@ -14,8 +14,9 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from ...data.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...errors import ArgumentError
+from ...labels import UNKNOWN
 from ..lora import merge_layers
-from ..losses import IGNORED, exact_loss
+from ..losses import exact_loss
 from .configuration import GeneratorConfig
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
@@ -147,7 +148,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         """What the decoder reads to write `labels`, (rows, tokens): `<bos>`, then all but the last; -100 as padding."""
         start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
         ids = torch.cat([start, labels[:, :-1]], dim=1)
-        return ids.masked_fill(ids.eq(IGNORED), self.config.pad_token_id)
+        return ids.masked_fill(ids.eq(UNKNOWN), self.config.pad_token_id)
 
     def encode(
         self,

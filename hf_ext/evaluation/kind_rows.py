@@ -1,0 +1,153 @@
+"""What scores, verdicts and evaluations ask of a kind of label: its metrics, and its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..labels import UNKNOWN, LabelKind
+from ._arrays import FloatArray, to_numpy
+from .alarms import Examined
+from .metrics import Rows
+
+MAX_SHOWN = 6  # metrics on a screen
+
+
+class KindRows:
+    """The metrics of a kind of label, and its rows, which have them.
+
+    Args:
+        kind: of label.
+        threshold: of one number per row: rows at or above it are binders.
+
+    Attributes:
+        decides: the metric that the verdict compares in.
+        chooses: the one by which checkpoints are chosen; `by_loss`: where `--loss` is another.
+        means: those that are means of what rows hold, which early stopping compares; none of one number per row.
+        of_threshold: those that need a threshold; `of_hits`: that also need predictions in its unit.
+        group_metric: the one within groups.
+        orders: the one of the order of rows, which must be above 0; `chance` is said where it is not.
+        beats_constant: the one in which the model must first be better than a constant.
+        sums: whether rows may also be compared in sums by numbers that they hold (`Summed`).
+    """
+
+    decides: ClassVar[str]
+    chooses: ClassVar[str]
+    by_loss: ClassVar[Mapping[str, str]] = {}
+    means: ClassVar[tuple[str, ...]] = ()
+    of_threshold: ClassVar[tuple[str, ...]] = ()
+    of_hits: ClassVar[tuple[str, ...]] = ()
+    group_metric: ClassVar[str] = ""
+    orders: ClassVar[str] = ""
+    chance: ClassVar[str] = ""
+    beats_constant: ClassVar[str] = ""
+    sums: ClassVar[bool] = False
+
+    def __init__(self, kind: LabelKind, threshold: float | None = None) -> None:
+        self.kind, self.threshold = kind, threshold
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns the metrics that rows are scored by."""
+        raise NotImplementedError
+
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """Returns what an evaluation logs, beside the loss."""
+        return self.names
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Returns the metrics in which two models may be compared."""
+        return self.names
+
+    def scored(self, has_groups: bool) -> tuple[str, ...]:
+        """Returns the metrics of final scores, with groups or without."""
+        return self.names
+
+    def shown(self, scores: Mapping[str, Any]) -> Sequence[str]:
+        """Returns the metrics among `scores` that a screen has room for."""
+        return [*scores][:MAX_SHOWN]
+
+    def verdict_metric(self, name: str, is_asked: bool) -> str | None:
+        """Returns what the verdict compares in: the metric that chooses checkpoints, where the user asked for it.
+
+        The log loss, which chooses them otherwise, is no reader's question.
+        """
+        return name if is_asked and name in self.names else self.decides
+
+    def describe_verdict(self, metric: str) -> str:
+        """Returns what a run says beforehand of its verdict in `metric`."""
+        return f"verdict in {metric}, against {self.kind.constant_name} and linear models."
+
+    def rows(self, predictions: Any, labels: Any, metric: str = "") -> Rows:
+        """Returns the rows, see `rows_for`."""
+        return self.make_rows(*self.known(predictions, labels), len(labels))
+
+    def make_rows(self, values: NDArray[Any], truth: FloatArray, row: NDArray[np.int64], num_rows: int) -> Rows:
+        """Returns the rows of values, see `known`."""
+        raise NotImplementedError
+
+    def measure(self, rows: Rows) -> dict[str, float]:
+        """Returns the values of what is `logged`."""
+        return {name: float(rows.value(name).value) for name in self.names}
+
+    def unpack(self, values: Any) -> NDArray[Any]:
+        """Returns what models put out, or labels, from an evaluation: of several the first."""
+        return values[0] if isinstance(values, tuple) else values
+
+    def known(self, predictions: Any, labels: Any) -> tuple[NDArray[Any], FloatArray, NDArray[np.int64]]:
+        """Returns predictions beside their labels, with what is not known left out.
+
+        Returns:
+            Of classes and residues: predictions (values, outputs), labels (values,), the row of each (values,). Of
+            several numbers or labels: (n, k), (n, k) with NaN where it is not known, (n,).
+
+        Raises:
+            DataError: see `rows_for`.
+        """
+        kind = self.kind
+        if len(predictions) != len(labels):
+            raise DataError(f"{len(predictions)} predictions for {len(labels)} references: one per row is needed.")
+        values, truth, row = kind.line_up(predictions, labels, to_numpy)
+        num = len(row)
+        for name, found, needed in (
+            ("predictions", values.shape, (num, kind.num_outputs)),
+            ("labels", truth.shape, (num, *kind.label_shape)),
+        ):
+            if found != needed:
+                raise DataError(f"{name}: shape {found} given; {needed} is needed, for {kind.num_outputs:,} names.")
+        self.check(truth, row)
+        return values, np.where(truth == UNKNOWN, np.nan, truth), row
+
+    def check(self, truth: FloatArray, row: NDArray[np.int64]) -> None:
+        """Raises DataError where labels, (values,) with the row of each, cannot be of this kind."""
+
+    def examine(self, predictions: Any, labels: Any) -> Examined:
+        """Returns what `collapse_report` does, and its alarms by what they are about."""
+        raise NotImplementedError
+
+    def can_examine(self, predictions: Any, labels: Any) -> bool:
+        """Says whether what an evaluation has is of this kind."""
+        return True
+
+    def audit(self, rows: Any, bounds: Any) -> dict[str, Any]:
+        """Returns what the labels of a split, whose `read_bounds` these are, hold, JSON-able, with `alarms`."""
+        return {**self.kind.facts_of(rows), "alarms": []}
+
+    def describe_audit(self, audit: Mapping[str, Any]) -> str:
+        """Returns the same in words, for a log."""
+        return self.kind.describe_facts(audit)
+
+    def score_classes(self, predictions: Any, labels: NDArray[Any]) -> dict[str, dict[str, Any]]:
+        """Returns of each class or label how many rows or residues have it (`support`), precision, recall and F1.
+
+        Args:
+            predictions: probabilities (n, C), of residues (n, longest, C).
+            labels: of these rows, as batches hold them.
+        """
+        return {}
