@@ -24,8 +24,8 @@ from transformers import set_seed
 
 from hf_ext.arguments.parser import parse_command
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.batches.tokenization import SequenceCollator
 from hf_ext.data.loading import load_data
-from hf_ext.data.tokenization import SequenceCollator
 from hf_ext.models.affinity import AffinityModel, AffinityOutput
 from hf_ext.property.arguments import AffinityArguments
 from hf_ext.property.building import build_collator, build_model

@@ -23,7 +23,7 @@ from measured import MEASURED, table
 from hf_ext.hardware import Hardware, describe_hardware
 from hf_ext.models.configuration import Training
 from hf_ext.models.families import FAMILIES, choose_encoder
-from hf_ext.models.packing import PACKED_FAMILIES
+from hf_ext.models.kernels.packing import PACKED_FAMILIES
 from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts
 from hf_ext.training_args import FastTrainingArguments
 

@@ -14,7 +14,7 @@ from torch import nn
 from .errors import PlanRefused
 from .files import write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
-from .models.packing import pack_encoders
+from .models.kernels.packing import pack_encoders
 from .optional import installed_version
 from .processes import import_deepspeed
 from .speedups import REGISTRY, Context, Decision, Run

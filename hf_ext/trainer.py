@@ -31,12 +31,12 @@ from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
 from .checkpoints.weights import load_weights
-from .data.batching import RepeatedRows
-from .data.masking import MaskingEpochCallback
+from .data.batches.batching import RepeatedRows
+from .data.batches.masking import MaskingEpochCallback
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
 from .hub.pusher import Pusher
-from .models.process_settings import replaced
+from .models.kernels.process_settings import replaced
 from .plan import Plan
 from .processes.team import Team, release_group, share_group
 from .reporting.run_record import RunClockCallback

@@ -63,7 +63,7 @@ def pytest_collection_finish() -> None:
 
 def note_holds() -> None:
     """Of products of matrices, which a trainer that nobody ends holds as long as it lives."""
-    from hf_ext.models.process_settings import HELD_MATMUL
+    from hf_ext.models.kernels.process_settings import HELD_MATMUL
 
     hold = HELD_MATMUL.hold
 
@@ -148,9 +148,9 @@ def make_affinity(demo_encoders):
 @pytest.fixture
 def blocked_in_float32(monkeypatch):
     """Makes `blocked` attention compute float32 itself, as it does beside oneDNN's products, without their rounding."""
-    from hf_ext.models.process_settings import FAST_CPU
+    from hf_ext.models.kernels.process_settings import FAST_CPU
 
-    monkeypatch.setattr("hf_ext.models.blocked_attention.read_matmul_precision", lambda: FAST_CPU)
+    monkeypatch.setattr("hf_ext.models.kernels.blocked_attention.read_matmul_precision", lambda: FAST_CPU)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def torch_settings():
 
 
 def restore_torch_settings(before: dict) -> None:
-    from hf_ext.models.process_settings import set_matmul_precision
+    from hf_ext.models.kernels.process_settings import set_matmul_precision
 
     torch.backends.fp32_precision = before["general"]
     set_matmul_precision(before["matmul"])
@@ -177,7 +177,7 @@ def restore_torch_settings(before: dict) -> None:
 
 
 def read_torch_settings() -> dict:
-    from hf_ext.models.process_settings import read_matmul_precision
+    from hf_ext.models.kernels.process_settings import read_matmul_precision
 
     return {
         "matmul": read_matmul_precision(),

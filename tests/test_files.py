@@ -18,7 +18,7 @@ from hf_ext.arguments.config_file import read_config
 from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.comparing.running import find_finished
 from hf_ext.comparing.sides import CompareArguments, make_command, make_sides, read_launch
-from hf_ext.data.tokenization import SequenceCollator
+from hf_ext.data.batches.tokenization import SequenceCollator
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.files import (
     CONFIGS,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import EsmForSequenceClassification, default_data_collator
 
 from hf_ext.checkpoints.finished_model import check_model
-from hf_ext.data.tokenization import SequenceCollator
+from hf_ext.data.batches.tokenization import SequenceCollator
 from hf_ext.errors import CheckpointError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.lora import has_adapters

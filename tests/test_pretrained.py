@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_ext.data.tokenization import SequenceCollator
+from hf_ext.data.batches.tokenization import SequenceCollator
 from hf_ext.errors import HfExtError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.steps import build_model, build_tokenizer

@@ -82,7 +82,7 @@ def oldest(package: str) -> Version:
 
 
 def test_torch_counts_no_flops_of_attention_on_cpus():
-    """Else `flop_counter` of `models/blocked_attention.py` may go. torch 2.15 counts them."""
+    """Else `flop_counter` of `models/kernels/blocked_attention.py` may go. torch 2.15 counts them."""
     assert oldest("torch") < Version("2.15")
     if Version(torch.__version__) >= Version("2.15"):
         return

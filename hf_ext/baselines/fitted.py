@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.batching import batches_by_tokens
+from ..data.batches.batching import batches_by_tokens
+from ..data.batches.tokenization import SequenceCollator
 from ..data.columns import FloatArray, label_array, read_columns
 from ..data.splits import draw_rows
-from ..data.tokenization import SequenceCollator
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, NotFiniteError

@@ -19,7 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
-from ..models.replaced_forwards import is_from
+from ..models.kernels.replaced_forwards import is_from
 from ..processes.sharding import own_part
 from .finished_model import not_finite
 from .manifest import PROGRESS, check_unlisted

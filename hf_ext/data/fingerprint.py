@@ -16,9 +16,9 @@ import pyarrow as pa
 import torch
 from datasets.fingerprint import Hasher
 
+from .batches.streams import parts_of
 from .columns import has_numbered_rows
 from .reading import SOURCE_ROW
-from .streams import parts_of
 
 BLOCK_ROWS = 10_000  # hashed together; part of the definition of the hash
 SAMPLE_ROWS = 64  # rows read of a dataset that can only be read row by row

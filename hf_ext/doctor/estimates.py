@@ -18,7 +18,7 @@ from ..checkpoints.weights import export_bytes
 from ..hardware import Hardware
 from ..memory.forecast import MemoryModel, TrainConfig
 from ..memory.report import MemoryReport, report_memory
-from ..models.attention import KERNELS
+from ..models.kernels.attention import KERNELS
 from ..plan import Plan
 from ..speedups.attention import set_attention
 from ..speedups.base import optimizer_name, recomputes

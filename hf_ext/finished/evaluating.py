@@ -15,7 +15,7 @@ from ..baselines.fitted import columns_of
 from ..checkpoints.finished_model import find_model
 from ..checkpoints.run_lock import make_folder
 from ..data.arguments import DataArguments, LabelledArguments, TooLong
-from ..data.tokenization import SequenceCollator, check_inputs
+from ..data.batches.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import parse_requirements, raise_failed

@@ -11,9 +11,9 @@ from ..arguments.training_fields import PredictingArguments
 from ..baselines.fitted import columns_of
 from ..checkpoints.finished_model import find_model
 from ..data.arguments import DataArguments, ReadingArguments
+from ..data.batches.tokenization import SequenceCollator, check_inputs
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW, peek_columns
-from ..data.tokenization import SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..heads.intervals import describe_basis, half_width
 from ..property.arguments import PredictArguments

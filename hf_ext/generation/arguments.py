@@ -11,7 +11,7 @@ from ..arguments.training_fields import option
 from ..errors import ArgumentError
 from ..files import parse_json
 from ..models.generation import configuration
-from .discriminator import THRESHOLD
+from .judging.discriminator import THRESHOLD
 from .sampling import RANGES, TEMPERATURE
 from .stages import GATES, STAGES, describe_gates
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from ..data.antibodies import AntibodyCollator, PairEncoder, StatesOf
+from ..data.batches.antibodies import AntibodyCollator, PairEncoder, StatesOf
+from ..data.batches.tokenization import ResidueTokenizer
 from ..data.demo import make_demo_pairs
-from ..data.tokenization import ResidueTokenizer
 from ..embeddings.dataset import StateTable
 from ..embeddings.encode import SHARD_STATES, fill_store
 from ..embeddings.store import EmbeddingStore

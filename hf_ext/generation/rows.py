@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.antibodies import AntibodyPair
+from ..data.batches.antibodies import AntibodyPair
 from ..data.proteins import STANDARD
 from ..evaluation._arrays import as_column, as_pair
 from ..evaluation.metrics import MetricValue

@@ -27,11 +27,11 @@ from datasets import Dataset
 from ..arguments.checks import FINITE, check_choices, check_ranges
 from ..arguments.parser import parse_command
 from ..arguments.training_fields import option
-from ..data.antibodies import AntibodyPair
 from ..data.arguments import DataArguments, ReadingArguments
+from ..data.batches.antibodies import AntibodyPair
+from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator, check_inputs
 from ..data.loading import load_sequences
 from ..data.reading import SOURCE_ROW, peek_columns
-from ..data.tokenization import ResidueTokenizer, SequenceCollator, check_inputs
 from ..errors import ArgumentError
 from ..files import replacing, write_csv
 from ..models.families import limit_of_positions
@@ -40,8 +40,8 @@ from ..processes import refuse_several
 from ..property.prediction_file import find_output, find_rejected
 from ..text.progress import start_run_log
 from .arguments import WritingArguments
-from .copies import find_nearest
-from .discriminator import Discriminator
+from .judging.copies import find_nearest
+from .judging.discriminator import Discriminator
 from .rows import AntibodyRows, find_cdr3, find_problems
 from .sampling import MAX_TOKENS, RANGES, TOKENS_PER_BATCH, SampledPair, load_generator, sample_pairs
 

@@ -23,7 +23,7 @@ from transformers import (
 
 from ..arguments.checks import COUNT, NOT_NEGATIVE, SEED, Range, check_ranges
 from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
-from ..data.antibodies import (
+from ..data.batches.antibodies import (
     ANTIGEN_TOKENIZER,
     BOS_ID,
     EOS_ID,
@@ -33,14 +33,14 @@ from ..data.antibodies import (
     StatesOf,
     decode_pair,
 )
-from ..data.batching import batches_by_tokens
+from ..data.batches.batching import batches_by_tokens
 from ..errors import ArgumentError, DataError
 from ..files import parse_json
 from ..models.encoders import load_tokenizer
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.parts import EncoderStates
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from ..pretrained import fetch_folder, reading
 from ..property.predictor import find_device
 from ..speedups.sample import evaluating

@@ -13,8 +13,8 @@ from ..processes.sharding import fsdp_version
 from ..reporting.data_section import summarize_data
 from ..tasks.running import Run
 from .building import Inputs, build_inputs, build_model, fill_in_demo
-from .discriminator import Discriminator
-from .measuring import EpochSamples, measure
+from .judging.discriminator import Discriminator
+from .judging.measuring import EpochSamples, measure
 from .preparing import PairData, load_pairs, settle_columns
 from .stages import describe_stage, settle_stage
 

@@ -17,7 +17,7 @@ from ..baselines.fitted import TOKENS_PER_BATCH
 from ..baselines.ridge import solve_ridges
 from ..checkpoints.finished_model import find_model
 from ..checkpoints.store import CheckpointStore
-from ..data.batching import batches_by_tokens
+from ..data.batches.batching import batches_by_tokens
 from ..data.columns import FloatArray, label_array, read_columns
 from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, take_rows

@@ -26,7 +26,7 @@ from ..checkpoints.finished_model import MODEL_MANIFEST
 from ..checkpoints.manifest import hash_file
 from ..errors import HfExtError, RunEnded
 from ..files import parse_json
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from .allowed import find_replaced, find_token, model_files
 
 WAITS_S = (2.0, 4.0, 8.0)  # before each further attempt

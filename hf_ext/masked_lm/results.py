@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
+from ..data.batches.masking import MaskedLMCollator
 from ..data.columns import read_columns
-from ..data.masking import MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from ..evaluation.verdict import MODEL, judge
 from ..labels import UNKNOWN

@@ -25,12 +25,12 @@ from transformers.utils import logging
 from ..arguments.checks import check_metric_name
 from ..checkpoints.finished_model import check_finite, check_model
 from ..data.arguments import DataArguments
+from ..data.batches.masking import MaskedLMCollator, mark_evaluation
+from ..data.batches.tokenization import ResidueTokenizer, check_inputs
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
 from ..data.loading import LoadedData, load_data
-from ..data.masking import MaskedLMCollator, mark_evaluation
 from ..data.proteins import ESM_VOCABULARY
-from ..data.tokenization import ResidueTokenizer, check_inputs
 from ..errors import ArgumentError, DataError
 from ..evaluation.requirements import check_requirements, parse_requirements
 from ..models.encoders import load_tokenizer

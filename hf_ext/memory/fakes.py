@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..data.varlen_layout import BatchLayout, VarlenLayout
+from ..data.batches.varlen_layout import BatchLayout, VarlenLayout
 from ..models.blocks import block_lists, find_base_layers
+from ..models.kernels.packing import find_encoders, is_packed, pack_encoders
 from ..models.lora import narrow
-from ..models.packing import find_encoders, is_packed, pack_encoders
 
 HALF = torch.bfloat16  # float16 takes as much
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from ..data.varlen_layout import BatchLayout
+from ..data.batches.varlen_layout import BatchLayout
 from ..labels import LabelKind
 from ..models.blocks import find_base_layers
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers

@@ -18,9 +18,9 @@ from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import build_encoder, computing_in_float32, cut_layers, load_encoder, set_trainable
 from .ensemble import HeadEnsemble
 from .head import RegressionHead, pool
+from .kernels.process_settings import replaced
 from .lora import is_rounded, merge_layers
 from .losses import LOSSES, NumberLoss
-from .process_settings import replaced
 
 Encode = Callable[[Sequence[str]], torch.Tensor]
 

@@ -31,7 +31,7 @@ from ..labels.number import Number
 from ..labels.numbers import Numbers
 from ..labels.residues import ResidueClasses, ResidueNumbers
 from ..labels.sets import LabelColumns, LabelSets
-from .replaced_forwards import has_forward_of, is_from
+from .kernels.replaced_forwards import has_forward_of, is_from
 
 # --- regression, in float32 -------------------------------------------------------------------------------------------
 

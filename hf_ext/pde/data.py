@@ -13,7 +13,7 @@ import torch
 from scipy.linalg import solveh_banded
 from torch.utils.data import Dataset
 
-from ..data.masking import splitmix64
+from ..data.batches.masking import splitmix64
 from ..errors import DataError
 from ..optional import require
 from .configuration import ADVECTION_SPEED, ADVECTION_TIMES, num_points

@@ -9,7 +9,7 @@ import torch
 
 from ..arguments.checks import check_metric_name
 from ..hardware import Hardware
-from ..models.blocked_attention import flop_counter
+from ..models.kernels.blocked_attention import flop_counter
 from ..models.lora import require_base
 from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, with_adapters
 from .arguments import OperatorArguments

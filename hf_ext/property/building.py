@@ -10,8 +10,8 @@ from datasets import Dataset
 
 from ..checkpoints.finished_model import find_model
 from ..data.arguments import DataArguments
+from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator
 from ..data.demo import make_demo_table
-from ..data.tokenization import ResidueTokenizer, SequenceCollator
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
 from ..labels import ONE_NUMBER, LabelKind

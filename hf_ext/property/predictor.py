@@ -20,11 +20,11 @@ from ..arguments.training_fields import PredictingArguments
 from ..baselines.fitted import TOKENS_PER_BATCH, columns_of, embed_distinct
 from ..checkpoints.finished_model import find_model, open_model
 from ..data.arguments import DataArguments
-from ..data.batching import batches_by_tokens
+from ..data.batches.batching import batches_by_tokens
+from ..data.batches.tokenization import SequenceCollator, check_inputs
 from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains
 from ..data.row_errors import format_errors
-from ..data.tokenization import SequenceCollator, check_inputs
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..errors import DataError
 from ..heads.intervals import half_width

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..arguments.training_fields import LoraArguments
+from ..data.batches.tokenization import check_inputs
 from ..data.demo import make_demo_encoders
 from ..data.loading import LoadedData
-from ..data.tokenization import check_inputs
 from ..evaluation.requirements import Requirement, check_requirements
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.row_metrics import RowMetrics

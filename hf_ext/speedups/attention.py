@@ -4,8 +4,8 @@ Class N. Choices of `--attention`:
 - `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
 - `varlen`: torch's flash attention on unpadded sequences.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
-- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/blocked_attention.py`).
-- `faesm`: the faesm library's flash attention for ESM (`models/faesm_bridge.py`), from 8.0 with flash-attn.
+- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache.
+- `faesm`: the faesm library's flash attention for ESM (`models/kernels/faesm_bridge.py`), from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
 refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
@@ -22,9 +22,9 @@ from torch import nn
 from transformers.models.esm.modeling_esm import EsmModel
 
 from ..errors import PlanRefused
-from ..models.attention import KERNELS, PREFIX, register_attention
-from ..models.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
-from ..models.packing import PACKED_FAMILIES, find_encoders
+from ..models.kernels.attention import KERNELS, PREFIX, register_attention
+from ..models.kernels.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
+from ..models.kernels.packing import PACKED_FAMILIES, find_encoders
 from ..optional import import_problem
 from . import encoder_precision, parity
 from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped

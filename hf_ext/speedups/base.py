@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import finalize
 
-from ..data.varlen_layout import change_layout
+from ..data.batches.varlen_layout import change_layout
 from ..hardware import Hardware
-from ..models.packing import PaddingWatch
-from ..models.process_settings import Held
+from ..models.kernels.packing import PaddingWatch
+from ..models.kernels.process_settings import Held
 from ..processes.sharding import splits_weights
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning

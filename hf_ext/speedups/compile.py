@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.varlen_layout import change_layout
+from ..data.batches.varlen_layout import change_layout
 from ..models.blocks import find_blocks
-from ..models.packing import find_encoders, is_packed, pack_encoders
+from ..models.kernels.packing import find_encoders, is_packed, pack_encoders
 from ..processes.sharding import read_fsdp2
 from .base import Context, Decision, Kind, Run, applied, cannot, off, recomputes, skipped
 from .parity import one_line

@@ -11,9 +11,9 @@ import torch
 from ..data.columns import column_names, has_numbered_rows, read_columns, row_lengths
 from ..data.fingerprint import kept_random_states
 from ..models.blocks import describe_blocks, find_blocks
+from ..models.kernels.packing import find_encoders
 from ..models.lora import has_adapters, unwrap_peft
 from ..models.optimizers import block_matrices
-from ..models.packing import find_encoders
 from ..processes.sharding import num_elements
 from .base import DataFacts, ModelFacts
 

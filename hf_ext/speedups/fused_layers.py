@@ -12,9 +12,9 @@ from transformers import BertForMaskedLM, EsmcForMaskedLM, EsmForMaskedLM
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
-from ..data.varlen_layout import locate_labels
+from ..data.batches.varlen_layout import locate_labels
+from ..models.kernels.replaced_forwards import find_replaceable, replace_forward, restore_forward, restore_forwards
 from ..models.losses import exact_loss, has_loss_of
-from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward, restore_forwards
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, off, skipped
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch

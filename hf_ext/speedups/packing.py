@@ -2,7 +2,7 @@
 
 Class I. Effect: linear layers, norms and feed-forward layers compute on real tokens only, whatever shares a batch, so
 batches stay random and every optimizer step sees the rows that stock Trainer would show it. Positions, token dropout
-and attention stay those of each sequence (`models/packing.py`).
+and attention stay those of each sequence (`models/kernels/packing.py`).
 Attention inside the packed row is the kernel that `attention` chose.
 Families: ESM-2, ESM C, BERT and T5 encoders. Evidence: parity with the padded encoder on the first real rows, and of
 the loss of the model around it on rows from all over the data: a mean without the mask, or labels where the mask is 0,
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import PlanRefused
-from ..models.packing import PaddingWatch, pack_encoders, unpack_encoders
+from ..models.kernels.packing import PaddingWatch, pack_encoders, unpack_encoders
 from . import attention, compile, parity
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, cannot, off, skipped
 

@@ -20,8 +20,8 @@ from torch import nn
 from transformers import default_data_collator
 
 from ..data.fingerprint import kept_random_states
+from ..models.kernels.packing import find_encoders
 from ..models.lora import unwrap_peft
-from ..models.packing import find_encoders
 from ..processes.sharding import splits_weights
 from .base import Run
 

@@ -14,8 +14,8 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 from ..arguments.parser import FastArgumentParser
 from ..checkpoints.run_lock import run_folder
+from ..data.batches.masking import MaskingEpochCallback
 from ..data.columns import reads_text
-from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation.requirements import describe_failed, format_checked, raise_failed
 from ..reporting.charts import plot_loss

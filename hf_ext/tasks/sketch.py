@@ -21,9 +21,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.arguments import DataArguments
+from ..data.batches.tokenization import check_inputs
 from ..data.columns import read_columns
 from ..data.reading import is_on_hub
-from ..data.tokenization import check_inputs
 from ..errors import HfExtError
 from ..memory.stored import WEIGHT_BYTES
 from ..models.configuration import EncoderSpec, Training

@@ -30,7 +30,7 @@ from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
 from ..models.affinity import in_float32
 from ..models.encoders import identify_encoder
-from ..models.process_settings import read_matmul_precision
+from ..models.kernels.process_settings import read_matmul_precision
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.fingerprint import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation.row_metrics import ChosenRows, choose_rows
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from ..training_args import evaluates_apart
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp

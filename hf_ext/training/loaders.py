@@ -18,12 +18,18 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import seed_worker
 
-from ..data.batching import EvenBatchSampler, LengthGroupedSampler, RepeatedRows, TokenBudgetBatchSampler, count_tokens
+from ..data.batches.batching import (
+    EvenBatchSampler,
+    LengthGroupedSampler,
+    RepeatedRows,
+    TokenBudgetBatchSampler,
+    count_tokens,
+)
+from ..data.batches.masking import EPOCH_COLUMN
+from ..data.batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
-from ..data.masking import EPOCH_COLUMN
-from ..data.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
 from ..errors import ArgumentError, DataError, DataWorkerDied
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from .overrides import find_override
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".

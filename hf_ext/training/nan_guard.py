@@ -15,7 +15,7 @@ from transformers.trainer_utils import has_length
 
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
-from ..models.packing import PaddingWatch
+from ..models.kernels.packing import PaddingWatch
 from .overrides import find_override
 
 # Nothing is scaled up any more: the gradients themselves are not finite. Scales start at 65536: 16 halvings.

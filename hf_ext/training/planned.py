@@ -15,7 +15,7 @@ from ..checkpoints.run_lock import find_other_run
 from ..data.columns import reads_text
 from ..data.fingerprint import kept_random_states
 from ..files import describe_failure, is_disk_failure
-from ..models.process_settings import replaced
+from ..models.kernels.process_settings import replaced
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run

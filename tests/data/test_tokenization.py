@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
 
 from hf_ext.data.arguments import DataArguments
+from hf_ext.data.batches.tokenization import ResidueTokenizer, SequenceCollator
 from hf_ext.data.loading import load_data
 from hf_ext.data.proteins import RARE, STANDARD
 from hf_ext.data.split_report import find_missing
-from hf_ext.data.tokenization import ResidueTokenizer, SequenceCollator
 from hf_ext.errors import DataError
 from hf_ext.models.families import FAMILIES
 

@@ -7,8 +7,8 @@ from tiny_generators import ANTIGENS, TINY, make_on_encoder, make_rows
 from torch.utils.data import DataLoader
 from transformers import EsmTokenizer
 
-from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
-from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.data.batches.antibodies import AntibodyCollator, PairEncoder
+from hf_ext.data.batches.tokenization import ResidueTokenizer
 from hf_ext.embeddings.dataset import EmbeddedDataset, StateTable, make_table
 from hf_ext.embeddings.encode import fill_store
 from hf_ext.embeddings.store import EmbeddingStore

@@ -23,7 +23,7 @@ from hf_ext.masked_lm import steps as building
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.models import families
 from hf_ext.models.encoders import LoraSettings, read_encoder
-from hf_ext.models.packing import PACKED_FAMILIES
+from hf_ext.models.kernels.packing import PACKED_FAMILIES
 from hf_ext.property.arguments import AffinityArguments
 from hf_ext.property.building import build_collator, build_model
 from hf_ext.property.predictor import AffinityPredictor

@@ -11,9 +11,9 @@ from labelled_rows import make_labelled
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.evaluation.verdict import MODEL
-from hf_ext.generation.copies import RANDOM, RETRIEVAL, SHUFFLED, find_recovery, judge_copies, make_baselines
-from hf_ext.generation.discriminator import Discriminator, find_roles, judge_affinities
-from hf_ext.generation.judgement import (
+from hf_ext.generation.judging.copies import RANDOM, RETRIEVAL, SHUFFLED, find_recovery, judge_copies, make_baselines
+from hf_ext.generation.judging.discriminator import Discriminator, find_roles, judge_affinities
+from hf_ext.generation.judging.judgement import (
     HELD_OUT,
     find_gate_numbers,
     judge_condition,

@@ -12,7 +12,7 @@ from transformers import EsmConfig
 
 from hf_ext.arguments.parser import parse_command
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.batching import TokenBudgetBatchSampler, count_tokens
+from hf_ext.data.batches.batching import TokenBudgetBatchSampler, count_tokens
 from hf_ext.data.demo import make_demo_pairs
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.generation.arguments import GeneratorArguments

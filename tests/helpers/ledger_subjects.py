@@ -7,8 +7,8 @@ from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, T5Con
 from hf_ext.memory.fakes import LayerSlice
 from hf_ext.memory.forecast import MemoryModel, masked_lm_batch
 from hf_ext.models.blocks import block_lists
+from hf_ext.models.kernels.packing import pack_encoders
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
-from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 
 # Width, heads, layers of the published checkpoints.

@@ -9,7 +9,7 @@ from antibody_examples import heavy, light
 from tiny_generators import make_generator
 
 from hf_ext.checkpoints.finished_model import write_model_manifest
-from hf_ext.data.antibodies import AntibodyCollator, PairEncoder, make_pair_tokenizer
+from hf_ext.data.batches.antibodies import AntibodyCollator, PairEncoder, make_pair_tokenizer
 from hf_ext.models.generation.model import AntibodyGenerator
 
 ANTIGENS = ["MKTAYIAKQRQISFVKSH", "GGSWLLPACDEE"]

@@ -16,8 +16,8 @@ from transformers import (
     T5EncoderModel,
 )
 
-from hf_ext.models.attention import PREFIX, register_attention
-from hf_ext.models.packing import pack_encoders
+from hf_ext.models.kernels.attention import PREFIX, register_attention
+from hf_ext.models.kernels.packing import pack_encoders
 
 LENGTHS = (9, 4, 6, 4)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hf_ext.data.antibodies import AntibodyCollator, PairEncoder
+from hf_ext.data.batches.antibodies import AntibodyCollator, PairEncoder
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
 

@@ -12,7 +12,7 @@ from tiny_t5 import write_t5_encoder
 from transformers import RobertaConfig
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.tokenization import STREAM_CHECK_ROWS, check_inputs
+from hf_ext.data.batches.tokenization import STREAM_CHECK_ROWS, check_inputs
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.configuration import EncoderSpec, TowerSpec, build_config
 from hf_ext.models.encoders import fingerprint_weights, load_encoder, read_encoder

@@ -6,7 +6,7 @@ import pytest
 import torch
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows
 
-from hf_ext.data.tokenization import SequenceCollator
+from hf_ext.data.batches.tokenization import SequenceCollator
 from hf_ext.errors import ArgumentError
 from hf_ext.labels import ONE_NUMBER, make_kind
 from hf_ext.models.affinity import AffinityModel

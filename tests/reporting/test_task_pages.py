@@ -25,7 +25,7 @@ from tiny_generators import make_generator
 
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.judgement import judge_condition, judge_generated
+from hf_ext.generation.judging.judgement import judge_condition, judge_generated
 from hf_ext.generation.rows import AntibodyRows, Sampling
 from hf_ext.generation.stages import check_gates, have_passed
 from hf_ext.pde.configuration import TASKS, OperatorConfig

@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_ext.data.antibodies import PairEncoder
+from hf_ext.data.batches.antibodies import PairEncoder
 from hf_ext.hardware import describe_hardware
 from hf_ext.reporting.batch_counts import BatchCounter
 from hf_ext.reporting.throughput import Device, ThroughputCallback

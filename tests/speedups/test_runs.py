@@ -284,8 +284,8 @@ def test_a_token_budget_counts_the_tokens_of_packed_rows(tmp_path):
 
 def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
     # Packing that forgets where each sequence begins, as transformers' own packed inputs do for ESM.
-    monkeypatch.setattr("hf_ext.models.packing._for_layers", lambda kwargs, segments: {})
-    monkeypatch.setattr("hf_ext.models.packing.keeps_sequences_apart", lambda encoder: True)
+    monkeypatch.setattr("hf_ext.models.kernels.packing._for_layers", lambda kwargs, segments: {})
+    monkeypatch.setattr("hf_ext.models.kernels.packing.keeps_sequences_apart", lambda encoder: True)
     model = make_wide_esm()
     args = make_args(tmp_path, speedups=["all"], without=["cpu_matmul", "precision", "fused_gelu", "masked_lm_head"])
     decision = FastTrainer(model, args, pad_rows, make_rows()).plan["packing"]

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from ...arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, Range, check_ranges
-from ...data.antibodies import BOS_ID, EOS_ID, PAD_ID, SEP_ID, VOCABULARY
+from ...data.batches.antibodies import BOS_ID, EOS_ID, PAD_ID, SEP_ID, VOCABULARY
 from ...errors import ArgumentError
 
 SHARE = Range("from 0 to 1", lambda value: 0 <= value <= 1)

@@ -44,7 +44,7 @@ def make_stack(config: GeneratorConfig, is_decoder: bool) -> T5Stack:
 
 
 class TransformerEncoder(nn.Module):
-    """T5's encoder over the antigen's tokens, which `hf_ext.models.packing` knows how to run without padding."""
+    """Runs T5's encoder over the antigen's tokens; `hf_ext.models.kernels.packing` knows how to leave out padding."""
 
     main_input_name = "input_ids"  # transformers asks
 

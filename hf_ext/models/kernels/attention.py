@@ -2,7 +2,7 @@
 
 Registered with `AttentionInterface` and with `AttentionMaskInterface`: without the second, transformers drops the mask
 of a padded batch in silence. Each backend works on a padded batch with its mask, and on the packed row that
-`models/packing.py` makes (then it is given `segments`).
+`models/kernels/packing.py` makes (then it is given `segments`).
 
 A kernel takes queries, keys and values (T, heads, head size) of a packed row of T tokens, its layout, the factor on the
 scores, a dropout probability, and a bias (1, heads, longest, longest) added to the scores of every sequence, or None;
@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
-from ..data.varlen_layout import VarlenLayout
+from ...data.batches.varlen_layout import VarlenLayout
 from .blocked_attention import Bias, blocked_attention
 
 PREFIX = "hf_ext_"

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoints.finished_model import find_model
-from ..errors import ArgumentError
-from ..evaluation._arrays import FloatArray
-from ..evaluation.scores import Score, score_predictions
-from ..files import parse_json
-from ..property.predictor import AffinityPredictor
-from .rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
+from ...checkpoints.finished_model import find_model
+from ...errors import ArgumentError
+from ...evaluation._arrays import FloatArray
+from ...evaluation.scores import Score, score_predictions
+from ...files import parse_json
+from ...property.predictor import AffinityPredictor
+from ..rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
 
 THRESHOLD = 7.0  # pKd: 100 nM
 _NAMES = {  # how columns are called, with - and blanks as _

@@ -21,7 +21,7 @@ from datasets.iterable_dataset import BufferShuffledExamplesIterable
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
-from ..errors import CheckpointError, DataError
+from ...errors import CheckpointError, DataError
 
 START = {"pass": 0, "rows": 0, "state": None, "last_row": None}  # a position is a dictionary that JSON can hold
 

@@ -24,9 +24,9 @@ from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions, Ba
 from transformers.models.esm import modeling_esm
 from transformers.models.esm.modeling_esm import EsmEncoder, EsmSelfAttention
 
-from ..errors import ArgumentError
-from ..hardware import Hardware, detect_hardware
-from ..optional import import_problem, require
+from ...errors import ArgumentError
+from ...hardware import Hardware, detect_hardware
+from ...optional import import_problem, require
 
 _MOVED = "BaseModelOutputWithPastAndCrossAttentions"  # what faesm.esm looks for in modeling_esm
 _MASKS = "flash_attention_2"  # transformers' name for masks that stay (batch, tokens)

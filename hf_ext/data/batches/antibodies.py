@@ -21,11 +21,11 @@ from tokenizers.processors import TemplateProcessing
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from ..errors import DataError
-from ..labels import UNKNOWN
-from ..labels.cells import shorten
-from .columns import factorize, read_columns
-from .proteins import RARE, STANDARD, UNKNOWN_RESIDUE
+from ...errors import DataError
+from ...labels import UNKNOWN
+from ...labels.cells import shorten
+from ..columns import factorize, read_columns
+from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from .tokenization import ResidueTokenizer
 from .varlen_layout import LayoutMaker
 

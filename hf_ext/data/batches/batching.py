@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import Sampler
 from transformers import trainer_pt_utils
 
-from ..errors import DataError
-from .columns import column_names, read_columns
+from ...errors import DataError
+from ..columns import column_names, read_columns
 
 REACH = 0.005  # how far a row moves among the batches of an epoch sorted by length, as a share of them
 MIN_REACH = 0.5  # batches: neighbours mix in small data sets too

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..data.near_copies import kmer_cosines, nearest_identities
-from ..errors import DataError
-from ..evaluation._arrays import FloatArray, places_of
-from ..evaluation.scores import Score
-from .rows import CHAINS, RESIDUES, AntibodyRows, Sampling, find_cdr3, mean_score
+from ...data.near_copies import kmer_cosines, nearest_identities
+from ...errors import DataError
+from ...evaluation._arrays import FloatArray, places_of
+from ...evaluation.scores import Score
+from ..rows import CHAINS, RESIDUES, AntibodyRows, Sampling, find_cdr3, mean_score
 
 NOT_NEAR = 0.7  # identity below which no nearest chain is looked for; it stands for all that is lower
 MAX_BINDERS = 100  # of one antigen that outputs are held against, a seeded sample of more

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from ..errors import ArgumentError, DataError
-from ..files import parse_json, write_text
-from ..labels import ONE_NUMBER, LabelKind, kind_from_state
-from ..pretrained import reading
-from .arguments import TooLong
-from .columns import column_names, read_columns, row_lengths
-from .proteins import RARE, STANDARD, UNKNOWN_RESIDUE
+from ...errors import ArgumentError, DataError
+from ...files import parse_json, write_text
+from ...labels import ONE_NUMBER, LabelKind, kind_from_state
+from ...pretrained import reading
+from ..arguments import TooLong
+from ..columns import column_names, read_columns, row_lengths
+from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 
 MAX_UNKNOWN_SHARE = 0.01
 STREAM_CHECK_ROWS = 1000

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from ..labels import UNKNOWN
+from ...labels import UNKNOWN
 
 
 class _Movable:
@@ -143,7 +143,7 @@ class BatchLayout(_Movable):
 
     Attributes:
         shape: of the batch's `input_ids`. A model that got other rows finds out for itself.
-        segments: for packed encoders (`models/packing.py`).
+        segments: for packed encoders (`models/kernels/packing.py`).
         labelled: (k,), int64: where in the flattened `labels` a label stands (`speedups/fused_layers.py`).
     """
 

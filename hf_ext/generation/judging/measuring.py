@@ -17,23 +17,23 @@ import numpy as np
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from ..data.splits import draw_rows
-from ..errors import DataError
-from ..evaluation._arrays import FloatArray
-from ..files import write_csv, write_text
-from ..processes.team import do_on_main
-from ..tasks.running import check_scored, with_absolute_path
-from ..text.tables import format_table
-from ..text.units import format_cell
-from .arguments import GeneratorArguments
-from .building import Inputs
-from .describing import PASSED, score_rows
+from ...data.splits import draw_rows
+from ...errors import DataError
+from ...evaluation._arrays import FloatArray
+from ...files import write_csv, write_text
+from ...processes.team import do_on_main
+from ...tasks.running import check_scored, with_absolute_path
+from ...text.tables import format_table
+from ...text.units import format_cell
+from ..arguments import GeneratorArguments
+from ..building import Inputs
+from ..describing import PASSED, score_rows
+from ..preparing import PairData
+from ..rows import AntibodyRows, Sampling, find_problems
+from ..sampling import sample_pairs
+from ..stages import GATES_NAME, check_gates, have_passed, write_gates
 from .discriminator import Discriminator
 from .judgement import Effect, find_gate_numbers, judge_condition, judge_generated, shuffle_affinities, shuffle_antigens
-from .preparing import PairData
-from .rows import AntibodyRows, Sampling, find_problems
-from .sampling import sample_pairs
-from .stages import GATES_NAME, check_gates, have_passed, write_gates
 
 EPOCH_SAMPLES, GENERATED = "epoch_samples.jsonl", "generated.csv"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from ..errors import ArgumentError, DataError
-from ..labels import UNKNOWN
-from .columns import row_lengths
-from .proteins import STANDARD
+from ...errors import ArgumentError, DataError
+from ...labels import UNKNOWN
+from ..columns import row_lengths
+from ..proteins import STANDARD
 from .tokenization import ResidueTokenizer
 from .varlen_layout import LayoutMaker
 

@@ -1,0 +1,1 @@
+"""From rows to batches: tokens, masks, budgets of tokens, streams."""

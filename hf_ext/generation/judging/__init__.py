@@ -1,0 +1,1 @@
+"""Judges what a generator drew: copies, predicted affinities, the verdict."""

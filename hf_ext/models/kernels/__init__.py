@@ -1,0 +1,1 @@
+"""Kernels: attention, packing and their bridges, and what puts them into models of transformers."""
