@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
 from ..evaluation._arrays import FloatArray
-from ..evaluation.class_metrics import find_shares
 from ..evaluation.kinds import metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .logistic import LogisticBaseline
@@ -37,7 +36,7 @@ def predict_constant(kind: LabelKind, labels: Any, sizes: int | Sequence[int]) -
     """
     truth = kind.flatten(labels)
     truth = np.where(truth == UNKNOWN, np.nan, truth)
-    value = find_shares(truth, kind.num_classes)
+    value = metrics_of(kind).constant(truth)
     if isinstance(sizes, int):
         return np.broadcast_to(value, (sizes, *np.shape(value)))
     return [np.broadcast_to(value, (size, *np.shape(value))) for size in sizes]

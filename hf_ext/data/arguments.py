@@ -9,14 +9,13 @@ from typing import Annotated, Literal
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
 from ..arguments.training_fields import option
 from ..errors import ArgumentError
-from ..labels import KINDS, TaskChoice
+from ..labels import STREAMED, TaskChoice
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 TooLong = Literal["error", "truncate"]
-STREAMED = {"auto", *(kind.task for kind in KINDS if kind.can_stream)}  # tasks whose names a stream need not show first
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
 

@@ -12,6 +12,7 @@ from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind
 from ._arrays import FloatArray, to_numpy
 from .alarms import Examined
+from .class_metrics import find_shares
 from .metrics import Rows
 
 MAX_SHOWN = 6  # metrics on a screen
@@ -115,17 +116,22 @@ class KindRows:
             raise DataError(f"{len(predictions)} predictions for {len(labels)} references: one per row is needed.")
         values, truth, row = kind.line_up(predictions, labels, to_numpy)
         num = len(row)
+        width = len(kind.names)
         for name, found, needed in (
-            ("predictions", values.shape, (num, kind.num_outputs)),
+            ("predictions", values.shape, (num, width)),
             ("labels", truth.shape, (num, *kind.label_shape)),
         ):
             if found != needed:
-                raise DataError(f"{name}: shape {found} given; {needed} is needed, for {kind.num_outputs:,} names.")
+                raise DataError(f"{name}: shape {found} given; {needed} is needed, for {width:,} names.")
         self.check(truth, row)
         return values, np.where(truth == UNKNOWN, np.nan, truth), row
 
     def check(self, truth: FloatArray, row: NDArray[np.int64]) -> None:
         """Raises DataError where labels, (values,) with the row of each, cannot be of this kind."""
+
+    def constant(self, truth: FloatArray, more: float = 0.0) -> FloatArray:
+        """Returns the best prediction that is the same for all rows, see `find_shares`."""
+        return find_shares(truth, self.kind.num_classes, more)
 
     def examine(self, predictions: Any, labels: Any) -> Examined:
         """Returns what `collapse_report` does, and its alarms by what they are about."""

@@ -9,12 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
-from ..labels.classes import Classes
-from ..labels.number import Number
-from ..labels.numbers import Numbers
-from ..labels.residues import ResidueClasses, ResidueNumbers
-from ..labels.sets import LabelColumns, LabelSets
+from ..labels import (
+    UNKNOWN,
+    Classes,
+    LabelColumns,
+    LabelKind,
+    LabelSets,
+    Number,
+    Numbers,
+    ResidueClasses,
+    ResidueNumbers,
+)
 from ._arrays import FloatArray
 from .alarms import Examined, examine_probabilities
 from .class_metrics import (
@@ -23,7 +28,6 @@ from .class_metrics import (
     TWO_CLASS_METRICS,
     Classification,
     Multilabel,
-    find_shares,
 )
 from .kind_rows import KindRows
 from .metrics import Rows
@@ -37,7 +41,7 @@ class NameRows(KindRows):
 
     def examine(self, predictions: Any, labels: Any) -> Examined:
         values, truth, row = self.known(predictions, labels)
-        shares = find_shares(truth, self.kind.num_classes)
+        shares = self.constant(truth)
         everywhere = np.broadcast_to(shares, values.shape)
         loss = self.make_rows(values, truth, row, len(labels)).value("log_loss")
         constant = self.make_rows(everywhere, truth, np.arange(len(truth)), len(truth)).value("log_loss")
@@ -68,26 +72,26 @@ class ClassRows(NameRows):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*CLASS_METRICS, *(TWO_CLASS_METRICS if self.kind.num_outputs == 2 else ()))
+        return (*CLASS_METRICS, *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()))
 
     def make_rows(self, values: NDArray[Any], truth: FloatArray, row: NDArray[np.int64], num_rows: int) -> Rows:
         return Classification(values, truth.astype(np.int64), self.kind.names, row, num_rows)
 
     def check(self, truth: FloatArray, row: NDArray[np.int64]) -> None:
-        num = self.kind.num_outputs
+        num = len(self.kind.names)
         wrong = np.flatnonzero(~np.isin(truth, np.arange(num)))
         if len(wrong):
             i = wrong[0]
             raise DataError(f"labels, row {row[i]}: {truth[i]:g} is no class; 0 to {num - 1} are known.")
 
     def count(self, values: NDArray[Any], truth: FloatArray) -> Any:
-        num = self.kind.num_outputs
+        num = len(self.kind.names)
         return [np.bincount(each, minlength=num) for each in (truth.astype(np.int64), values.argmax(axis=1))]
 
     def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[NDArray[Any]]:
         true, called = labels[known], predictions.argmax(-1)[known]
         counted = (true, called, true[true == called])
-        return [np.bincount(one, minlength=self.kind.num_outputs) for one in counted]
+        return [np.bincount(one, minlength=len(self.kind.names)) for one in counted]
 
 
 class ResidueClassRows(ClassRows):
@@ -123,18 +127,19 @@ ROWS: dict[type[LabelKind], type[KindRows]] = {
 }
 
 
-def metrics_of(kind: LabelKind, threshold: float | None = None) -> KindRows:
-    """Returns the metrics that rows of a kind have; `threshold` is of one number per row."""
+def metrics_of(kind: LabelKind | None, threshold: float | None = None) -> KindRows:
+    """Returns the metrics that rows of a kind have, None: one number; `threshold` is of one number per row."""
+    kind = kind or Number()
     return ROWS[type(kind)](kind, threshold)
 
 
 def rows_for(
-    kind: LabelKind, predictions: Any, labels: Any, threshold: float | None = None, metric: str = "rmse"
+    kind: LabelKind | None, predictions: Any, labels: Any, threshold: float | None = None, metric: str = "rmse"
 ) -> Rows:
     """Returns the rows of a kind, which know their metrics.
 
     Args:
-        kind: of label.
+        kind: of label; None: one number.
         predictions: row by row as `labels`: numbers (n,) or (n, k) in the unit of the labels; probabilities (n, C) or
             (n, k); of residues (n, longest) or (n, longest, C), or a list of n arrays without padding.
         labels: (n,) or (n, k) numbers, class numbers (n,), 0 and 1 (n, k), of residues (n, longest) or n lists. NaN
@@ -148,7 +153,7 @@ def rows_for(
     return metrics_of(kind, threshold).rows(predictions, labels, metric)
 
 
-def collapse_report(predictions: Any, references: Any, kind: LabelKind = ONE_NUMBER) -> dict[str, Any]:
+def collapse_report(predictions: Any, references: Any, kind: LabelKind | None = None) -> dict[str, Any]:
     """Says whether predictions have collapsed (few values, little spread, rounded) or do no better than a constant.
 
     Args:

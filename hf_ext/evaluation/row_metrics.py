@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind, Number
 from ._arrays import FloatArray, as_column, as_groups, count_not_finite, to_numpy
 from .kind_rows import KindRows
 from .kinds import metrics_of
@@ -36,7 +36,7 @@ class RowMetrics:
 
     threshold: float | None = None
     group_column: str | None = None
-    kind: LabelKind = ONE_NUMBER
+    kind: LabelKind = field(default_factory=Number)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..text.units import less_is_better
 from ._arrays import FloatArray
 from .kinds import metrics_of, rows_for
@@ -113,7 +113,7 @@ def score_predictions(
     predictions: Any,
     references: Any,
     *,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     groups: Sequence[Any] | None = None,
     threshold: float | None = DEFAULT_THRESHOLD,
     num_resamples: int = 1000,
@@ -130,7 +130,7 @@ def score_predictions(
     Args:
         predictions, references: (n,) or (n, 1) numbers in the unit of the labels; of another `kind` as `rows_for` takes
             them: probabilities of classes.
-        kind: of label.
+        kind: of label; None: numbers.
         groups: (n,) group names, or None for no per-group metric; of numbers.
         threshold: rows at or above it count as binders; None leaves out the metrics of binders; of numbers.
         num_resamples: 0 for no intervals; lowered for more than 50,000 rows (each score says how many were drawn).
@@ -245,7 +245,7 @@ def compare_paired(
     after: Any,
     metric: str = "spearman",
     *,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     threshold: float | None = None,
     **options: Any,
 ) -> PairedComparison:
@@ -327,7 +327,7 @@ def compare_rows(
     return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)
 
 
-def check_comparison(metric: str, kind: LabelKind = ONE_NUMBER) -> None:
+def check_comparison(metric: str, kind: LabelKind | None = None) -> None:
     """Raises `ArgumentError` for a metric that `compare_paired` does not know."""
     metrics = metrics_of(kind, DEFAULT_THRESHOLD)
     if metric not in metrics.compared and not (metrics.sums and is_ratio(metric)):

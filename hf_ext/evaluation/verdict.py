@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import ArgumentError
-from ..labels import KINDS, ONE_NUMBER, LabelKind
+from ..labels import KINDS, LabelKind, Number
 from ..text.units import metric_name
 from ._arrays import FloatArray, as_pair
 from .kinds import metrics_of, rows_for
@@ -20,7 +20,7 @@ from .resampling import ResamplingUnits, check_units, percentile_interval, resam
 from .scores import PairedComparison, check_comparison, compare_rows
 
 MODEL = "model"
-CONSTANT = ONE_NUMBER.constant_name
+CONSTANT = Number.constant_name
 CONSTANTS = {kind.constant_name for kind in KINDS}  # what predicts the same for all rows
 
 OPTIONS = {"confidence": 0.95, "num_resamples": 1000, "seed": 0}
@@ -61,7 +61,7 @@ class _Case:
 
     rows: dict[str, Any]  # of each predictor, `Rows`
     sides: FloatArray
-    kind: LabelKind
+    kind: LabelKind | None
     metric: str
     units: ResamplingUnits | None
     options: dict[str, Any]
@@ -110,7 +110,7 @@ class _Case:
         return Verdict(text, None, "undecided", result.n, baseline, result.as_dict())
 
 
-def _make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind, options: Any) -> _Case:
+def _make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind | None, options: Any) -> _Case:
     check_comparison(metric, kind)
     given = {"bounds": None, "units": None, "threshold": None, **OPTIONS, **options}
     bounds, units, threshold = (given.pop(name) for name in ("bounds", "units", "threshold"))
@@ -125,7 +125,7 @@ def judge(
     *,
     is_scale_free: bool = False,
     metric: str | None = None,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     **options: Any,
 ) -> Verdict:
     """Decide, on the same rows, whether a model beats the baselines beside it.
@@ -151,7 +151,7 @@ def judge(
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order; of another kind that of `metrics_of`. A baseline without a value in it
             is not compared.
-        kind: of label.
+        kind: of label; None: numbers.
         options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`; `units`, rows that were
             held out together, and are resampled together, None: each by itself; `bounds`, (n,) of -1 (the truth is at
             or below the label), 1 (at or above), 0 (exact), or None: in the RMSE a prediction beyond such a limit is no
@@ -179,7 +179,7 @@ def judge_pair(
     *,
     names: tuple[str, str] = ("the first", "the later"),
     metric: str = "rmse",
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     **options: Any,
 ) -> Verdict:
     """Decides by a paired bootstrap whether the later of two models, of which neither is trivial, is better.

@@ -19,7 +19,7 @@ from ..data.columns import label_array
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation.kinds import metrics_of
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..models.arguments import Head, ModelArguments
 from ..models.configuration import AffinityConfig
 from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
@@ -53,7 +53,7 @@ def settle_head(
     training: FastTrainingArguments,
     explicit: Collection[str],
     is_stream: bool,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind,
 ) -> str:
     """Settles what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
 
@@ -167,7 +167,7 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
         train, units = train.select(drawn), units and [[units[0][i] for i in drawn], units[1]]
     labels = np.concatenate([label_array(train), label_array(validation)])
     kind = config.kind
-    objective = OBJECTIVES[kind.linear_name](labels, kind.num_outputs)
+    objective = OBJECTIVES[kind.linear_name](labels, len(kind.names))
     cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
     parts = make_parts(len(train), len(validation), cost, units, args.seed)
     rows = np.concatenate(parts)

@@ -44,8 +44,8 @@ def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None, predic
 
 
 def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None, predicted: Any) -> dict[str, Any]:
-    if trainer.model.config.label_kind:
-        return {"reason": "they are for a model of one number per row"}
+    if reason := trainer.model.config.kind.why_no_intervals:
+        return {"reason": reason}
     if trainer.model.config.loss == "ranking":
         return {"reason": "the loss ranks rows, and predictions have no unit"}
     if not hasattr(rows, "__len__"):

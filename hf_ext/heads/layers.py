@@ -24,7 +24,7 @@ from ..embeddings.dataset import factorize, take_rows
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.scores import compare_paired
 from ..hardware import detect_hardware
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..models.affinity import AffinityModel
 from ..models.arguments import AUTO_LAYER, ModelArguments
 from ..models.encoders import final_norm_of, layers_of, load_encoder
@@ -71,7 +71,7 @@ def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[
     return {} if folder is None else read_config_of(folder)
 
 
-def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
+def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKind) -> str | None:
     """Why `--layer auto` reads the last layer in a run, without comparing."""
     return kind.why_last_layer or why_not_fitted(args, training, is_stream)
 

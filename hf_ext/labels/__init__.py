@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .cells import UNKNOWN
 from .classes import Classes
-from .kind import LABEL, PREDICTION, LabelKind
+from .kind import LabelKind
 from .number import Number
 from .numbers import Numbers
-from .residues import ResidueClasses, ResidueNumbers
+from .outputs import LABEL, PREDICTION
+from .residue_numbers import ResidueNumbers
+from .residues import ResidueClasses
 from .sets import LabelColumns, LabelSets
 
 __all__ = [
@@ -18,8 +20,16 @@ __all__ = [
     "LABEL",
     "ONE_NUMBER",
     "PREDICTION",
+    "STREAMED",
     "UNKNOWN",
+    "Classes",
+    "LabelColumns",
     "LabelKind",
+    "LabelSets",
+    "Number",
+    "Numbers",
+    "ResidueClasses",
+    "ResidueNumbers",
     "TaskChoice",
     "kind_from_state",
     "make_kind",
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
 else:  # what `--task` may be
     TaskChoice = Literal[("auto", *dict.fromkeys(kind.task for kind in KINDS))]
 
+STREAMED = {"auto", *(kind.task for kind in KINDS if kind.can_stream)}  # tasks of which rows may be a stream
 ONE_NUMBER = Number()  # what a model predicts that says nothing else
 
 

@@ -13,10 +13,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .cells import UNKNOWN, Judged, drop_zeros, is_missing, read_list, shorten, show_names, unwrap, write_name
+from .cells import (
+    SEPARATOR,
+    UNKNOWN,
+    Judged,
+    count_names,
+    drop_zeros,
+    is_missing,
+    join_decimals,
+    order_names,
+    read_list,
+    shorten,
+    show_names,
+    unwrap,
+    write_name,
+)
 from .columns import distinct
-from .kind import LABEL, PREDICTION, PROBABILITY, Columns, FloatArray, LabelKind, ReadArguments
-from .names import SEPARATOR, count_names, join_decimals, order_names
+from .kind import LabelKind, ReadArguments
+from .outputs import LABEL, PREDICTION, PROBABILITY, Array, Columns, FloatArray, IntArray
 
 FILL_IN = "Fill it in, or leave the row out."
 NOT_KNOWN = "?"  # in tables of predictions
@@ -122,7 +136,7 @@ class NamedKind(LabelKind):
 
     # Facts.
 
-    def facts(self, labels: NDArray[Any]) -> dict[str, Any]:
+    def facts(self, labels: Array) -> dict[str, Any]:
         """Returns how many rows or residues there are, of each class, and the share of the largest.
 
         Args:
@@ -131,7 +145,7 @@ class NamedKind(LabelKind):
         known = labels[labels != UNKNOWN]
         return self._facts(labels, np.bincount(known, minlength=self.num_outputs), np.array(len(known)))
 
-    def _facts(self, labels: NDArray[Any], counts: NDArray[Any], num_known: NDArray[Any]) -> dict[str, Any]:
+    def _facts(self, labels: Array, counts: Array, num_known: Array) -> dict[str, Any]:
         return {
             "n": len(labels),
             "counts": dict(zip(self.names, counts.tolist())),
@@ -182,6 +196,7 @@ class Classes(NamedKind):
     task = "classification"
     arrow_type = pa.int64()
     dtype = np.int64
+    label_shape = ()
     repeats = True
     chart = "confusion"
     hub_task, hub_name = "text-classification", "Classification of protein sequences"
@@ -190,10 +205,6 @@ class Classes(NamedKind):
     @property
     def num_classes(self) -> int:
         return len(self.names)
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        return ()
 
     def names_of(self, cell: Any) -> list[str]:
         cell = unwrap(cell)
@@ -232,10 +243,10 @@ class Classes(NamedKind):
     def name_label(self, label: Any) -> Any:
         return self.names[label]
 
-    def code(self, labels: FloatArray) -> tuple[FloatArray, NDArray[np.int64]]:
+    def code(self, labels: FloatArray) -> tuple[FloatArray, IntArray]:
         return np.eye(self.num_outputs), labels.astype(np.int64)
 
-    def as_columns(self, labels: NDArray[Any], most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
         names, counts = np.unique(labels, return_counts=True)
         chosen = labels[:, None] == names[np.argsort(-counts, kind="stable")[:most]]
         return chosen.astype(np.float64), np.ones(chosen.shape, bool)
@@ -257,7 +268,7 @@ class Classes(NamedKind):
         shown = [shares.max(1)] if self.num_outputs > MAX_PROBABILITIES else shares.T
         return dict(zip(self.prediction_names, [self.decode(predictions).tolist(), *shown]))
 
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return {LABEL: name_numbers(self, labels).tolist()}
 
     def join_cells(self, values: Sequence[Any]) -> Any:
@@ -269,6 +280,6 @@ def is_several(cell: Any) -> bool:
     return SEPARATOR in str(cell) or read_list(cell) is not None
 
 
-def name_numbers(kind: LabelKind, labels: NDArray[Any]) -> NDArray[Any]:
+def name_numbers(kind: LabelKind, labels: Array) -> Array:
     """Returns the names of numbers of classes, of their shape; `?` where one is not known."""
     return np.array([*kind.names, NOT_KNOWN])[np.where(labels == UNKNOWN, -1, labels)]

@@ -15,7 +15,12 @@ import pyarrow.compute as pc
 
 from .cells import (
     NUMBER,
+    SEPARATOR,
+    as_bit,
+    beside_minus_1,
+    drop_dash,
     drop_zeros,
+    find_joints,
     is_missing,
     is_number,
     is_unknown,
@@ -26,7 +31,6 @@ from .cells import (
     unwrap,
     write_name,
 )
-from .names import SEPARATOR, as_bit, beside_minus_1, drop_dash, find_joints
 
 NUM_SEEN = 1000  # labels whose form is looked at
 SOME, MOST, NEARLY_ALL = 0.1, 0.5, 0.95  # shares of them

@@ -10,15 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
 from .cells import UNKNOWN, Judged
 from .columns import LabelTable, RowError
+from .outputs import Array, FloatArray, IntArray, KindOutputs
 
-PREDICTION, PROBABILITY, LABEL = "prediction", "probability", "label"  # columns of tables of predictions
 MEASURED = float(np.nextafter(np.float32(UNKNOWN), np.float32(0)))  # -99.99999: a number that is -100 counts too
-
-FloatArray = NDArray[np.float64]
-Columns = Mapping[str, Sequence[Any] | NDArray[Any]]
 
 
 class ReadArguments(Protocol):
@@ -40,7 +37,7 @@ class Steps(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LabelKind:
+class LabelKind(KindOutputs):
     """What a model predicts, with the names that training found; saved as `AffinityConfig.label_kind`.
 
     Each kind is a subclass, entered in `hf_ext.labels.KINDS`. Its loss is in `hf_ext.models.losses.LOSSES`, its metrics
@@ -62,7 +59,6 @@ class LabelKind:
     skips_unknown: ClassVar[bool] = True  # labels of -100 have no loss and no score
     is_one_number: ClassVar[bool] = False  # each row has a number, -100 too, which may be a bound
     per_residue: ClassVar[bool] = False  # each residue of the sequence has a label
-    has_probabilities: ClassVar[bool] = True
     losses: ClassVar[tuple[str, ...]] = ("mse",)  # what `--loss` may be; classes have cross entropy whatever it says
     baselines: ClassVar[tuple[str, ...]] = ("nearest",)  # beside a constant and linear models
     constant_name: ClassVar[str] = "class frequencies"  # of the baseline that predicts the same for all rows
@@ -73,26 +69,12 @@ class LabelKind:
     repeats: ClassVar[bool] = False  # rows with the same sequences are compared
     chart: ClassVar[str] = ""  # of test rows: scatter, confusion, or none
     or_pooling: ClassVar[str] = " or --pooling"  # among what may be tried next
+    why_no_intervals: ClassVar[str] = "they are for a model of one number per row"
     why_one_head: ClassVar[str] = ""  # why several heads cannot be mixed
     why_last_layer: ClassVar[str] = ""  # why layers are not compared
     hub_task: ClassVar[str]  # what the Hub calls it; of numbers of several columns or of residues it has no name
     hub_name: ClassVar[str]
     returns: ClassVar[str]  # what `AffinityPredictor.predict` does
-
-    @property
-    def num_outputs(self) -> int:
-        """Returns how many there are of the head, for each row or residue."""
-        return len(self.names)
-
-    @property
-    def num_classes(self) -> int | None:
-        """Returns how many classes there are of which a label is one; None where labels are no classes."""
-        return None
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Returns the shape of a prediction of a row or residue."""
-        return (self.num_outputs,)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -186,6 +168,11 @@ class LabelKind:
     def check_inputs(self, inputs: Sequence[str]) -> None:
         """Raises ArgumentError where these inputs of encoders do not go with the labels."""
 
+    def check_sequences(self, columns: Sequence[str], nums: Sequence[int]) -> None:
+        """Raises DataError where training rows have no two distinct sequences, by their number in each column."""
+        if max(nums) == 1:
+            raise DataError(f"{' and '.join(columns)}: the same in all training rows, so there is nothing to learn.")
+
     # Facts of a split, and sentences.
 
     def describe(self) -> str:
@@ -208,7 +195,7 @@ class LabelKind:
         """Returns the metrics that a report shows first: the verdict's, and the first of those that were `scored`."""
         return [decided_by, *scored[:1]]
 
-    def shape_values(self, values: NDArray[Any], num_rows: int) -> NDArray[Any]:
+    def shape_values(self, values: Array, num_rows: int) -> Array:
         """Returns the flat values of the column `label` of `num_rows` rows as `facts` takes them."""
         return values.reshape(num_rows, *self.label_shape)
 
@@ -218,7 +205,7 @@ class LabelKind:
         values = column.flatten() if pa.types.is_list(column.type) else column
         return self.facts(self.shape_values(values.to_numpy(zero_copy_only=False), len(column)))
 
-    def facts(self, labels: NDArray[Any]) -> dict[str, Any]:
+    def facts(self, labels: Array) -> dict[str, Any]:
         """Returns what these labels hold, JSON-able."""
         raise NotImplementedError
 
@@ -277,11 +264,11 @@ class LabelKind:
         """Returns mean and standard deviation of the known labels of rows: 0 and 1 of classes, which change nothing."""
         return 0.0, 1.0
 
-    def code(self, labels: FloatArray) -> tuple[FloatArray, NDArray[np.int64]]:
+    def code(self, labels: FloatArray) -> tuple[FloatArray, IntArray]:
         """Returns distinct targets (m, num_outputs), as certain predictions, and which of them each of n rows has."""
         return labels.reshape(len(labels), -1), np.arange(len(labels))
 
-    def as_columns(self, labels: NDArray[Any], most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Returns labels as columns of numbers of one size, (n, k), and which are known; others hold the column's mean.
 
         Args:
@@ -297,109 +284,11 @@ class LabelKind:
         return 1.0
 
     def line_up(
-        self, predictions: Any, labels: Any, as_array: Callable[[Any], NDArray[Any]]
-    ) -> tuple[NDArray[Any], FloatArray, NDArray[np.int64]]:
+        self, predictions: Any, labels: Any, as_array: Callable[[Any], Array]
+    ) -> tuple[Array, FloatArray, IntArray]:
         """Returns predictions (values, ...), labels (values, ...) and the row of each value; of residues known ones."""
         return as_array(predictions), as_array(labels).astype(np.float64), np.arange(len(labels))
 
     def constant_facts(self, labels: FloatArray) -> dict[str, float]:
         """Returns what a table says of the constant that is fitted on these labels."""
         return {}
-
-    # Outputs.
-
-    def split_rows(self, logits: Any, lengths: Sequence[int]) -> Any:
-        """Returns `logits` by row: of residues n arrays, (length, ...) each, without padding; else as they are."""
-        return logits
-
-    def to_predictions(self, logits: Any) -> Any:
-        """Returns what scores take: numbers as they are; of classes probabilities that add up to 1, of sets of each.
-
-        Args:
-            logits: (n, ...), or a list from `split_rows`.
-
-        Returns:
-            In the shape of `logits`; probabilities are float32.
-        """
-        if isinstance(logits, list):
-            return [self.to_predictions(row) for row in logits]
-        from scipy import special  # here, since scipy takes 0.2 s that scores do not need
-
-        return self._link(special)(np.asarray(logits, np.float32))
-
-    def _link(self, special: Any) -> Callable[[Any], Any]:
-        raise NotImplementedError
-
-    def check_probabilities(self) -> None:
-        """Raises ArgumentError where the model predicts numbers."""
-
-    def read_outputs(self, outputs: NDArray[Any]) -> Any:
-        """Returns predictions as scores take them, of residues a list of arrays without padding.
-
-        Args:
-            outputs: the model's `logits`, (n, ...); -100 behind the last residue of a row.
-        """
-        return self.to_predictions(outputs)
-
-    def decode(self, predictions: Any) -> Any:
-        """Returns what is predicted of each row.
-
-        Args:
-            predictions: from `to_predictions`; of residues a list.
-
-        Returns:
-            Numbers as they are; of classes (n,) names; of sets a list of n tuples of the names whose probability is
-            above one half; of residue classes a list of n strings where names are letters, else of n arrays of names.
-        """
-        raise NotImplementedError
-
-    # Tables of predictions.
-
-    @property
-    def prediction_names(self) -> list[str]:
-        """Returns the names of the columns that `prediction_columns` makes, in this order."""
-        return [PREDICTION]
-
-    @property
-    def label_names(self) -> list[str]:
-        """Returns the names of the columns that `label_columns` makes."""
-        return [LABEL]
-
-    @property
-    def score_columns(self) -> list[str]:
-        """Returns the columns of a CSV in which predictions are looked for, one of each output."""
-        return [f"{PROBABILITY}_{name}" for name in self.names]
-
-    @property
-    def needed_column(self) -> str:
-        """Returns the column that a CSV of predictions must have where it has none of `score_columns`."""
-        return PREDICTION
-
-    def prediction_columns(self, predictions: Any) -> Columns:
-        """Returns predictions of n rows, from `read_outputs`, by name of column.
-
-        Numbers in label units; the class with the highest probability, and probabilities; the labels whose probability
-        is above 0.5, joined by `;`; of residues a letter each, or numbers with spaces between.
-        """
-        raise NotImplementedError
-
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
-        """Returns labels of n rows by name of column, written as predictions are; "" or `?` (of classes) for unknown.
-
-        Args:
-            labels: (n, ...), as batches hold them: -100 where one is not known.
-            predictions: of these rows, as of `prediction_columns`: they tell how many residues a row has.
-        """
-        raise NotImplementedError
-
-    def is_sequence_of(self, scored: str, sequence: str) -> bool:
-        """Says whether a line of predictions is of a row with this sequence."""
-        return scored == sequence
-
-    def shape_outputs(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns values of `score_columns`, (n, num_outputs), as scores take predictions."""
-        return values.reshape(len(values), *self.output_shape)
-
-    def join_cells(self, values: Sequence[Any]) -> Any:
-        """Returns predictions that were written as labels are, one value of `judge` each, as scores take them."""
-        return np.stack([np.asarray(value) for value in values])

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from .cells import SIGNS, Judged, is_missing, judge_label, shorten, unwrap, write_name
 from .columns import LabelTable, RowError
 from .facts import vector_length
-from .kind import LABEL, PREDICTION, Columns, FloatArray, LabelKind, ReadArguments
-from .numbers import Numbers, NumericKind
-from .placeholders import find_placeholders
+from .kind import LabelKind, ReadArguments
+from .numbers import Numbers, NumericKind, find_placeholders
+from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray
 
 UNSAID = 2  # by a mark: whether its label is a bound
 # 1 marks a label the assay could not go below, so the true value is at or below it.
@@ -29,6 +29,10 @@ class Number(NumericKind):
     task = "regression"
     takes_columns = True
     skips_unknown = False
+    why_no_intervals = ""
+    output_shape = ()
+    label_shape = ()
+    stored = None
     is_one_number = True
     losses = ("mse", "huber", "tobit", "ranking")
     baselines = ("groups", "partners", "stream")
@@ -41,20 +45,8 @@ class Number(NumericKind):
         return len(names) == 1
 
     @property
-    def output_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
     def arrow_columns(self) -> dict[str, pa.DataType]:
         return {"label": pa.float64(), "bound": pa.int8()}
-
-    @property
-    def stored(self) -> None:
-        return None
 
     def matches(self, other: LabelKind) -> bool:
         return self.task == other.task and other.is_one_number
@@ -132,13 +124,13 @@ class Number(NumericKind):
     def _mark_unknown(self, labels: Any) -> Any:
         return labels
 
-    def as_columns(self, labels: NDArray[Any], most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
         return labels[:, None], np.ones((len(labels), 1), bool)
 
     def prediction_columns(self, predictions: Any) -> Columns:
         return {PREDICTION: predictions.reshape(-1)}
 
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return {LABEL: labels}
 
     @property

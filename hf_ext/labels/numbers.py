@@ -8,14 +8,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import ArgumentError
 from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items, write_name
 from .columns import LabelTable, RowError, judge_cells
-from .kind import LABEL, PREDICTION, Columns, FloatArray, LabelKind
-from .placeholders import find_placeholders
+from .kind import LabelKind
+from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray
 
+# Numbers that other programs write where nothing was measured.
+NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 99.99, 999.9, 999.99, 9999.9, 9999.99)
+MIN_OTHERS = 3  # distinct labels, which say where measurements lie
+FAR = 10.0  # ranges of the other labels between them and a placeholder
+MAX_RATIO = 100.0  # of positive labels: where they spread further, such as Kd in nM, 999 may be measured
 EMPTY = "Bounds can be read where one column is predicted; leave the cell empty where the value is not known."
 
 
@@ -42,7 +46,7 @@ class NumericKind(LabelKind):
     def read_items(self, cell: Any) -> list[str]:
         return [*map(write_name, split_items(cell))]
 
-    def facts(self, labels: NDArray[Any]) -> dict[str, Any]:
+    def facts(self, labels: Array) -> dict[str, Any]:
         """Returns how many rows or residues there are, and of each column how many numbers are known, and their range.
 
         Args:
@@ -103,7 +107,7 @@ class Numbers(NumericKind):
             columns, errors = self._split_lists(table)
         return read_values(self, table, columns, errors, self._find_placeholders)
 
-    def _find_placeholders(self, values: FloatArray, name: str, rows: NDArray[np.int64]) -> list[RowError]:
+    def _find_placeholders(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)
 
     def _split_lists(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
@@ -146,7 +150,7 @@ class Numbers(NumericKind):
     def prediction_columns(self, predictions: Any) -> Columns:
         return dict(zip(self.prediction_names, predictions.T))
 
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return write_values(self, labels)
 
 
@@ -155,7 +159,7 @@ def read_values(
     table: LabelTable,
     columns: Mapping[str, Any],
     errors: list[RowError],
-    find_wrong: Callable[[FloatArray, str, NDArray[np.int64]], list[RowError]],
+    find_wrong: Callable[[FloatArray, str, IntArray], list[RowError]],
 ) -> tuple[dict[str, Any], list[RowError]]:
     """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
 
@@ -177,6 +181,25 @@ def read_values(
     return {"label": pa.array([*labels], pa.list_(pa.float64()))}, errors
 
 
-def write_values(kind: LabelKind, labels: NDArray[Any]) -> Columns:
+def write_values(kind: LabelKind, labels: Array) -> Columns:
     """Returns a column for each value, "" where it is not known."""
     return {name: np.where(row == UNKNOWN, "", row.astype(str)) for name, row in zip(kind.label_names, labels.T)}
+
+
+def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows: np.ndarray) -> list[RowError]:
+    """Refuses nines (-999, 9999, ...) that stand far outside of all other labels; a bound (`<=999`) is none.
+
+    Certain cases only: a negative one among labels of which none is negative, or one that is ten times the range of the
+    other labels away from them; a positive one not where labels spread over two decades, as concentrations do.
+    """
+    is_nines = np.isin(np.abs(labels), NINES) & (bounds == 0)
+    others = np.unique(labels[np.isfinite(labels) & ~is_nines]) if is_nines.any() else labels[:0]
+    if len(others) < MIN_OTHERS:
+        return []
+    low, high = float(others[0]), float(others[-1])
+    may_be_measured = (labels > 0) & (low > 0) & (high > MAX_RATIO * low)
+    is_far = (np.maximum(labels - high, low - labels) > FAR * (high - low)) & ~may_be_measured
+    rule = f"the label reads as a missing value, all others lie between {low:g} and {high:g}"
+    remedy = "Leave the row out (empty is not 0), or write the limit that was measured, such as <=5."
+    found = np.flatnonzero(is_nines & (is_far | ((labels < 0) & (low >= 0))))
+    return [RowError(int(rows[i]), column, f"{labels[i]:g}", rule, remedy) for i in found]

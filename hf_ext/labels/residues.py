@@ -1,29 +1,34 @@
-"""Labels of residues: a class or a number for each one of a sequence."""
+"""Labels of the residues of a sequence; a class for each."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
-from .cells import UNKNOWN, Judged, is_missing, is_unknown, shorten, split_items, split_letters, write_name
+from .cells import (
+    NO_LABEL,
+    UNKNOWN,
+    Judged,
+    as_bit,
+    drop_dash,
+    is_missing,
+    is_unknown,
+    shorten,
+    split_letters,
+    write_name,
+)
 from .classes import Classes, NamedKind, name_numbers
 from .columns import LabelTable, RowError, as_text
-from .kind import LABEL, PREDICTION, Columns, FloatArray, LabelKind, ReadArguments, Steps
-from .names import NO_LABEL, as_bit, drop_dash
-from .number import Number
-from .numbers import NumericKind
-from .placeholders import find_placeholders
+from .kind import LabelKind, ReadArguments, Steps
+from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray
 
-LIST_REMEDY = "Write a number for each residue, separated by spaces; nan where it is not known."
 MISSING = Judged([], "the labels are missing", "Fill them in, or leave the row out.")
 MOST = 0.5
 
@@ -36,15 +41,12 @@ class ResidueKind(LabelKind):
     per_residue = True
     baselines = ()
     repeats = False
+    label_shape = ()
     counted = "residues"
     steps = Steps(16, 1500, 3)
     or_pooling = ""
     why_one_head = "here each row has a label for each residue"
     why_last_layer = "each residue has a label"
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        return ()
 
     def read(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
         """Returns a list for each row, unknown where the mask is 0; refuses one of another length than its sequence."""
@@ -72,7 +74,7 @@ class ResidueKind(LabelKind):
         errors += self._find_placeholders(labels, table.rows)
         return {"label": pa.array(labels, self.arrow_type)}, errors
 
-    def _match(self, values: NDArray[Any], mask: Any, length: int) -> tuple[NDArray[Any], str]:
+    def _match(self, values: Array, mask: Any, length: int) -> tuple[Array, str]:
         """Returns the labels that the mask leaves, and the rule that refuses them."""
         if len(values) != length:
             return values, f"{len(values)} labels for a sequence of {length} residues"
@@ -82,7 +84,7 @@ class ResidueKind(LabelKind):
         is_known = np.isfinite(values) & (values != UNKNOWN)
         return values, "" if is_known.any() else "no residue's label is known"
 
-    def _find_placeholders(self, labels: Sequence[NDArray[Any]], rows: NDArray[np.int64]) -> list[RowError]:
+    def _find_placeholders(self, labels: Sequence[Array], rows: IntArray) -> list[RowError]:
         return []
 
     def _check_columns(self, args: ReadArguments, told: str) -> None:
@@ -95,6 +97,9 @@ class ResidueKind(LabelKind):
             raise ArgumentError(f"--pooling {' '.join(pooling)}: leave it out where each residue has a label.")
         super().check_options(loss, binder_threshold, pooling)
 
+    def check_sequences(self, columns: Sequence[str], nums: Sequence[int]) -> None:
+        """Allows one sequence: its residues differ."""
+
     def check_inputs(self, inputs: Sequence[str]) -> None:
         if len(inputs) > 1 or "+" in "".join(inputs):
             raise ArgumentError(
@@ -102,7 +107,7 @@ class ResidueKind(LabelKind):
                 "one column and one encoder."
             )
 
-    def shape_values(self, values: NDArray[Any], num_rows: int) -> NDArray[Any]:
+    def shape_values(self, values: Array, num_rows: int) -> Array:
         return values
 
     def stack(self, values: Sequence[Any], longest: int | None = None) -> Any:
@@ -116,8 +121,8 @@ class ResidueKind(LabelKind):
         return np.concatenate([np.empty(0), *(np.asarray(row, np.float64) for row in labels)])
 
     def line_up(
-        self, predictions: Any, labels: Any, as_array: Callable[[Any], NDArray[Any]]
-    ) -> tuple[NDArray[Any], FloatArray, NDArray[np.int64]]:
+        self, predictions: Any, labels: Any, as_array: Callable[[Any], Array]
+    ) -> tuple[Array, FloatArray, IntArray]:
         truth = [as_array(row).astype(np.float64) for row in labels]
         values = [as_array(row) for row in predictions]
         for i, (row, of_row) in enumerate(zip(values, truth)):
@@ -137,12 +142,12 @@ class ResidueKind(LabelKind):
     def split_rows(self, logits: Any, lengths: Sequence[int]) -> Any:
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
 
-    def read_outputs(self, outputs: NDArray[Any]) -> Any:
+    def read_outputs(self, outputs: Array) -> Any:
         is_real = (outputs != UNKNOWN).reshape(*outputs.shape[:2], -1).any(2)
         lengths = np.where(is_real, np.arange(1, 1 + is_real.shape[1]), 0).max(1, initial=0).tolist()
         return self.to_predictions(self.split_rows(outputs, lengths))
 
-    def is_sequence_of(self, scored: str, sequence: str) -> bool:
+    def covers(self, scored: str, sequence: str) -> bool:
         """Says whether a line is of this sequence: of one that a run cut, what it scored."""
         return scored.startswith(sequence)
 
@@ -216,71 +221,12 @@ class ResidueClasses(ResidueKind, Classes):
     def prediction_columns(self, predictions: Any) -> Columns:
         return {PREDICTION: [*map(join_letters, self.decode(predictions))]}
 
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Any) -> Columns:
         rows = self.split_rows(name_numbers(self, labels), [*map(len, predictions)])
         return {LABEL: [*map(join_letters, rows)]}
 
     def join_cells(self, values: Sequence[Any]) -> Any:
         return [np.eye(self.num_outputs)[value] for value in values]
-
-
-class ResidueNumbers(ResidueKind, NumericKind):
-    """A number for each residue, in a list; NaN where it is not known."""
-
-    task = "residue_regression"
-    arrow_type = pa.list_(pa.float64())
-    unknown = math.nan
-    hub_name = "Regression on residues"
-    returns = "a number for each residue of a row"
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def of_rows(self) -> LabelKind:
-        return Number(self.columns, self.names)
-
-    def judge(self, cell: Any) -> Judged:
-        """Returns a cell as a list of numbers."""
-        if is_missing(cell):
-            return MISSING
-        items = [None if is_unknown(item) else item for item in split_items(cell)]
-        judged = [*map(super().judge, items)]
-        for place, one in enumerate(judged):
-            if one.rule:
-                rule = f"'{shorten(items[place])}' at position {place + 1} of {len(items)} is not a number"
-                return Judged([], rule, LIST_REMEDY)
-        return Judged([one.value for one in judged])
-
-    def find_names(
-        self, cells: pa.ChunkedArray, sequences: pa.ChunkedArray, args: ReadArguments, notes: list[str]
-    ) -> LabelKind:
-        return self
-
-    def _find_placeholders(self, labels: Sequence[NDArray[Any]], rows: NDArray[np.int64]) -> list[RowError]:
-        (name,) = self.columns
-        flat = np.concatenate([*labels, []])
-        of_row = np.repeat(rows, [*map(len, labels)])
-        nines = {error.row: error for error in find_placeholders(flat, np.zeros(len(flat)), name, of_row)}
-        return [RowError(row, name, error.value, error.rule, LIST_REMEDY) for row, error in nines.items()]
-
-    def describe(self) -> str:
-        return "a number for each residue"
-
-    @property
-    def score_columns(self) -> list[str]:
-        return [f"{PREDICTION}_{name}" for name in self.names]
-
-    def prediction_columns(self, predictions: Any) -> Columns:
-        return {PREDICTION: join_numbers(predictions)}
-
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
-        rows = self.split_rows(np.where(labels == UNKNOWN, np.nan, labels), [*map(len, predictions)])
-        return {LABEL: join_numbers(rows)}
-
-    def join_cells(self, values: Sequence[Any]) -> Any:
-        return [np.asarray(value) for value in values]
 
 
 def _judge_mask(cell: Any) -> Judged:
@@ -300,8 +246,3 @@ def join_letters(names: Sequence[str]) -> str:
     if any(" " in name for name in names):
         return json.dumps([*names])
     return ("" if all(len(name) == 1 for name in names) else " ").join(names)
-
-
-def join_numbers(rows: Iterable[Iterable[float]]) -> NDArray[Any]:
-    """Returns numbers with spaces between, (n,); no list, whose text a CSV guards against being a formula."""
-    return np.array([" ".join(map(str, row)) for row in rows], object)

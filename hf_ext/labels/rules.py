@@ -8,9 +8,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from ..errors import DataError
-from .cells import drop_zeros, shorten
+from .cells import SEPARATOR, as_bit, beside_minus_1, drop_zeros, shorten
 from .facts import Facts
-from .names import SEPARATOR, as_bit, beside_minus_1
 
 AMOUNTS = "--task regression if they are amounts"
 ONE_NAME = "--task classification if each cell is one name"

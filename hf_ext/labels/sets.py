@@ -10,15 +10,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import DataError
-from .cells import Judged, is_missing, read_list, show_names, write_name
+from .cells import (
+    JOINTS,
+    NO_LABEL,
+    SEPARATOR,
+    Judged,
+    as_bit,
+    count_names,
+    find_joints,
+    is_missing,
+    read_list,
+    show_names,
+    split_joined,
+    write_name,
+)
 from .classes import NamedKind
 from .columns import LabelTable, RowError
-from .kind import LABEL, PREDICTION, Columns
-from .names import JOINTS, NO_LABEL, SEPARATOR, as_bit, count_names, find_joints, split_joined
 from .numbers import read_values, write_values
+from .outputs import LABEL, PREDICTION, Array, Columns
 
 
 class LabelSets(NamedKind):
@@ -78,7 +89,7 @@ class LabelSets(NamedKind):
     def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
         return [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
 
-    def facts(self, labels: NDArray[Any]) -> dict[str, Any]:
+    def facts(self, labels: Array) -> dict[str, Any]:
         """Returns how many rows there are, and how many have each label.
 
         Args:
@@ -117,7 +128,7 @@ class LabelSets(NamedKind):
         shares = np.asarray(predictions, np.float32)
         return dict(zip(self.prediction_names, [[*map(join_set, self.decode(predictions))], *shares.T]))
 
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}
 
 
@@ -144,7 +155,7 @@ class LabelColumns(LabelSets):
     def label_names(self) -> list[str]:
         return [f"{LABEL}_{name}" for name in self.names]
 
-    def label_columns(self, labels: NDArray[Any], predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return write_values(self, labels)
 
 

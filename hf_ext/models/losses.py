@@ -25,12 +25,17 @@ from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ..errors import ArgumentError, DataError
-from ..labels import UNKNOWN, LabelKind
-from ..labels.classes import Classes
-from ..labels.number import Number
-from ..labels.numbers import Numbers
-from ..labels.residues import ResidueClasses, ResidueNumbers
-from ..labels.sets import LabelColumns, LabelSets
+from ..labels import (
+    UNKNOWN,
+    Classes,
+    LabelColumns,
+    LabelKind,
+    LabelSets,
+    Number,
+    Numbers,
+    ResidueClasses,
+    ResidueNumbers,
+)
 from .kernels.replaced_forwards import has_forward_of, is_from
 
 # --- regression, in float32 -------------------------------------------------------------------------------------------

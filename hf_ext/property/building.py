@@ -14,7 +14,7 @@ from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator
 from ..data.demo import make_demo_table
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
 from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
@@ -93,12 +93,13 @@ def build_model(
     args: AffinityArguments,
     sequence_columns: Sequence[str],
     lora: LoraSettings | None = None,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     layers: Sequence[int | None] = (),
 ) -> AffinityModel:
     """A model with pretrained encoders, and a head for `kind` that is untrained or comes from `args.init_head_from`.
 
     Args:
+        kind: of label; None: one number.
         layers: of each encoder the one that is read, where they are known and `args` has none.
 
     Raises:
@@ -113,11 +114,11 @@ def build_model(
     return model
 
 
-def model_settings(args: AffinityArguments, kind: LabelKind = ONE_NUMBER) -> dict[str, Any]:
+def model_settings(args: AffinityArguments, kind: LabelKind | None = None) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
     given = {name: getattr(args, name) for name in ("head_sizes", "head_dropout", "loss", "save_full")}
-    return {**given, "head_form": form, "label_kind": kind.stored}
+    return {**given, "head_form": form, "label_kind": kind and kind.stored}
 
 
 def read_towers(

@@ -9,7 +9,7 @@ from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.metrics import HIT_METRICS
 from ..evaluation.row_metrics import RowMetrics
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..text.units import less_is_better
 from ..training.watchers import check_metric_on_rows
 from ..training_args import FastTrainingArguments
@@ -22,7 +22,7 @@ def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> 
     return metrics_of(kind, threshold).scored(has_groups)
 
 
-def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind = ONE_NUMBER) -> None:
+def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind) -> None:
     """Makes `metric_for_best_model` the one that fits labels and loss, unless the user named one."""
     explicit = args.explicit_fields
     if "metric_for_best_model" in explicit:

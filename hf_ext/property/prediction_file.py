@@ -21,7 +21,7 @@ from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
 from ..errors import ArgumentError, DataError
 from ..files import read_cell, replacing, try_replacing, write_cell
 from ..labels import LabelKind
-from ..labels.kind import PREDICTION, PROBABILITY, Columns
+from ..labels.outputs import PREDICTION, PROBABILITY, Columns
 
 LOW, HIGH = "prediction_low", "prediction_high"  # of an interval
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
@@ -158,7 +158,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
         )
     for name in (name for name in args.sequence_columns if name in lines):
         found = [judge_sequence(read_cell(cell), args).value for cell in lines[name]]
-        if num := sum(not kind.is_sequence_of(one, other) for one, other in zip(found, rows[name][:])):
+        if num := sum(not kind.covers(one, other) for one, other in zip(found, rows[name][:])):
             raise DataError(
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
                 f"other rows, in another order without {SOURCE_ROW} and --id_column, or the rows have changed since."

@@ -13,7 +13,7 @@ from ..data.reading import SOURCE_ROW
 from ..evaluation.kinds import metrics_of
 from ..evaluation.verdict import CONSTANTS
 from ..labels import LABEL, PREDICTION
-from ..labels.kind import Columns
+from ..labels.outputs import Columns
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import confusion_chart, is_drawn, plot_scatter, write_png
 from ..reporting.run_files import label_name

@@ -13,7 +13,7 @@ from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_names, has_numbered_rows, label_array, read_bounds, read_columns
 from ..data.loading import LoadedData, load_data
 from ..data.split_report import find_missing
-from ..errors import ArgumentError, DataError
+from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
 from ..evaluation.resampling import ResamplingUnits
 from ..reporting.data_section import summarize_data
@@ -61,8 +61,7 @@ def load_rows(
     if data_args.streaming:
         return data
     train, columns = data.splits["train"], data_args.sequence_columns
-    if not data.kind.per_residue and all(len(train.unique(column)) == 1 for column in columns):
-        raise DataError(f"{' and '.join(columns)}: the same in all training rows, so there is nothing to learn.")
+    data.kind.check_sequences(columns, [len(train.unique(column)) for column in columns])
     missing = find_missing(data.splits, data_args.missing_chains)
     unused = [column for column in data_args.missing_chains if column not in missing]
     data_args.missing_chains, data.report["missing_chains"] = [*missing], missing

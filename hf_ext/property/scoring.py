@@ -18,7 +18,7 @@ from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind, Number
 from ..reporting.data_section import describe_repeated
 from ..reporting.scores import fit_notes, resampled
 from ..text import units
@@ -34,9 +34,7 @@ GROUP_NOTE = "--group_column: Spearman within groups is left out, which is for o
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 
-def read_requirements(
-    args: AffinityArguments, data_args: DataArguments, kind: LabelKind = ONE_NUMBER
-) -> list[Requirement]:
+def read_requirements(args: AffinityArguments, data_args: DataArguments, kind: LabelKind) -> list[Requirement]:
     """`--require`, of the scores that a run of these arguments ends with.
 
     Raises:
@@ -75,7 +73,7 @@ class SplitScores:
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     units: ResamplingUnits | None = None
-    kind: LabelKind = ONE_NUMBER
+    kind: LabelKind = field(default_factory=Number)
     predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
     tuned: Verdict | None = None
 

@@ -18,7 +18,7 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..evaluation.row_metrics import RowMetrics
 from ..hardware import Hardware
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind, Number
 from ..memory.forecast import affinity_batch
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
@@ -59,7 +59,7 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
             table = fill_in_demo(given, data_args, make_demo_encoders(Path(scratch) / "demo_encoders"))
         sketch.notes += filter(None, [settle_encoders(given, args, hardware)])
         loaded = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, scratch, table))
-        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, ONE_NUMBER)
+        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, Number())
         model = sketch.attempt("model", lambda: _build(given, data_args, args, kind))
         sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, kind, splits.get("validation")))
         if model is None:

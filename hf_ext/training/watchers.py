@@ -15,7 +15,6 @@ from ..evaluation.kinds import metrics_of
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, Summed
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
-from ..labels import ONE_NUMBER
 from ..text.units import less_is_better
 
 ROW_BYTES = 26  # of a float64 as JSON has it
@@ -297,14 +296,13 @@ class CollapseAlarm:
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
         compute, predictions = self._trainer.compute_metrics, evaluation.predictions
-        kind = compute.kind if isinstance(compute, RowMetrics) else ONE_NUMBER
-        metrics = metrics_of(kind)
+        metrics = metrics_of(compute.kind if isinstance(compute, RowMetrics) else None)
         if not metrics.can_examine(predictions, evaluation.labels):
             return {}
         args, state = self._trainer.args, self._trainer.state
         name, step = evaluation.name, state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
-        report, alarms = metrics.examine(kind.to_predictions(predictions), evaluation.labels)
+        report, alarms = metrics.examine(metrics.kind.to_predictions(predictions), evaluation.labels)
         is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
         due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
         new = [text for about, text in due.items() if about not in self._said.get(name, [])]

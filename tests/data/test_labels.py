@@ -19,7 +19,7 @@ from hf_ext.data.columns import label_array
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.labels import UNKNOWN, kind_from_state, make_kind
-from hf_ext.labels.names import order_names
+from hf_ext.labels.cells import order_names
 from hf_ext.property.arguments import AffinityArguments
 
 NUM_ROWS = 24
