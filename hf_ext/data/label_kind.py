@@ -13,7 +13,7 @@ from ..labels import LabelKind, make_kind
 from ..labels.cells import is_missing, shorten, show_names, write_name
 from ..labels.columns import as_text
 from ..labels.facts import NUM_SEEN
-from ..labels.rules import choose_task
+from ..labels.rules import STREAM_TASK, choose_task
 from .arguments import DataArguments
 from .columns import check_columns, read_table
 from .reading import SOURCE_ROW, Part
@@ -44,16 +44,13 @@ def find_kind(
             args.label_column = [*columns]
         kind = replace(given, columns=columns)
     elif args.streaming:  # whose rows are not seen before training
-        kind = make_kind("regression" if args.task == "auto" else args.task, columns, columns)
+        kind = make_kind(STREAM_TASK if args.task == "auto" else args.task, columns, columns)
         read_as = {"read_as": f"A stream: {', '.join(map(repr, columns))} is read as {kind.describe()}, unseen."}
     else:
         table = _read(args, parts)
         sequences = table.pop(args.sequence_columns[0])
         rows = table.pop(SOURCE_ROW)
-        task, alternative = args.task, ""
-        if task not in ("regression", "classification"):  # others are refused in the same forms
-            found, alternative = choose_task(table, sequences if len(args.sequence_columns) == 1 else None, task)
-            task = found if task == "auto" else task
+        task, alternative = choose_task(table, sequences if len(args.sequence_columns) == 1 else None, args.task)
         kind = make_kind(task, columns, columns)
         if len(columns) == 1:
             kind = kind.find_names(table[columns[0]], sequences, args, report["notes"])

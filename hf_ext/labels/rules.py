@@ -87,21 +87,32 @@ ROW_RULES = (
 )
 
 
+STREAM_TASK = "regression"  # of rows that are not seen before
+# By `--task`, which says what -1 is: where not even that form can be read. Other tasks are read as they are asked for.
+REFUSING = {
+    "multilabel": (*RESIDUE_RULES, *ROW_RULES),
+    "residue_classification": RESIDUE_RULES,
+    "residue_regression": RESIDUE_RULES,
+}
+
+
 def choose_task(
-    columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArray | None, asked: str = "auto"
+    columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArray | None, asked: str
 ) -> tuple[str, str]:
-    """The task that the cells seem to be meant for, and what to give if they are not ("" where nothing else fits).
+    """Returns the task of the cells, and what to give if they are not meant for it ("" where nothing else fits).
 
     Args:
         columns: n cells each, by name.
         sequences: n; None where residues cannot have labels, since several columns hold sequences.
-        asked: `--task`, which says what -1 is, and whether rules of rows are meant.
+        asked: `--task`; what it says is returned unless it is "auto".
 
     Raises:
         DataError: labels in a form that cannot be read, by these rules; -1 among several columns of 0 and 1.
 
     Cost: form and lengths of the first 1,000 labels; the distinct ones of whole columns where these are numbers.
     """
+    if asked != "auto" and asked not in REFUSING:
+        return asked, ""
     if len(columns) > 1:
         found = {drop_zeros(name) for column in columns.values() for name in Facts.of(column, None).distinct}
         if {*map(as_bit, beside_minus_1(found))} == {0.0, 1.0}:
@@ -109,14 +120,15 @@ def choose_task(
                 f"columns {', '.join(map(repr, columns))} hold 0, 1 and -1. If -1 means not known, leave these cells "
                 "empty (0 and 1 are labels then); if it is an amount, give --task regression."
             )
-        return ("multilabel", AMOUNTS) if {*map(as_bit, found)} <= {0.0, 1.0} else ("regression", "")
+        chosen = ("multilabel", AMOUNTS) if {*map(as_bit, found)} <= {0.0, 1.0} else ("regression", "")
+        return chosen if asked == "auto" else (asked, "")
     ((name, column),) = columns.items()
     facts = Facts.of(column, sequences)
-    rules = RESIDUE_RULES if asked.startswith("residue") else (*RESIDUE_RULES, *ROW_RULES)
+    rules = REFUSING.get(asked, (*RESIDUE_RULES, *ROW_RULES))
     may_hold = (rule for rule in rules if asked == "auto" or rule.holds is not Facts.have_minus_1)
     rule = next((rule for rule in may_hold if rule.holds(facts)), ROW_RULES[-1])
     if rule.task is None:
         odd = next((cell for cell in facts.cells if as_bit(cell) is None), "")
         told = rule.says.format(cell=shorten(facts.cells[0]), odd=shorten(odd))
         raise DataError(f"column {name!r} has {told}")
-    return rule.task, rule.says
+    return (rule.task, rule.says) if asked == "auto" else (asked, "")

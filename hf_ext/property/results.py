@@ -114,7 +114,7 @@ def _plot(folder: Path, label: str, test: SplitScores, predicted: Columns, measu
         rho = test.scores["model"]["spearman"]["value"]
         text = "Spearman undefined" if rho is None else f"Spearman {rho:.3f}"
         plot_scatter(test.outputs, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
-    elif is_drawn(test.kind.state()):
+    elif is_drawn(test.kind):
         chart = confusion_chart([*measured[LABEL]], [*predicted[PREDICTION]], test.kind.names)
         write_png(chart.figure, folder / "confusion.png")
 
