@@ -8,18 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import labels
 from ..errors import DataError
-from ..labels import (
-    UNKNOWN,
-    Classes,
-    LabelColumns,
-    LabelKind,
-    LabelSets,
-    Number,
-    Numbers,
-    ResidueClasses,
-    ResidueNumbers,
-)
+from ..labels import UNKNOWN, LabelKind, Number
 from ._arrays import FloatArray
 from .alarms import Examined, examine_probabilities
 from .class_metrics import (
@@ -117,13 +108,13 @@ class SetRows(NameRows):
 
 
 ROWS: dict[type[LabelKind], type[KindRows]] = {
-    Number: NumberRows,
-    Numbers: NumbersRows,
-    Classes: ClassRows,
-    LabelColumns: SetRows,
-    LabelSets: SetRows,
-    ResidueClasses: ResidueClassRows,
-    ResidueNumbers: ResidueNumberRows,
+    labels.Number: NumberRows,
+    labels.Numbers: NumbersRows,
+    labels.Classes: ClassRows,
+    labels.LabelColumns: SetRows,
+    labels.LabelSets: SetRows,
+    labels.ResidueClasses: ResidueClassRows,
+    labels.ResidueNumbers: ResidueNumberRows,
 }
 
 

@@ -24,18 +24,9 @@ from torch import nn
 from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING
 
+from .. import labels
 from ..errors import ArgumentError, DataError
-from ..labels import (
-    UNKNOWN,
-    Classes,
-    LabelColumns,
-    LabelKind,
-    LabelSets,
-    Number,
-    Numbers,
-    ResidueClasses,
-    ResidueNumbers,
-)
+from ..labels import UNKNOWN, LabelKind, Number
 from .kernels.replaced_forwards import has_forward_of, is_from
 
 # --- regression, in float32 -------------------------------------------------------------------------------------------
@@ -161,13 +152,13 @@ class ClassLoss(NumberLoss):
 
 
 LOSSES: dict[type[LabelKind], type[NumberLoss]] = {
-    Number: NumberLoss,
-    Numbers: NumberLoss,
-    Classes: ClassLoss,
-    LabelColumns: ClassLoss,
-    LabelSets: ClassLoss,
-    ResidueClasses: ClassLoss,
-    ResidueNumbers: NumberLoss,
+    labels.Number: NumberLoss,
+    labels.Numbers: NumberLoss,
+    labels.Classes: ClassLoss,
+    labels.LabelColumns: ClassLoss,
+    labels.LabelSets: ClassLoss,
+    labels.ResidueClasses: ClassLoss,
+    labels.ResidueNumbers: NumberLoss,
 }
 
 
