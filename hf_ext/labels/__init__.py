@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .cells import UNKNOWN
 from .classes import Classes
+from .grades import Grades
 from .kind import LabelKind
 from .number import Number
 from .numbers import Numbers
@@ -23,6 +24,7 @@ __all__ = [
     "STREAMED",
     "UNKNOWN",
     "Classes",
+    "Grades",
     "LabelColumns",
     "LabelKind",
     "LabelSets",
@@ -40,6 +42,7 @@ KINDS: tuple[type[LabelKind], ...] = (
     Number,
     Numbers,
     Classes,
+    Grades,
     LabelColumns,
     LabelSets,
     ResidueClasses,
