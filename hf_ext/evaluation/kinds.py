@@ -111,7 +111,6 @@ ROWS: dict[type[LabelKind], type[KindRows]] = {
     labels.Number: NumberRows,
     labels.Numbers: NumbersRows,
     labels.Classes: ClassRows,
-    labels.Grades: ClassRows,
     labels.LabelColumns: SetRows,
     labels.LabelSets: SetRows,
     labels.ResidueClasses: ResidueClassRows,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .cells import UNKNOWN
 from .classes import Classes
-from .grades import Grades
 from .kind import LabelKind
 from .number import Number
 from .numbers import Numbers
@@ -24,7 +23,6 @@ __all__ = [
     "STREAMED",
     "UNKNOWN",
     "Classes",
-    "Grades",
     "LabelColumns",
     "LabelKind",
     "LabelSets",
@@ -42,7 +40,6 @@ KINDS: tuple[type[LabelKind], ...] = (
     Number,
     Numbers,
     Classes,
-    Grades,
     LabelColumns,
     LabelSets,
     ResidueClasses,

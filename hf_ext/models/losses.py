@@ -155,7 +155,6 @@ LOSSES: dict[type[LabelKind], type[NumberLoss]] = {
     labels.Number: NumberLoss,
     labels.Numbers: NumberLoss,
     labels.Classes: ClassLoss,
-    labels.Grades: ClassLoss,
     labels.LabelColumns: ClassLoss,
     labels.LabelSets: ClassLoss,
     labels.ResidueClasses: ClassLoss,

@@ -27,12 +27,7 @@ QUICK = (
     "--disable_tqdm true --use_cpu true --without encoder_precision --split_sizes 0.5 0.2 0.3"
 )
 CLASSES = ("low", "middle", "high")
-FLAGS = {
-    "numbers": "--label_column warm cold",
-    "residues": "--mask_column seen",
-    "sets": "--task multilabel",
-    "grades": "--task grades",
-}
+FLAGS = {"numbers": "--label_column warm cold", "residues": "--mask_column seen", "sets": "--task multilabel"}
 
 
 def make_table(kind: str, path: Path, is_shuffled: bool = False) -> None:
@@ -43,8 +38,6 @@ def make_table(kind: str, path: Path, is_shuffled: bool = False) -> None:
     rows: dict[str, Any] = {"sequence": ["".join(LETTERS[one]) for one in numbers]}
     if kind == "classes":
         rows["label"] = [CLASSES[i] for i in np.digitize(strength, [-0.7, 0.7])]
-    elif kind == "grades":
-        rows["label"] = np.digitize(strength, [-0.7, 0.7]) + 1
     elif kind == "numbers":
         rows["warm"] = strength
         rows["cold"] = [None if i % 4 == 0 else 1000 - 50 * value for i, value in enumerate(strength)]
@@ -105,16 +98,8 @@ def scores_of(results: dict[str, Any]) -> dict[str, float]:
     return {name: score["value"] for name, score in results["test"]["scores"]["model"].items()}
 
 
-DECIDED_BY = {
-    "classes": "mcc",
-    "grades": "mcc",
-    "numbers": "nrmse",
-    "sets": "f1_max",
-    "residues": "accuracy",
-    "profile": "rmse",
-}
+DECIDED_BY = {"classes": "mcc", "numbers": "nrmse", "sets": "f1_max", "residues": "accuracy", "profile": "rmse"}
 READ_AS = {
-    "grades": "Training labels: ",
     "classes": "(high, low, middle) (--task multilabel if a cell may name several, separated by ;)",
     "numbers": "is read as 2 numbers",
     "sets": "Training labels: big in",
