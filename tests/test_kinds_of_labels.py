@@ -6,7 +6,7 @@ from typing import get_args
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.evaluation.kinds import ROWS
-from hf_ext.labels import KINDS, TaskChoice, kind_from_state, make_kind
+from hf_ext.labels import KINDS, TaskChoice
 from hf_ext.models.losses import LOSSES
 
 PACKAGE = Path(__file__).resolve().parent.parent / "hf_ext"
@@ -44,19 +44,3 @@ def test_each_kind_has_its_metrics_its_loss_and_a_choice_of_task():
     assert [*get_args(TaskChoice)] == ["auto", *tasks]
     for task in tasks:
         assert DataArguments(task=task).task == task
-
-
-def test_a_kind_comes_back_from_its_state_and_no_state_is_one_number():
-    for task, columns, names in (
-        ("regression", "y", "y"),
-        ("regression", "y", "ab"),
-        ("classification", "y", "ab"),
-        ("multilabel", "y", "ab"),
-        ("multilabel", "ab", "ab"),
-        ("residue_classification", "y", "HEC"),
-        ("residue_regression", "y", "y"),
-    ):
-        kind = make_kind(task, [*columns], [*names])
-        assert kind_from_state(kind.state()) == kind
-        assert kind_from_state(kind.stored).names == (kind.names if kind.stored else ("label",))
-    assert kind_from_state(None).state() == {"task": "regression", "columns": ["label"], "names": ["label"]}

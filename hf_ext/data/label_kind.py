@@ -81,7 +81,7 @@ def _read(args: DataArguments, parts: Sequence[Part]) -> dict[str, pa.ChunkedArr
 def _show_example(kind: LabelKind, column: pa.ChunkedArray, rows: pa.ChunkedArray) -> str:
     """Returns a sentence that shows how the first cell is read that is not just its own name or number."""
     for row, cell in zip(rows.to_pylist(), column[:NUM_SEEN].to_pylist()):
-        items = [] if is_missing(cell) else kind.read_items(cell)
+        items = [] if is_missing(cell) else [*map(write_name, kind.read_items(cell))]
         if items and items != [write_name(cell)]:
             return f" For example, row {row}, {shorten(cell)}, is read as: {show_names(items)}."
     return ""

@@ -30,10 +30,12 @@ class KindRows:
         chooses: the one by which checkpoints are chosen; `by_loss`: where `--loss` is another.
         means: those that are means of what rows hold, which early stopping compares; none of one number per row.
         of_threshold: those that need a threshold; `of_hits`: that also need predictions in its unit.
-        group_metric: the one within groups.
+        of_groups: the one within groups.
+        more_logged: what evaluations log besides.
+        more_compared: of rows that hold sums by numbers (`Summed`), in which two models may be compared besides.
+        first: those that a screen shows.
         orders: the one of the order of rows, which must be above 0; `chance` is said where it is not.
         beats_constant: the one in which the model must first be better than a constant.
-        sums: whether rows may also be compared in sums by numbers that they hold (`Summed`).
     """
 
     decides: ClassVar[str]
@@ -42,11 +44,13 @@ class KindRows:
     means: ClassVar[tuple[str, ...]] = ()
     of_threshold: ClassVar[tuple[str, ...]] = ()
     of_hits: ClassVar[tuple[str, ...]] = ()
-    group_metric: ClassVar[str] = ""
+    of_groups: ClassVar[tuple[str, ...]] = ()
+    more_logged: ClassVar[tuple[str, ...]] = ()
+    more_compared: ClassVar[tuple[str, ...]] = ()
+    first: ClassVar[tuple[str, ...]] = ()
     orders: ClassVar[str] = ""
     chance: ClassVar[str] = ""
     beats_constant: ClassVar[str] = ""
-    sums: ClassVar[bool] = False
 
     def __init__(self, kind: LabelKind, threshold: float | None = None) -> None:
         self.kind, self.threshold = kind, threshold
@@ -59,20 +63,20 @@ class KindRows:
     @property
     def logged(self) -> tuple[str, ...]:
         """Returns what an evaluation logs, beside the loss."""
-        return self.names
+        return (*self.names, *self.more_logged)
 
     @property
     def compared(self) -> tuple[str, ...]:
         """Returns the metrics in which two models may be compared."""
-        return self.names
+        return (*self.names, *self.more_compared)
 
     def scored(self, has_groups: bool) -> tuple[str, ...]:
         """Returns the metrics of final scores, with groups or without."""
-        return self.names
+        return (*self.names, *self.of_groups) if has_groups else self.names
 
     def shown(self, scores: Mapping[str, Any]) -> Sequence[str]:
         """Returns the metrics among `scores` that a screen has room for."""
-        return [*scores][:MAX_SHOWN]
+        return self.first or [*scores][:MAX_SHOWN]
 
     def verdict_metric(self, name: str, is_asked: bool) -> str | None:
         """Returns what the verdict compares in: the metric that chooses checkpoints, where the user asked for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,28 +34,16 @@ class NumberRows(KindRows):
     decides = chooses = "rmse"
     by_loss = {"tobit": "loss", "ranking": "spearman"}  # tobit knows limits, which the RMSE of an evaluation does not
     of_threshold, of_hits = THRESHOLD_METRICS, HIT_METRICS
-    group_metric = GROUP_METRIC
+    of_groups = (GROUP_METRIC,)
+    more_logged = ("num_distinct",)
+    more_compared = (*RATIO_METRICS, *MEAN_METRICS)
+    first = PLAIN_METRICS
     orders, chance = "spearman", " at ordering rows"
     beats_constant = "rmse"
-    sums = True
 
     @property
     def names(self) -> tuple[str, ...]:
         return score_names(self.threshold)
-
-    @property
-    def logged(self) -> tuple[str, ...]:
-        return (*self.names, "num_distinct")
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        return (*self.names, *RATIO_METRICS, *MEAN_METRICS)
-
-    def scored(self, has_groups: bool) -> tuple[str, ...]:
-        return score_names(self.threshold, has_groups)
-
-    def shown(self, scores: Mapping[str, Any]) -> Sequence[str]:
-        return PLAIN_METRICS
 
     def verdict_metric(self, name: str, is_asked: bool) -> str | None:
         """Returns the metric that chooses checkpoints, where final scores have it; None where the loss decides."""

@@ -171,9 +171,9 @@ def score_predictions(
         for name in metrics.of_threshold:
             base = float(np.mean(rows.measured >= threshold)) if rows.why_undefined("rmse") is None else None
             scores[name].update({"threshold": float(threshold), "base_rate": base})
-    if groups is not None and metrics.group_metric:
-        found = _score_groups(rows.predicted, rows.measured, groups, num_resamples, confidence, seed)
-        scores[metrics.group_metric] = found
+    if groups is not None:
+        for name in metrics.of_groups:
+            scores[name] = _score_groups(rows.predicted, rows.measured, groups, num_resamples, confidence, seed)
     return scores
 
 
@@ -330,5 +330,5 @@ def compare_rows(
 def check_comparison(metric: str, kind: LabelKind | None = None) -> None:
     """Raises `ArgumentError` for a metric that `compare_paired` does not know."""
     metrics = metrics_of(kind, DEFAULT_THRESHOLD)
-    if metric not in metrics.compared and not (metrics.sums and is_ratio(metric)):
+    if metric not in metrics.compared and not (metrics.more_compared and is_ratio(metric)):
         raise ArgumentError(f"metric={metric!r}: use one of {', '.join(metrics.compared)}.")

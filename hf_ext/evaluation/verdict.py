@@ -167,7 +167,7 @@ def judge(
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
     metric = metric or ("spearman" if is_scale_free else metrics_of(kind).decides)
     case = _make_case(labels, predictions, metric, kind, options)
-    has_many = metrics_of(kind).sums and is_ratio(metric)
+    has_many = metrics_of(kind).more_compared and is_ratio(metric)
     verdict = _judge_baselines(case, "") if has_many else _judge(case, is_scale_free)
     return case.name_units(verdict or _undefined(case.num_rows, "there is no baseline to compare with"))
 

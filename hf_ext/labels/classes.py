@@ -58,8 +58,8 @@ class NamedKind(LabelKind):
         """Returns what a cell names, nothing where it is no name."""
         raise NotImplementedError
 
-    def read_items(self, cell: Any) -> list[str]:
-        return [*map(write_name, self.names_of(cell))]
+    def read_items(self, cell: Any) -> list[Any]:
+        return self.names_of(cell)
 
     def number_of(self, name: str, place: str = "") -> Judged:
         """Returns the number of a name, or that there is none, `place` in the cell."""
@@ -257,16 +257,12 @@ class Classes(NamedKind):
     def decode(self, predictions: Any) -> Any:
         return np.array(self.names)[np.argmax(predictions, axis=-1)]
 
-    @property
-    def prediction_names(self) -> list[str]:
-        if self.num_outputs > MAX_PROBABILITIES:
-            return [PREDICTION, PROBABILITY]
-        return [PREDICTION, *self.score_columns]
-
     def prediction_columns(self, predictions: Any) -> Columns:
         shares = np.asarray(predictions, np.float32)
-        shown = [shares.max(1)] if self.num_outputs > MAX_PROBABILITIES else shares.T
-        return dict(zip(self.prediction_names, [self.decode(predictions).tolist(), *shown]))
+        named = {PREDICTION: self.decode(predictions).tolist()}
+        if self.num_outputs > MAX_PROBABILITIES:
+            return {**named, PROBABILITY: shares.max(1)}
+        return {**named, **dict(zip(self.score_columns, shares.T))}
 
     def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return {LABEL: name_numbers(self, labels).tolist()}

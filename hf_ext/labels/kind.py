@@ -122,7 +122,7 @@ class LabelKind(KindOutputs):
         found, judged, errors = table.judge(self.columns[0], self.judge)
         return {"label": found.spread([one.value for one in judged], self.arrow_type)}, errors
 
-    def read_items(self, cell: Any) -> list[str]:
+    def read_items(self, cell: Any) -> list[Any]:
         """Returns what a cell is read as, in the order in which it stands there."""
         raise NotImplementedError
 
@@ -139,7 +139,7 @@ class LabelKind(KindOutputs):
         Raises:
             DataError: the cells are not what this kind can be.
         """
-        raise NotImplementedError
+        return self
 
     def check(self, args: ReadArguments) -> None:
         """Raises ArgumentError where other arguments of the rows do not go with what the labels are."""
@@ -148,7 +148,7 @@ class LabelKind(KindOutputs):
         if num > 1 and not self.takes_columns:
             raise ArgumentError(f"{told}: name one label column, not {num}; regression and multilabel take several.")
         self._check_columns(args, told)
-        if name := args.censor_column:
+        if (name := args.censor_column) and not self.is_one_number:
             raise ArgumentError(f"--censor_column {name} is for one column of numbers; leave it out.")
 
     def _check_columns(self, args: ReadArguments, told: str) -> None:
@@ -158,7 +158,7 @@ class LabelKind(KindOutputs):
     def check_options(self, loss: str, binder_threshold: float | None, pooling: Sequence[str]) -> None:
         """Raises ArgumentError where an option of the model is for another kind."""
         given = [] if loss in self.losses else [f"--loss {loss}"]
-        given += [] if binder_threshold is None else [f"--binder_threshold {binder_threshold:g}"]
+        given += [] if binder_threshold is None or self.is_one_number else [f"--binder_threshold {binder_threshold:g}"]
         if given:
             raise ArgumentError(
                 f"{' and '.join(given)} is for one number per row, and the label is {self.describe()}. Leave it out, "
@@ -252,7 +252,7 @@ class LabelKind(KindOutputs):
         return self._mark_unknown(torch.from_numpy(np.array(values, self.dtype)))
 
     def _mark_unknown(self, labels: Any) -> Any:
-        if not labels.is_floating_point():
+        if not self.skips_unknown or not labels.is_floating_point():
             return labels
         return labels.masked_fill(labels.eq(UNKNOWN), MEASURED).nan_to_num(nan=UNKNOWN)
 

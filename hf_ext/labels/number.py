@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .cells import SIGNS, Judged, is_missing, judge_label, shorten, unwrap, write_name
+from .cells import SIGNS, Judged, is_missing, judge_label, shorten, unwrap
 from .columns import LabelTable, RowError
 from .facts import vector_length
 from .kind import LabelKind, ReadArguments
@@ -61,12 +61,6 @@ class Number(NumericKind):
             return replace(self, names=(name,))
         return Numbers(self.columns, tuple(f"{name}_{i}" for i in range(1, num + 1)))
 
-    def check(self, args: ReadArguments) -> None:
-        self._check_columns(args, f"--task {self.task}")
-
-    def check_options(self, loss: str, binder_threshold: float | None, pooling: Sequence[str]) -> None:
-        """Allows all of them."""
-
     def judge(self, cell: object) -> Judged:
         """Returns a cell as (label, bound), NaN where it is refused."""
         return judge_label(unwrap(cell))
@@ -98,8 +92,8 @@ class Number(NumericKind):
         errors += find_placeholders(labels, bounds, name, rows)
         return {"label": pa.array(labels), "bound": pa.array(bounds.astype(np.int8))}, errors
 
-    def read_items(self, cell: Any) -> list[str]:
-        return [write_name(unwrap(cell))]
+    def read_items(self, cell: Any) -> list[Any]:
+        return [unwrap(cell)]
 
     def describe(self) -> str:
         return "a number"
@@ -120,9 +114,6 @@ class Number(NumericKind):
         """Returns `noise`, the pooled standard deviation, and `share`, of the labels' variance."""
         noise = math.sqrt(float(((labels - means) ** 2).sum()) / num_free)
         return {"noise": noise, "share": min(1.0, noise**2 / float(labels.var(ddof=0)))}
-
-    def _mark_unknown(self, labels: Any) -> Any:
-        return labels
 
     def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
         return labels[:, None], np.ones((len(labels), 1), bool)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ArgumentError
-from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items, write_name
+from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items
 from .columns import LabelTable, RowError, judge_cells
 from .kind import LabelKind
 from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray
@@ -43,8 +43,8 @@ class NumericKind(LabelKind):
             return Judged(math.nan, rule, EMPTY)
         return Judged(value, rule, remedy)
 
-    def read_items(self, cell: Any) -> list[str]:
-        return [*map(write_name, split_items(cell))]
+    def read_items(self, cell: Any) -> list[Any]:
+        return split_items(cell)
 
     def facts(self, labels: Array) -> dict[str, Any]:
         """Returns how many rows or residues there are, and of each column how many numbers are known, and their range.
@@ -90,6 +90,10 @@ class NumericKind(LabelKind):
     def decode(self, predictions: Any) -> Any:
         return predictions
 
+    @property
+    def score_columns(self) -> list[str]:
+        return [f"{PREDICTION}_{name}" for name in self.names]
+
 
 class Numbers(NumericKind):
     """Several numbers of each row; a row has at least one of them."""
@@ -132,23 +136,11 @@ class Numbers(NumericKind):
         return f"an array with a column for each of {', '.join(most)} and {last}"
 
     @property
-    def prediction_names(self) -> list[str]:
-        return [f"{PREDICTION}_{name}" for name in self.names]
-
-    @property
     def label_names(self) -> list[str]:
         return [f"{LABEL}_{name}" for name in self.names]
 
-    @property
-    def score_columns(self) -> list[str]:
-        return self.prediction_names
-
-    @property
-    def needed_column(self) -> str:
-        return self.prediction_names[0]
-
     def prediction_columns(self, predictions: Any) -> Columns:
-        return dict(zip(self.prediction_names, predictions.T))
+        return dict(zip(self.score_columns, predictions.T))
 
     def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return write_values(self, labels)

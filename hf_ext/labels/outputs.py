@@ -87,7 +87,7 @@ class KindOutputs:
     @property
     def prediction_names(self) -> list[str]:
         """Returns the names of the columns that `prediction_columns` makes, in this order."""
-        return [PREDICTION]
+        return [*self.prediction_columns(self.split_rows(np.empty((0, *self.output_shape)), []))]
 
     @property
     def label_names(self) -> list[str]:
@@ -98,11 +98,6 @@ class KindOutputs:
     def score_columns(self) -> list[str]:
         """Returns the columns of a CSV in which predictions are looked for, one of each output."""
         return [f"{PROBABILITY}_{name}" for name in self.names]
-
-    @property
-    def needed_column(self) -> str:
-        """Returns the column that a CSV of predictions must have where it has none of `score_columns`."""
-        return PREDICTION
 
     def prediction_columns(self, predictions: Any) -> Columns:
         """Returns predictions of n rows, from `read_outputs`, by name of column.

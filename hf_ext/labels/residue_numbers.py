@@ -18,7 +18,7 @@ from .cells import (
     split_items,
 )
 from .columns import RowError
-from .kind import LabelKind, ReadArguments
+from .kind import LabelKind
 from .number import Number
 from .numbers import NumericKind, find_placeholders
 from .outputs import LABEL, PREDICTION, Array, Columns, IntArray
@@ -53,11 +53,6 @@ class ResidueNumbers(ResidueKind, NumericKind):
                 return Judged([], rule, LIST_REMEDY)
         return Judged([one.value for one in judged])
 
-    def find_names(
-        self, cells: pa.ChunkedArray, sequences: pa.ChunkedArray, args: ReadArguments, notes: list[str]
-    ) -> LabelKind:
-        return self
-
     def _find_placeholders(self, labels: Sequence[Array], rows: IntArray) -> list[RowError]:
         (name,) = self.columns
         flat = np.concatenate([*labels, []])
@@ -67,10 +62,6 @@ class ResidueNumbers(ResidueKind, NumericKind):
 
     def describe(self) -> str:
         return "a number for each residue"
-
-    @property
-    def score_columns(self) -> list[str]:
-        return [f"{PREDICTION}_{name}" for name in self.names]
 
     def prediction_columns(self, predictions: Any) -> Columns:
         return {PREDICTION: join_numbers(predictions)}

@@ -170,8 +170,8 @@ class ResidueClasses(ResidueKind, Classes):
             return []
         return [name for name in map(write_name, {*split_letters(cell)}) if not is_unknown(name)]
 
-    def read_items(self, cell: Any) -> list[str]:
-        return [*map(write_name, split_letters(cell))]
+    def read_items(self, cell: Any) -> list[Any]:
+        return split_letters(cell)
 
     def judge(self, cell: Any) -> Judged:
         """Returns a cell as a list of numbers of classes."""
@@ -213,10 +213,6 @@ class ResidueClasses(ResidueKind, Classes):
         names = np.array(self.names)
         found = [names[np.argmax(row, axis=-1)] for row in predictions]
         return ["".join(row) for row in found] if all(len(name) == 1 for name in self.names) else found
-
-    @property
-    def prediction_names(self) -> list[str]:
-        return [PREDICTION]
 
     def prediction_columns(self, predictions: Any) -> Columns:
         return {PREDICTION: [*map(join_letters, self.decode(predictions))]}

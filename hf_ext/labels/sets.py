@@ -120,13 +120,10 @@ class LabelSets(NamedKind):
     def decode(self, predictions: Any) -> Any:
         return [tuple(name for name, value in zip(self.names, row) if value > 0.5) for row in predictions]
 
-    @property
-    def prediction_names(self) -> list[str]:
-        return [PREDICTION, *self.score_columns]
-
     def prediction_columns(self, predictions: Any) -> Columns:
         shares = np.asarray(predictions, np.float32)
-        return dict(zip(self.prediction_names, [[*map(join_set, self.decode(predictions))], *shares.T]))
+        named = {PREDICTION: [*map(join_set, self.decode(predictions))]}
+        return {**named, **dict(zip(self.score_columns, shares.T))}
 
     def label_columns(self, labels: Array, predictions: Any) -> Columns:
         return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}

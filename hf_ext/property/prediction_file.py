@@ -139,7 +139,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
     if 0 < len(lacking) < len(outputs):
         raise DataError(f"{path}: columns of some outputs alone; {', '.join(lacking[:MAX_LISTED])} are missing.")
     if lacking and PREDICTION not in lines:
-        raise DataError(f"{path}: no column {kind.needed_column!r}; there are {', '.join(lines.columns[:30])}.")
+        raise DataError(f"{path}: no column {kind.prediction_names[0]!r}; there are {', '.join(lines.columns[:30])}.")
     if key := next((name for name in (SOURCE_ROW, args.id_column) if name in lines), None):
         asked, lines = [str(number) for number in rows[key][:]], lines.set_index(key)
         if lines.index.has_duplicates or len({*asked}) < len(asked):

@@ -151,7 +151,7 @@ def score_split(
     predictors = {MODEL: predictions, **baselines.predictions}
     compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, units)
     groups = None
-    if group_column and metrics.group_metric:
+    if group_column and metrics.of_groups:
         groups = [row[0] for row in read_columns(rows, [group_column])]
     scores, sliced = compared.score(groups), [compared.score_slice(*one) for one in slices.items()]
     is_scale_free = config.loss == "ranking"
