@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..labels.cells import show_names
-from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from ._arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
 from .metrics import MetricValue
 
 MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
@@ -141,11 +140,11 @@ def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: in
 
 def examine_probabilities(
     names: tuple[str, ...],
-    values: NDArray[Any],
+    values: Array,
     shares: FloatArray,
     loss: MetricValue,
     constant: MetricValue,
-    counted: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    counted: tuple[IntArray, IntArray] | None = None,
 ) -> Examined:
     """Returns what `collapse_report` says of probabilities, (n, outputs), and its alarms by what they are about.
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind
-from ._arrays import FloatArray, to_numpy
+from ._arrays import Array, FloatArray, IntArray, to_numpy
 from .alarms import Examined
 from .class_metrics import find_shares
 from .metrics import Rows
@@ -93,7 +92,7 @@ class KindRows:
         """Returns the rows, see `rows_for`."""
         return self.make_rows(*self.known(predictions, labels), len(labels))
 
-    def make_rows(self, values: NDArray[Any], truth: FloatArray, row: NDArray[np.int64], num_rows: int) -> Rows:
+    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
         """Returns the rows of values, see `known`."""
         raise NotImplementedError
 
@@ -101,11 +100,11 @@ class KindRows:
         """Returns the values of what is `logged`."""
         return {name: float(rows.value(name).value) for name in self.names}
 
-    def unpack(self, values: Any) -> NDArray[Any]:
+    def unpack(self, values: Any) -> Array:
         """Returns what models put out, or labels, from an evaluation: of several the first."""
         return values[0] if isinstance(values, tuple) else values
 
-    def known(self, predictions: Any, labels: Any) -> tuple[NDArray[Any], FloatArray, NDArray[np.int64]]:
+    def known(self, predictions: Any, labels: Any) -> tuple[Array, FloatArray, IntArray]:
         """Returns predictions beside their labels, with what is not known left out.
 
         Returns:
@@ -130,7 +129,7 @@ class KindRows:
         self.check(truth, row)
         return values, np.where(truth == UNKNOWN, np.nan, truth), row
 
-    def check(self, truth: FloatArray, row: NDArray[np.int64]) -> None:
+    def check(self, truth: FloatArray, row: IntArray) -> None:
         """Raises DataError where labels, (values,) with the row of each, cannot be of this kind."""
 
     def constant(self, truth: FloatArray, more: float = 0.0) -> FloatArray:
@@ -153,7 +152,7 @@ class KindRows:
         """Returns the same in words, for a log."""
         return self.kind.describe_facts(audit)
 
-    def score_classes(self, predictions: Any, labels: NDArray[Any]) -> dict[str, dict[str, Any]]:
+    def score_classes(self, predictions: Any, labels: Array) -> dict[str, dict[str, Any]]:
         """Returns of each class or label how many rows or residues have it (`support`), precision, recall and F1.
 
         Args:

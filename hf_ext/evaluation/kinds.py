@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .. import labels
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind, Number
-from ._arrays import FloatArray
+from ._arrays import Array, FloatArray, IntArray
 from .alarms import Examined, examine_probabilities
 from .class_metrics import (
     CLASS_METRICS,
@@ -38,11 +38,11 @@ class NameRows(KindRows):
         constant = self.make_rows(everywhere, truth, np.arange(len(truth)), len(truth)).value("log_loss")
         return examine_probabilities(self.kind.names, values, shares, loss, constant, self.count(values, truth))
 
-    def count(self, values: NDArray[Any], truth: FloatArray) -> Any:
+    def count(self, values: Array, truth: FloatArray) -> Any:
         """Returns of classes how often each is the label, and how often it is predicted."""
         return None
 
-    def score_classes(self, predictions: Any, labels: NDArray[Any]) -> dict[str, dict[str, Any]]:
+    def score_classes(self, predictions: Any, labels: Array) -> dict[str, dict[str, Any]]:
         found = {}
         counted = (one.tolist() for one in self.count_hits(predictions, labels, labels != UNKNOWN))
         for name, num, of_called, hits in zip(self.kind.names, *counted):
@@ -50,7 +50,7 @@ class NameRows(KindRows):
             found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
         return found
 
-    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[NDArray[Any]]:
+    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
         """Returns of each name how many have it, are predicted to have it, and both."""
         raise NotImplementedError
 
@@ -65,21 +65,21 @@ class ClassRows(NameRows):
     def names(self) -> tuple[str, ...]:
         return (*CLASS_METRICS, *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()))
 
-    def make_rows(self, values: NDArray[Any], truth: FloatArray, row: NDArray[np.int64], num_rows: int) -> Rows:
+    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
         return Classification(values, truth.astype(np.int64), self.kind.names, row, num_rows)
 
-    def check(self, truth: FloatArray, row: NDArray[np.int64]) -> None:
+    def check(self, truth: FloatArray, row: IntArray) -> None:
         num = len(self.kind.names)
         wrong = np.flatnonzero(~np.isin(truth, np.arange(num)))
         if len(wrong):
             i = wrong[0]
             raise DataError(f"labels, row {row[i]}: {truth[i]:g} is no class; 0 to {num - 1} are known.")
 
-    def count(self, values: NDArray[Any], truth: FloatArray) -> Any:
+    def count(self, values: Array, truth: FloatArray) -> Any:
         num = len(self.kind.names)
         return [np.bincount(each, minlength=num) for each in (truth.astype(np.int64), values.argmax(axis=1))]
 
-    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[NDArray[Any]]:
+    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
         true, called = labels[known], predictions.argmax(-1)[known]
         counted = (true, called, true[true == called])
         return [np.bincount(one, minlength=len(self.kind.names)) for one in counted]
@@ -99,10 +99,10 @@ class SetRows(NameRows):
     means = ("log_loss",)
     names = MULTILABEL_METRICS
 
-    def make_rows(self, values: NDArray[Any], truth: FloatArray, row: NDArray[np.int64], num_rows: int) -> Rows:
+    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
         return Multilabel(values, truth)
 
-    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[NDArray[Any]]:
+    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
         has, called = labels == 1, (predictions > 0.5) & known
         return has.sum(0), called.sum(0), (has & called).sum(0)
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ._arrays import FloatArray
+from ._arrays import FloatArray, IntArray
 from .metrics import PLAIN_METRICS, Counted, GroupScore, Regression, Rows, Summed, mean_of_groups, per_group_spearman
 from .ranks import Once
 
@@ -30,7 +29,7 @@ class ResidueRegression(Regression):
     Cost: that of as many rows as there are proteins, and 0.1 ms per protein for Spearman.
     """
 
-    def __init__(self, predicted: FloatArray, measured: FloatArray, row: NDArray[np.int64], num_rows: int) -> None:
+    def __init__(self, predicted: FloatArray, measured: FloatArray, row: IntArray, num_rows: int) -> None:
         super().__init__(predicted, measured)
         self.num_rows, self._row = num_rows, row
 
@@ -72,7 +71,7 @@ class SeveralNumbers(Rows):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, columns: Sequence[str]) -> None:
         super().__init__(len(measured))
-        self._rows: dict[str, NDArray[np.int64]] = {}
+        self._rows: dict[str, IntArray] = {}
         self._parts: dict[str, Regression] = {}
         for j, name in enumerate(columns):
             if len(rows := np.flatnonzero(~np.isnan(measured[:, j]))):

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..text.units import format_cell
-from ._arrays import FloatArray, as_pair
+from ._arrays import Array, FloatArray, IntArray, as_pair
 from .alarms import Examined, examine_numbers, label_audit
 from .kind_rows import KindRows
 from .metrics import (
@@ -60,7 +59,7 @@ class NumberRows(KindRows):
         assert isinstance(rows, Regression)
         return {**super().measure(rows), "num_distinct": float(len(np.unique(rows.predicted)))}
 
-    def unpack(self, values: Any) -> NDArray[Any]:
+    def unpack(self, values: Any) -> Array:
         return np.asarray(super().unpack(values), np.float64).reshape(-1)
 
     def examine(self, predictions: Any, labels: Any) -> Examined:
@@ -91,7 +90,7 @@ class NumbersRows(KindRows):
     def names(self) -> tuple[str, ...]:
         return several_names(self.kind.names)
 
-    def make_rows(self, values: NDArray[Any], truth: FloatArray, row: NDArray[np.int64], num_rows: int) -> Rows:
+    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
         return SeveralNumbers(values.astype(np.float64), truth, self.kind.names)
 
     def examine(self, predictions: Any, labels: Any) -> Examined:
@@ -112,7 +111,7 @@ class ResidueNumberRows(KindRows):
     means = ("rmse", "mae", PER_PROTEIN)
     names = RESIDUE_METRICS
 
-    def make_rows(self, values: NDArray[Any], truth: FloatArray, row: NDArray[np.int64], num_rows: int) -> Rows:
+    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
         return ResidueRegression(values.astype(np.float64).reshape(-1), truth, row, num_rows)
 
     def examine(self, predictions: Any, labels: Any) -> Examined:

@@ -8,12 +8,11 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number
-from ._arrays import FloatArray, as_column, as_groups, count_not_finite, to_numpy
+from ._arrays import Array, FloatArray, IntArray, as_column, as_groups, count_not_finite, to_numpy
 from .kind_rows import KindRows
 from .kinds import metrics_of
 from .metrics import THRESHOLD_METRICS, Rows
@@ -70,7 +69,7 @@ class RowMetrics:
         is_cut = name.endswith(THRESHOLD_METRICS) and self.threshold is not None
         return f"{name} at {self.threshold:g}" if is_cut else name
 
-    def why_undefined(self, metric: str, dataset: Any, rows: NDArray[np.int64] | None) -> str | None:
+    def why_undefined(self, metric: str, dataset: Any, rows: IntArray | None) -> str | None:
         """Why a metric will have no value on these rows, whatever is predicted; None where nothing speaks against it.
 
         Args:
@@ -88,7 +87,7 @@ class RowMetrics:
         return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
 
 
-def unpack_labelled(output: Any, kind: LabelKind) -> tuple[NDArray[Any], NDArray[Any]]:
+def unpack_labelled(output: Any, kind: LabelKind) -> tuple[Array, Array]:
     """Predictions and labels of an `EvalPrediction` or `PredictionOutput`; of one number per row (n,) float64 each.
 
     Where a model returns several outputs, or rows hold several labels (a bound too), the first of each.
@@ -110,7 +109,7 @@ class ChosenRows:
         kept: of a stream, the rows themselves, in order; else None.
     """
 
-    rows: NDArray[np.int64]
+    rows: IntArray
     num_rows: int
     kept: list[Any] | None = None
 
@@ -150,9 +149,7 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
     return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
 
 
-def choose_subset(
-    labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42
-) -> NDArray[np.int64]:
+def choose_subset(labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42) -> IntArray:
     """Chooses rows that stand for all of them; the same labels, groups, size and seed give the same rows.
 
     A systematic sample: rows are put in order by group, within it by label, equal ones at random, and from a random
@@ -187,7 +184,7 @@ def choose_subset(
     return np.sort(order[(np.arange(num_wanted) * num_rows + generator.integers(num_rows)) // num_wanted])
 
 
-def _rank_labels(labels: Any) -> NDArray[np.int64]:
+def _rank_labels(labels: Any) -> IntArray:
     """Of each row the rank of its label among the distinct ones, (n,)."""
     values = to_numpy(labels)
     if values.size == 0:

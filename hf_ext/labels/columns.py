@@ -25,6 +25,9 @@ class RowError(NamedTuple):
     remedy: str
 
 
+Read = tuple[dict[str, Any], list[RowError]]  # columns by name, and an error for each row that is refused
+
+
 class Distinct(NamedTuple):
     """A column as its distinct `cells`, text as large_string, and the `number` (n,) of the cell that each row has."""
 

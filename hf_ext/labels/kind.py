@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
 from .cells import UNKNOWN, Judged
-from .columns import LabelTable, RowError
+from .columns import LabelTable, Read
 from .outputs import Array, FloatArray, IntArray, KindOutputs
 
 MEASURED = float(np.nextafter(np.float32(UNKNOWN), np.float32(0)))  # -99.99999: a number that is -100 counts too
@@ -117,7 +117,7 @@ class LabelKind(KindOutputs):
         """Returns a cell as its value, or the rule that refuses it."""
         raise NotImplementedError
 
-    def read(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
+    def read(self, table: LabelTable) -> Read:
         """Returns the column `label` of rows, and an error for each row that is refused. Each cell is judged once."""
         found, judged, errors = table.judge(self.columns[0], self.judge)
         return {"label": found.spread([one.value for one in judged], self.arrow_type)}, errors

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .cells import SIGNS, Judged, is_missing, judge_label, shorten, unwrap
-from .columns import LabelTable, RowError
+from .columns import LabelTable, Read, RowError
 from .facts import vector_length
 from .kind import LabelKind, ReadArguments
 from .numbers import Numbers, NumericKind, find_placeholders
@@ -65,7 +65,7 @@ class Number(NumericKind):
         """Returns a cell as (label, bound), NaN where it is refused."""
         return judge_label(unwrap(cell))
 
-    def read(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
+    def read(self, table: LabelTable) -> Read:
         """Returns finite numbers and bounds; refuses what would poison a loss.
 
         Returns:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..errors import ArgumentError
 from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items
-from .columns import LabelTable, RowError, judge_cells
+from .columns import LabelTable, Read, RowError, judge_cells
 from .kind import LabelKind
 from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray
 
@@ -104,7 +104,7 @@ class Numbers(NumericKind):
     why_one_head = "here each row has several numbers"
     hub_name = "Regression on protein sequences"
 
-    def read(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
+    def read(self, table: LabelTable) -> Read:
         columns: dict[str, Any] = {name: table.table[name] for name in self.columns}
         errors: list[RowError] = []
         if len(columns) < self.num_outputs:
@@ -114,7 +114,7 @@ class Numbers(NumericKind):
     def _find_placeholders(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)
 
-    def _split_lists(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
+    def _split_lists(self, table: LabelTable) -> Read:
         """Returns a column for each number that cells list, by its name, and an error for each list of other length."""
         (name,) = self.columns
         nothing = [None] * self.num_outputs
@@ -152,7 +152,7 @@ def read_values(
     columns: Mapping[str, Any],
     errors: list[RowError],
     find_wrong: Callable[[FloatArray, str, IntArray], list[RowError]],
-) -> tuple[dict[str, Any], list[RowError]]:
+) -> Read:
     """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
 
     Args:

@@ -25,7 +25,7 @@ from .cells import (
     write_name,
 )
 from .classes import Classes, NamedKind, name_numbers
-from .columns import LabelTable, RowError, as_text
+from .columns import LabelTable, Read, RowError, as_text
 from .kind import LabelKind, ReadArguments, Steps
 from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray
 
@@ -48,7 +48,7 @@ class ResidueKind(LabelKind):
     why_one_head = "here each row has a label for each residue"
     why_last_layer = "each residue has a label"
 
-    def read(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
+    def read(self, table: LabelTable) -> Read:
         """Returns a list for each row, unknown where the mask is 0; refuses one of another length than its sequence."""
         (name,) = self.columns
         found, judged, errors = table.judge(name, self.judge)

@@ -27,7 +27,7 @@ from .cells import (
     write_name,
 )
 from .classes import NamedKind
-from .columns import LabelTable, RowError
+from .columns import LabelTable, Read
 from .numbers import read_values, write_values
 from .outputs import LABEL, PREDICTION, Array, Columns
 
@@ -144,7 +144,7 @@ class LabelColumns(LabelSets):
         wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
         return wrong if value is None else Judged(value)
 
-    def read(self, table: LabelTable) -> tuple[dict[str, Any], list[RowError]]:
+    def read(self, table: LabelTable) -> Read:
         columns = {name: table.table[name] for name in self.columns}
         return read_values(self, table, columns, [], lambda values, name, rows: [])
 
