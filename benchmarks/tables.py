@@ -26,7 +26,12 @@ from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, 
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "recipes").rglob("README.md")),
+)
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # --- speed-ups -------------------------------------------------------------------------------------------------------
