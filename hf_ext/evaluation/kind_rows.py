@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,19 @@ from .class_metrics import find_shares
 from .metrics import Rows
 
 MAX_SHOWN = 6  # metrics on a screen
+
+
+class Known(NamedTuple):
+    """Predictions beside their labels.
+
+    Of classes and residues `values` are (n, outputs), their `truth` is (n,); of several numbers or labels both are
+    (n, k), with NaN where it is not known. `row`, (n,), is that of each of `num_rows`.
+    """
+
+    values: Array
+    truth: FloatArray
+    row: IntArray
+    num_rows: int
 
 
 class KindRows:
@@ -90,10 +103,10 @@ class KindRows:
 
     def rows(self, predictions: Any, labels: Any, metric: str = "") -> Rows:
         """Returns the rows, see `rows_for`."""
-        return self.make_rows(*self.known(predictions, labels), len(labels))
+        return self.make_rows(self.known(predictions, labels))
 
-    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
-        """Returns the rows of values, see `known`."""
+    def make_rows(self, known: Known) -> Rows:
+        """Returns the rows of what is known."""
         raise NotImplementedError
 
     def measure(self, rows: Rows) -> dict[str, float]:
@@ -104,12 +117,8 @@ class KindRows:
         """Returns what models put out, or labels, from an evaluation: of several the first."""
         return values[0] if isinstance(values, tuple) else values
 
-    def known(self, predictions: Any, labels: Any) -> tuple[Array, FloatArray, IntArray]:
+    def known(self, predictions: Any, labels: Any) -> Known:
         """Returns predictions beside their labels, with what is not known left out.
-
-        Returns:
-            Of classes and residues: predictions (values, outputs), labels (values,), the row of each (values,). Of
-            several numbers or labels: (n, k), (n, k) with NaN where it is not known, (n,).
 
         Raises:
             DataError: see `rows_for`.
@@ -127,7 +136,7 @@ class KindRows:
             if found != needed:
                 raise DataError(f"{name}: shape {found} given; {needed} is needed, for {width:,} names.")
         self.check(truth, row)
-        return values, np.where(truth == UNKNOWN, np.nan, truth), row
+        return Known(values, np.where(truth == UNKNOWN, np.nan, truth), row, len(labels))
 
     def check(self, truth: FloatArray, row: IntArray) -> None:
         """Raises DataError where labels, (values,) with the row of each, cannot be of this kind."""

@@ -20,7 +20,7 @@ from .class_metrics import (
     Classification,
     Multilabel,
 )
-from .kind_rows import KindRows
+from .kind_rows import KindRows, Known
 from .metrics import Rows
 from .number_rows import NumberRows, NumbersRows, ResidueNumberRows
 
@@ -31,11 +31,11 @@ class NameRows(KindRows):
     chooses = "log_loss"
 
     def examine(self, predictions: Any, labels: Any) -> Examined:
-        values, truth, row = self.known(predictions, labels)
+        known = self.known(predictions, labels)
+        values, truth = known.values, known.truth
         shares = self.constant(truth)
-        everywhere = np.broadcast_to(shares, values.shape)
-        loss = self.make_rows(values, truth, row, len(labels)).value("log_loss")
-        constant = self.make_rows(everywhere, truth, np.arange(len(truth)), len(truth)).value("log_loss")
+        everywhere = Known(np.broadcast_to(shares, values.shape), truth, np.arange(len(truth)), len(truth))
+        loss, constant = (self.make_rows(each).value("log_loss") for each in (known, everywhere))
         return examine_probabilities(self.kind.names, values, shares, loss, constant, self.count(values, truth))
 
     def count(self, values: Array, truth: FloatArray) -> Any:
@@ -65,8 +65,8 @@ class ClassRows(NameRows):
     def names(self) -> tuple[str, ...]:
         return (*CLASS_METRICS, *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()))
 
-    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
-        return Classification(values, truth.astype(np.int64), self.kind.names, row, num_rows)
+    def make_rows(self, known: Known) -> Rows:
+        return Classification(known.values, known.truth.astype(np.int64), self.kind.names, known.row, known.num_rows)
 
     def check(self, truth: FloatArray, row: IntArray) -> None:
         num = len(self.kind.names)
@@ -99,8 +99,8 @@ class SetRows(NameRows):
     means = ("log_loss",)
     names = MULTILABEL_METRICS
 
-    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
-        return Multilabel(values, truth)
+    def make_rows(self, known: Known) -> Rows:
+        return Multilabel(known.values, known.truth)
 
     def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
         has, called = labels == 1, (predictions > 0.5) & known

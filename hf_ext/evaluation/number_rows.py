@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..text.units import format_cell
-from ._arrays import Array, FloatArray, IntArray, as_pair
+from ._arrays import Array, as_pair
 from .alarms import Examined, examine_numbers, label_audit
-from .kind_rows import KindRows
+from .kind_rows import KindRows, Known
 from .metrics import (
     GROUP_METRIC,
     HIT_METRICS,
@@ -90,12 +90,12 @@ class NumbersRows(KindRows):
     def names(self) -> tuple[str, ...]:
         return several_names(self.kind.names)
 
-    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
-        return SeveralNumbers(values.astype(np.float64), truth, self.kind.names)
+    def make_rows(self, known: Known) -> Rows:
+        return SeveralNumbers(known.values.astype(np.float64), known.truth, self.kind.names)
 
     def examine(self, predictions: Any, labels: Any) -> Examined:
         """Returns the report of the first number, and the alarms of all."""
-        values, truth, _ = self.known(predictions, labels)
+        values, truth, *_ = self.known(predictions, labels)
         columns = [(value, of, np.isfinite(of)) for value, of in zip(values.T, truth.T)]
         found = [examine_numbers(value[known], of[known]) for value, of, known in columns]
         named = [
@@ -111,9 +111,9 @@ class ResidueNumberRows(KindRows):
     means = ("rmse", "mae", PER_PROTEIN)
     names = RESIDUE_METRICS
 
-    def make_rows(self, values: Array, truth: FloatArray, row: IntArray, num_rows: int) -> Rows:
-        return ResidueRegression(values.astype(np.float64).reshape(-1), truth, row, num_rows)
+    def make_rows(self, known: Known) -> Rows:
+        return ResidueRegression(known.values.astype(np.float64).reshape(-1), known.truth, known.row, known.num_rows)
 
     def examine(self, predictions: Any, labels: Any) -> Examined:
-        values, truth, _ = self.known(predictions, labels)
+        values, truth, *_ = self.known(predictions, labels)
         return examine_numbers(values[:, 0], truth)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
 from .cells import UNKNOWN, Judged
-from .columns import LabelTable, Read
+from .columns import LabelTable, Read, RowError
 from .outputs import Array, FloatArray, IntArray, KindOutputs
 
 MEASURED = float(np.nextafter(np.float32(UNKNOWN), np.float32(0)))  # -99.99999: a number that is -100 counts too
@@ -122,6 +122,10 @@ class LabelKind(KindOutputs):
         found, judged, errors = table.judge(self.columns[0], self.judge)
         return {"label": found.spread([one.value for one in judged], self.arrow_type)}, errors
 
+    def find_wrong(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
+        """Returns errors of the rows whose value cannot be meant, of a column of several."""
+        return []
+
     def read_items(self, cell: Any) -> list[Any]:
         """Returns what a cell is read as, in the order in which it stands there."""
         raise NotImplementedError
@@ -195,15 +199,11 @@ class LabelKind(KindOutputs):
         """Returns the metrics that a report shows first: the verdict's, and the first of those that were `scored`."""
         return [decided_by, *scored[:1]]
 
-    def shape_values(self, values: Array, num_rows: int) -> Array:
-        """Returns the flat values of the column `label` of `num_rows` rows as `facts` takes them."""
-        return values.reshape(num_rows, *self.label_shape)
-
     def facts_of(self, rows: Any) -> dict[str, Any]:
         """Returns what the labels of a split hold, JSON-able; `rows`: a `datasets.Dataset`. See `facts`."""
         column = rows.with_format("arrow")[:]["label"].combine_chunks()
         values = column.flatten() if pa.types.is_list(column.type) else column
-        return self.facts(self.shape_values(values.to_numpy(zero_copy_only=False), len(column)))
+        return self.facts(values.to_numpy(zero_copy_only=False).reshape(-1, *self.label_shape))
 
     def facts(self, labels: Array) -> dict[str, Any]:
         """Returns what these labels hold, JSON-able."""

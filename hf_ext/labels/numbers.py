@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -109,9 +109,9 @@ class Numbers(NumericKind):
         errors: list[RowError] = []
         if len(columns) < self.num_outputs:
             columns, errors = self._split_lists(table)
-        return read_values(self, table, columns, errors, self._find_placeholders)
+        return read_values(self, table, columns, errors)
 
-    def _find_placeholders(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
+    def find_wrong(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)
 
     def _split_lists(self, table: LabelTable) -> Read:
@@ -146,25 +146,18 @@ class Numbers(NumericKind):
         return write_values(self, labels)
 
 
-def read_values(
-    kind: LabelKind,
-    table: LabelTable,
-    columns: Mapping[str, Any],
-    errors: list[RowError],
-    find_wrong: Callable[[FloatArray, str, IntArray], list[RowError]],
-) -> Read:
+def read_values(kind: LabelKind, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
     """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
 
     Args:
         columns: cells by name.
         errors: found before.
-        find_wrong: further ones among the values of a column, of its name and the rows.
     """
     values: list[FloatArray] = []
     for name, column in columns.items():
         found, judged, refused = judge_cells(column, kind.judge, name, table.rows)
         values.append(np.array([one.value for one in judged], np.float64)[found.number])
-        errors = [*errors, *refused, *find_wrong(values[-1], name, table.rows)]
+        errors = [*errors, *refused, *kind.find_wrong(values[-1], name, table.rows)]
     labels = np.stack(values, 1)
     named = {error.row for error in errors}
     rule, remedy = "no label of the row is known", "Fill in one of them, or leave the row out."

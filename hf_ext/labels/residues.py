@@ -107,9 +107,6 @@ class ResidueKind(LabelKind):
                 "one column and one encoder."
             )
 
-    def shape_values(self, values: Array, num_rows: int) -> Array:
-        return values
-
     def stack(self, values: Sequence[Any], longest: int | None = None) -> Any:
         import torch
 

@@ -146,7 +146,7 @@ class LabelColumns(LabelSets):
 
     def read(self, table: LabelTable) -> Read:
         columns = {name: table.table[name] for name in self.columns}
-        return read_values(self, table, columns, [], lambda values, name, rows: [])
+        return read_values(self, table, columns, [])
 
     @property
     def label_names(self) -> list[str]:
