@@ -22,7 +22,7 @@ from .class_metrics import (
 )
 from .kind_rows import KindRows, Known
 from .metrics import Rows
-from .number_rows import NumberRows, NumbersRows, ResidueNumberRows
+from .number_metrics import NumberRows, NumbersRows, ResidueNumberRows
 
 
 class NameRows(KindRows):
