@@ -54,7 +54,7 @@ def is_missing(value: object) -> bool:
 
 
 def is_unknown(item: object) -> bool:
-    """Says whether an item of a list stands for a residue whose label nobody knows."""
+    """Says whether an item of a list stands for a residue whose label is not known."""
     return is_missing(item) or write_name(item) in NOT_KNOWN
 
 
@@ -122,7 +122,7 @@ def _unquote(token: str) -> str:
     return re.sub(r"\\(.)", r"\1", token[1:].removesuffix(token[0]))
 
 
-def unwrap(cell: Any) -> Any:
+def unwrap(cell: object) -> Any:
     """Returns the item of a list of one, None of an empty list, any other cell as it is."""
     items = read_list(cell)
     if items is None or len(items) > 1:
@@ -130,7 +130,7 @@ def unwrap(cell: Any) -> Any:
     return items[0] if items else None
 
 
-def split_items(cell: Any) -> list[Any]:
+def split_items(cell: object) -> list[Any]:
     """Returns the items of a list, or of text that lists things between spaces, commas or semicolons."""
     items = read_list(cell)
     if items is not None:
@@ -138,7 +138,7 @@ def split_items(cell: Any) -> list[Any]:
     return _ITEMS(cell) if isinstance(cell, str) else [cell]
 
 
-def split_letters(cell: Any) -> list[Any]:
+def split_letters(cell: object) -> list[Any]:
     """As `split_items`, and a word alone as its letters."""
     items = split_items(cell)
     return [*items[0]] if isinstance(cell, str) and items == [cell.strip()] else items
@@ -178,7 +178,7 @@ def order_names(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(found)
 
 
-def as_bit(cell: Any) -> float | None:
+def as_bit(cell: object) -> float | None:
     """1 or 0 of a cell that says yes or no; None of others."""
     return BITS.get(drop_zeros(write_name(cell)).lower())
 

@@ -30,7 +30,7 @@ from .cells import (
 )
 from .columns import distinct
 from .kind import LabelKind, ReadArguments
-from .outputs import LABEL, PREDICTION, PROBABILITY, Array, Columns, FloatArray, IntArray
+from .outputs import LABEL, PREDICTION, PROBABILITY, Array, Columns, FloatArray, IntArray, Outputs
 
 FILL_IN = "Fill it in, or leave the row out."
 NOT_KNOWN = "?"  # in tables of predictions
@@ -50,15 +50,15 @@ class NamedKind(LabelKind):
         """Returns the number of a name, also of one that is written with other decimals (`1.0` for `1`)."""
         return self.numbers.get(name, self.numbers.get(drop_zeros(name)))
 
-    def is_missing(self, cell: Any) -> bool:
+    def is_missing(self, cell: object) -> bool:
         """Says whether a cell holds nothing: `NA` is a class where one is called so."""
         return is_missing(cell) and write_name(cell) not in self.numbers
 
-    def names_of(self, cell: Any) -> list[str]:
+    def names_of(self, cell: object) -> list[str]:
         """Returns what a cell names, nothing where it is no name."""
         raise NotImplementedError
 
-    def read_items(self, cell: Any) -> list[Any]:
+    def read_items(self, cell: object) -> list[Any]:
         return self.names_of(cell)
 
     def number_of(self, name: str, place: str = "") -> Judged:
@@ -206,11 +206,11 @@ class Classes(NamedKind):
     def num_classes(self) -> int:
         return len(self.names)
 
-    def names_of(self, cell: Any) -> list[str]:
+    def names_of(self, cell: object) -> list[str]:
         cell = unwrap(cell)
         return [] if self.is_missing(cell) or is_several(cell) else [write_name(cell)]
 
-    def judge(self, cell: Any) -> Judged:
+    def judge(self, cell: object) -> Judged:
         """Returns a cell as the number of its class."""
         cell = unwrap(cell)
         if self.is_missing(cell):
@@ -254,24 +254,24 @@ class Classes(NamedKind):
     def _link(self, special: Any) -> Callable[[Any], Any]:
         return lambda logits: special.softmax(logits, axis=-1)
 
-    def decode(self, predictions: Any) -> Any:
+    def decode(self, predictions: Outputs) -> Any:
         return np.array(self.names)[np.argmax(predictions, axis=-1)]
 
-    def prediction_columns(self, predictions: Any) -> Columns:
+    def prediction_columns(self, predictions: Outputs) -> Columns:
         shares = np.asarray(predictions, np.float32)
         named = {PREDICTION: self.decode(predictions).tolist()}
         if self.num_outputs > MAX_PROBABILITIES:
             return {**named, PROBABILITY: shares.max(1)}
         return {**named, **dict(zip(self.score_columns, shares.T))}
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return {LABEL: name_numbers(self, labels).tolist()}
 
     def join_cells(self, values: Sequence[Any]) -> Any:
         return np.stack([np.eye(self.num_outputs)[value] for value in values])
 
 
-def is_several(cell: Any) -> bool:
+def is_several(cell: object) -> bool:
     """Says whether a cell lists several names."""
     return SEPARATOR in str(cell) or read_list(cell) is not None
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, DataError
 from .cells import UNKNOWN, Judged
 from .columns import LabelTable, Read, RowError
-from .outputs import Array, FloatArray, IntArray, KindOutputs
+from .outputs import Array, FloatArray, IntArray, KindOutputs, Outputs
 
 MEASURED = float(np.nextafter(np.float32(UNKNOWN), np.float32(0)))  # -99.99999: a number that is -100 counts too
 
@@ -113,7 +113,7 @@ class LabelKind(KindOutputs):
 
     # Cells.
 
-    def judge(self, cell: Any) -> Judged:
+    def judge(self, cell: object) -> Judged:
         """Returns a cell as its value, or the rule that refuses it."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class LabelKind(KindOutputs):
         """Returns errors of the rows whose value cannot be meant, of a column of several."""
         return []
 
-    def read_items(self, cell: Any) -> list[Any]:
+    def read_items(self, cell: object) -> list[Any]:
         """Returns what a cell is read as, in the order in which it stands there."""
         raise NotImplementedError
 
@@ -284,7 +284,7 @@ class LabelKind(KindOutputs):
         return 1.0
 
     def line_up(
-        self, predictions: Any, labels: Any, as_array: Callable[[Any], Array]
+        self, predictions: Outputs, labels: Any, as_array: Callable[[Any], Array]
     ) -> tuple[Array, FloatArray, IntArray]:
         """Returns predictions (values, ...), labels (values, ...) and the row of each value; of residues known ones."""
         return as_array(predictions), as_array(labels).astype(np.float64), np.arange(len(labels))

@@ -16,7 +16,7 @@ from .columns import LabelTable, Read, RowError
 from .facts import vector_length
 from .kind import LabelKind, ReadArguments
 from .numbers import Numbers, NumericKind, find_placeholders
-from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray
+from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, Outputs
 
 UNSAID = 2  # by a mark: whether its label is a bound
 # 1 marks a label the assay could not go below, so the true value is at or below it.
@@ -92,7 +92,7 @@ class Number(NumericKind):
         errors += find_placeholders(labels, bounds, name, rows)
         return {"label": pa.array(labels), "bound": pa.array(bounds.astype(np.int8))}, errors
 
-    def read_items(self, cell: Any) -> list[Any]:
+    def read_items(self, cell: object) -> list[Any]:
         return [unwrap(cell)]
 
     def describe(self) -> str:
@@ -118,10 +118,10 @@ class Number(NumericKind):
     def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
         return labels[:, None], np.ones((len(labels), 1), bool)
 
-    def prediction_columns(self, predictions: Any) -> Columns:
-        return {PREDICTION: predictions.reshape(-1)}
+    def prediction_columns(self, predictions: Outputs) -> Columns:
+        return {PREDICTION: np.reshape(predictions, -1)}
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return {LABEL: labels}
 
     @property

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items
 from .columns import LabelTable, Read, RowError, judge_cells
 from .kind import LabelKind
-from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray
+from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray, Outputs
 
 # Numbers that other programs write where nothing was measured.
 NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 99.99, 999.9, 999.99, 9999.9, 9999.99)
@@ -43,7 +43,7 @@ class NumericKind(LabelKind):
             return Judged(math.nan, rule, EMPTY)
         return Judged(value, rule, remedy)
 
-    def read_items(self, cell: Any) -> list[Any]:
+    def read_items(self, cell: object) -> list[Any]:
         return split_items(cell)
 
     def facts(self, labels: Array) -> dict[str, Any]:
@@ -81,13 +81,13 @@ class NumericKind(LabelKind):
     def _spread(self, numbers: Any, least: float) -> Any:
         return np.maximum(numbers.std(0).filled(0), least)
 
-    def to_predictions(self, logits: Any) -> Any:
+    def to_predictions(self, logits: Outputs) -> Any:
         return logits
 
     def check_probabilities(self) -> None:
         raise ArgumentError(f"This model predicts numbers ({', '.join(self.names)}), which have no probabilities.")
 
-    def decode(self, predictions: Any) -> Any:
+    def decode(self, predictions: Outputs) -> Any:
         return predictions
 
     @property
@@ -139,10 +139,10 @@ class Numbers(NumericKind):
     def label_names(self) -> list[str]:
         return [f"{LABEL}_{name}" for name in self.names]
 
-    def prediction_columns(self, predictions: Any) -> Columns:
-        return dict(zip(self.score_columns, predictions.T))
+    def prediction_columns(self, predictions: Outputs) -> Columns:
+        return dict(zip(self.score_columns, np.transpose(predictions)))
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return write_values(self, labels)
 
 

@@ -13,6 +13,7 @@ PREDICTION, PROBABILITY, LABEL = "prediction", "probability", "label"  # columns
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Outputs = Array | Sequence[Array]  # of residues an array for each row
 Columns = Mapping[str, Sequence[Any] | Array]
 
 
@@ -37,11 +38,11 @@ class KindOutputs:
         """Returns the shape of a prediction of a row or residue."""
         return (self.num_outputs,)
 
-    def split_rows(self, logits: Any, lengths: Sequence[int]) -> Any:
+    def split_rows(self, logits: Outputs, lengths: Sequence[int]) -> Any:
         """Returns `logits` by row: of residues n arrays, (length, ...) each, without padding; else as they are."""
         return logits
 
-    def to_predictions(self, logits: Any) -> Any:
+    def to_predictions(self, logits: Outputs) -> Any:
         """Returns what scores take: numbers as they are; of classes probabilities that add up to 1, of sets of each.
 
         Args:
@@ -70,7 +71,7 @@ class KindOutputs:
         """
         return self.to_predictions(outputs)
 
-    def decode(self, predictions: Any) -> Any:
+    def decode(self, predictions: Outputs) -> Any:
         """Returns what is predicted of each row.
 
         Args:
@@ -99,7 +100,7 @@ class KindOutputs:
         """Returns the columns of a CSV in which predictions are looked for, one of each output."""
         return [f"{PROBABILITY}_{name}" for name in self.names]
 
-    def prediction_columns(self, predictions: Any) -> Columns:
+    def prediction_columns(self, predictions: Outputs) -> Columns:
         """Returns predictions of n rows, from `read_outputs`, by name of column.
 
         Numbers in label units; the class with the highest probability, and probabilities; the labels whose probability
@@ -107,7 +108,7 @@ class KindOutputs:
         """
         raise NotImplementedError
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         """Returns labels of n rows by name of column, written as predictions are; "" or `?` (of classes) for unknown.
 
         Args:

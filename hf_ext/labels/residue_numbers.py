@@ -21,7 +21,7 @@ from .columns import RowError
 from .kind import LabelKind
 from .number import Number
 from .numbers import NumericKind, find_placeholders
-from .outputs import LABEL, PREDICTION, Array, Columns, IntArray
+from .outputs import LABEL, PREDICTION, Array, Columns, IntArray, Outputs
 from .residues import MISSING, ResidueKind
 
 LIST_REMEDY = "Write a number for each residue, separated by spaces; nan where it is not known."
@@ -41,7 +41,7 @@ class ResidueNumbers(ResidueKind, NumericKind):
     def of_rows(self) -> LabelKind:
         return Number(self.columns, self.names)
 
-    def judge(self, cell: Any) -> Judged:
+    def judge(self, cell: object) -> Judged:
         """Returns a cell as a list of numbers."""
         if is_missing(cell):
             return MISSING
@@ -63,10 +63,10 @@ class ResidueNumbers(ResidueKind, NumericKind):
     def describe(self) -> str:
         return "a number for each residue"
 
-    def prediction_columns(self, predictions: Any) -> Columns:
+    def prediction_columns(self, predictions: Outputs) -> Columns:
         return {PREDICTION: join_numbers(predictions)}
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         rows = self.split_rows(np.where(labels == UNKNOWN, np.nan, labels), [*map(len, predictions)])
         return {LABEL: join_numbers(rows)}
 

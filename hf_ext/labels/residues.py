@@ -27,7 +27,7 @@ from .cells import (
 from .classes import Classes, NamedKind, name_numbers
 from .columns import LabelTable, Read, RowError, as_text
 from .kind import LabelKind, ReadArguments, Steps
-from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray
+from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray, Outputs
 
 MISSING = Judged([], "the labels are missing", "Fill them in, or leave the row out.")
 MOST = 0.5
@@ -118,7 +118,7 @@ class ResidueKind(LabelKind):
         return np.concatenate([np.empty(0), *(np.asarray(row, np.float64) for row in labels)])
 
     def line_up(
-        self, predictions: Any, labels: Any, as_array: Callable[[Any], Array]
+        self, predictions: Outputs, labels: Any, as_array: Callable[[Any], Array]
     ) -> tuple[Array, FloatArray, IntArray]:
         truth = [as_array(row).astype(np.float64) for row in labels]
         values = [as_array(row) for row in predictions]
@@ -136,7 +136,7 @@ class ResidueKind(LabelKind):
         found = np.concatenate([each[:length] for each, length in zip(values, lengths)])[known]
         return found.reshape(-1, self.num_outputs), joined[known], row[known]
 
-    def split_rows(self, logits: Any, lengths: Sequence[int]) -> Any:
+    def split_rows(self, logits: Outputs, lengths: Sequence[int]) -> Any:
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
 
     def read_outputs(self, outputs: Array) -> Any:
@@ -162,15 +162,15 @@ class ResidueClasses(ResidueKind, Classes):
     def of_rows(self) -> LabelKind:
         return Classes(self.columns, self.names)
 
-    def names_of(self, cell: Any) -> list[str]:
+    def names_of(self, cell: object) -> list[str]:
         if is_missing(cell):
             return []
         return [name for name in map(write_name, {*split_letters(cell)}) if not is_unknown(name)]
 
-    def read_items(self, cell: Any) -> list[Any]:
+    def read_items(self, cell: object) -> list[Any]:
         return split_letters(cell)
 
-    def judge(self, cell: Any) -> Judged:
+    def judge(self, cell: object) -> Judged:
         """Returns a cell as a list of numbers of classes."""
         if is_missing(cell):
             return MISSING
@@ -206,15 +206,15 @@ class ResidueClasses(ResidueKind, Classes):
     def describe(self) -> str:
         return f"{super().describe()} for each residue"
 
-    def decode(self, predictions: Any) -> Any:
+    def decode(self, predictions: Outputs) -> Any:
         names = np.array(self.names)
         found = [names[np.argmax(row, axis=-1)] for row in predictions]
         return ["".join(row) for row in found] if all(len(name) == 1 for name in self.names) else found
 
-    def prediction_columns(self, predictions: Any) -> Columns:
+    def prediction_columns(self, predictions: Outputs) -> Columns:
         return {PREDICTION: [*map(join_letters, self.decode(predictions))]}
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         rows = self.split_rows(name_numbers(self, labels), [*map(len, predictions)])
         return {LABEL: [*map(join_letters, rows)]}
 
@@ -222,7 +222,7 @@ class ResidueClasses(ResidueKind, Classes):
         return [np.eye(self.num_outputs)[value] for value in values]
 
 
-def _judge_mask(cell: Any) -> Judged:
+def _judge_mask(cell: object) -> Judged:
     """Returns a mask as bools, one for each residue; None where nothing is said: all labels are known."""
     if is_missing(cell):
         return Judged(None)

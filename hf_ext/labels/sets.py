@@ -29,7 +29,7 @@ from .cells import (
 from .classes import NamedKind
 from .columns import LabelTable, Read
 from .numbers import read_values, write_values
-from .outputs import LABEL, PREDICTION, Array, Columns
+from .outputs import LABEL, PREDICTION, Array, Columns, Outputs
 
 
 class LabelSets(NamedKind):
@@ -42,7 +42,7 @@ class LabelSets(NamedKind):
     hub_task, hub_name = "text-classification", "Labels of protein sequences, several at once"
     returns = "the names of a row's labels; predict_proba returns the probability of each"
 
-    def names_of(self, cell: Any) -> list[str]:
+    def names_of(self, cell: object) -> list[str]:
         """Returns the labels that a cell lists, also as a list of JSON, Python or Parquet."""
         items = read_list(cell, of_names=True)
         if items is None:
@@ -58,10 +58,12 @@ class LabelSets(NamedKind):
                 return joined
         return [name]
 
-    def judge(self, cell: Any) -> Judged:
+    def judge(self, cell: object) -> Judged:
         """Returns a cell as 1 or 0 for each name."""
         if self.is_missing(cell):
-            remedy = f"Write {NO_LABEL} for a row that has none of the labels; leave it out if nobody looked."
+            remedy = (
+                f"Write {NO_LABEL} for a row that has none of the labels; drop the row if the labels were not assessed."
+            )
             return Judged([], "no label in this cell", remedy)
         found = [self.number_of(name) for name in self.names_of(cell)]
         for one in found:
@@ -117,15 +119,15 @@ class LabelSets(NamedKind):
     def _link(self, special: Any) -> Callable[[Any], Any]:
         return special.expit
 
-    def decode(self, predictions: Any) -> Any:
+    def decode(self, predictions: Outputs) -> Any:
         return [tuple(name for name, value in zip(self.names, row) if value > 0.5) for row in predictions]
 
-    def prediction_columns(self, predictions: Any) -> Columns:
+    def prediction_columns(self, predictions: Outputs) -> Columns:
         shares = np.asarray(predictions, np.float32)
         named = {PREDICTION: [*map(join_set, self.decode(predictions))]}
         return {**named, **dict(zip(self.score_columns, shares.T))}
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}
 
 
@@ -138,7 +140,7 @@ class LabelColumns(LabelSets):
     def fits(cls, columns: Sequence[str], names: Sequence[str]) -> bool:
         return len(columns) > 1
 
-    def judge(self, cell: Any) -> Judged:
+    def judge(self, cell: object) -> Judged:
         """Returns a cell as 1, 0 or NaN."""
         value = math.nan if is_missing(cell) else as_bit(cell)
         wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
@@ -152,7 +154,7 @@ class LabelColumns(LabelSets):
     def label_names(self) -> list[str]:
         return [f"{LABEL}_{name}" for name in self.names]
 
-    def label_columns(self, labels: Array, predictions: Any) -> Columns:
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return write_values(self, labels)
 
 
