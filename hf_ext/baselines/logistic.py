@@ -15,7 +15,6 @@ from ..evaluation._arrays import FloatArray
 from ..evaluation.class_metrics import find_shares
 from ..evaluation.kinds import rows_for
 from ..labels import UNKNOWN, LabelKind
-from ..labels.outputs import to_predictions
 from .ridge import chunks, principal_axes
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)  # from next to constant to next to none
@@ -142,7 +141,7 @@ class LogisticBaseline:
             DataError: a feature is not finite, or shapes do not fit.
         """
         rows = draw_rows(len(features), 0, MAX_VALUES // features.shape[1])
-        given = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows], self.kind.num_outputs
+        given = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows], len(self.kind.names)
         self.num_rows = len(rows)
         self.validation_log_loss = math.inf
         for penalty, fitted in zip(self.penalties, fit_logistic(*given, self.penalties, standardize=self.standardize)):
@@ -170,4 +169,4 @@ class LogisticBaseline:
 
     def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
         logits = [(chunk @ weights + intercepts).astype(np.float32) for _, chunk in chunks(np.asanyarray(features))]
-        return to_predictions(self.kind, np.concatenate([np.empty((0, len(intercepts)), np.float32), *logits]))
+        return self.kind.to_predictions(np.concatenate([np.empty((0, len(intercepts)), np.float32), *logits]))

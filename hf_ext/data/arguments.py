@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
 from ..arguments.training_fields import option
 from ..errors import ArgumentError
-from ..labels import TaskName
+from ..labels import STREAMED, TaskChoice
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
@@ -99,7 +99,7 @@ class DataArguments(LabelledArguments):
 
     _argument_group_name = "data"
 
-    task: Literal["auto", TaskName] = option(
+    task: TaskChoice = option(
         "auto", "What labels are; auto reads their column, and the log says what it took them for."
     )
     split_column: str | None = option(
@@ -149,7 +149,7 @@ class DataArguments(LabelledArguments):
                 f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
                 "--sequence_columns, --mask_column and --censor_column."
             )
-        if self.streaming and self.task not in ("auto", "regression", "residue_regression"):
+        if self.streaming and self.task not in STREAMED:
             raise ArgumentError(
                 f"task={self.task}: names of classes are collected over all rows, which a stream does not show; drop "
                 "--streaming."

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets import Dataset, Features, IterableDataset, Value
 
-from ..labels import LabelKind
+from ..labels import LabelKind, Number
 from ..labels.cells import Judged
+from ..labels.columns import LabelTable, RowError, as_array, as_text, judge_cells
 from .arguments import DataArguments
-from .columns import as_array, as_text, check_columns, read_table
-from .label_columns import read_labels
+from .columns import check_columns, read_table
 from .proteins import clean_chains
 from .reading import SOURCE_ROW
-from .row_errors import NO_SPLIT, RowError, append_rejected, judge_cells, refuse
+from .row_errors import NO_SPLIT, append_rejected, refuse
 from .splits import canonical_split
 
 
@@ -46,7 +46,7 @@ class RowSchema:
     args: DataArguments
     needs_labels: bool
     needs_splits: bool = True
-    kind: LabelKind | None = None
+    kind: LabelKind = field(default_factory=Number)
 
     @property
     def groups(self) -> list[str]:
@@ -90,8 +90,9 @@ class RowSchema:
         rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
-        if self.kind:
-            labels, refused = read_labels(table, self.kind, args, columns[args.sequence_columns[0]])
+        if self.needs_labels:
+            read = LabelTable(table, rows, columns[args.sequence_columns[0]], args.mask_column, args.censor_column)
+            labels, refused = self.kind.read(read)
             columns |= labels
             errors += refused
         for name in self.text_columns:
@@ -126,9 +127,8 @@ def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected
     data-loader workers a row can be listed once per worker).
     """
     types: dict[str, Any] = {name: Value("string") for name in schema.args.sequence_columns}
-    if schema.kind:
-        of_number = {"label": Value("float64"), "bound": Value("int8")}
-        types |= of_number if schema.kind.is_one_number else {"label": List(Value("float64"))}
+    if schema.needs_labels:
+        types |= Features.from_arrow_schema(pa.schema([*schema.kind.arrow_columns.items()]))
     types |= {name: Value("string") for name in schema.text_columns}
     types[SOURCE_ROW] = Value("int64")
     function = _StreamRows(schema, path, rejected)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import datasets
@@ -22,7 +21,6 @@ from ..labels import UNKNOWN
 FloatArray = NDArray[np.float64]
 Value = TypeVar("Value", bound=Hashable)
 PLAIN_TYPES = ("string", "int64", "double", "bool", "null")  # of Arrow
-CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 
@@ -77,60 +75,6 @@ def as_dataset(table: pa.Table) -> datasets.Dataset:
     return datasets.Dataset(table, fingerprint=uuid4().hex[:16])
 
 
-class Distinct(NamedTuple):
-    """A column as its distinct `cells`, text as large_string, and the `number` (n,) of the cell that each row has."""
-
-    cells: pa.Array
-    number: np.ndarray
-
-    def spread(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
-        """Builds a column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
-        taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
-        chunks = []
-        for start in range(0, len(self.number), CHUNK_ROWS):
-            numbers = pa.array(self.number[start : start + CHUNK_ROWS])
-            chunks.append(taken.take(numbers).cast(kind))
-        return pa.chunked_array(chunks, type=kind)
-
-
-def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
-    """Finds each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
-
-    Cells of a type that Arrow does not compare (lists, float16) are all taken for different. Python values of several
-    types become text.
-    """
-    column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([as_array(values)])
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_string(column.type) or pa.types.is_string_view(column.type):
-        column = column.cast(pa.large_string())  # its offsets reach beyond 2 GiB
-        column = pa.chunked_array([column.combine_chunks()])  # a thousand small pieces take longer
-    try:
-        coded = column.dictionary_encode("encode")
-    except pa.ArrowNotImplementedError:
-        return Distinct(pa.concat_arrays(column.chunks), np.arange(len(column)))
-    chunks = coded.chunks  # they share the dictionary of all
-    if not chunks:
-        return Distinct(pa.array([], column.type), np.zeros(0, np.int64))
-    numbers = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
-    return Distinct(chunks[0].dictionary, numbers.astype(np.int64))
-
-
-def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
-    """Converts values to booleans, whole numbers, numbers or, where they are anything else or mixed, text (`as_text`).
-
-    Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
-    """
-    values = values.to_pylist() if isinstance(values, pa.Array) else values
-    try:
-        array = pa.array(values, from_pandas=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        array = None
-    if array is not None and str(array.type) in PLAIN_TYPES:
-        return array
-    return pa.array(map(_write, values), pa.string())
-
-
 def read_table(data: datasets.Dataset, names: Sequence[str]) -> pa.Table:
     """Returns columns of `data`, classes by their names (`name_classes`)."""
     table = data.select_columns([*names]).with_format("arrow")[:]
@@ -151,22 +95,6 @@ def name_classes(column: Any, feature: Any) -> Any:
     if label is feature:
         return pa.array(map(called.get, cells), pa.string()).dictionary_encode()
     return pa.array([cell and [*map(called.get, cell)] for cell in cells], pa.list_(pa.string()))
-
-
-def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Converts a column to text: numbers as Python writes them, lists and structures as JSON, None stays."""
-    found = distinct(column)
-    return found.spread(list(map(_write, found.cells.to_pylist())), pa.string())
-
-
-def _write(cell: Any) -> str | None:
-    if cell is None or isinstance(cell, str):
-        return cell
-    if isinstance(cell, bytes):  # as some programs store text in Parquet
-        return cell.decode("utf-8", "replace")
-    if isinstance(cell, list | dict):
-        return json.dumps(cell, default=str)
-    return str(cell)
 
 
 def show_name(name: str) -> str:

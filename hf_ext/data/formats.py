@@ -21,7 +21,8 @@ from datasets import Features
 from ..errors import DataError
 from ..files import parse_json
 from ..labels.cells import shorten
-from .columns import as_array, check_columns, name_classes
+from ..labels.columns import as_array
+from .columns import check_columns, name_classes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")

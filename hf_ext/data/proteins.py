@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..labels.cells import NUMBER, Judged, is_missing
+from ..labels.columns import RowError, judge_cells
 from .arguments import DataArguments
-from .row_errors import RowError, judge_cells
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
-UNKNOWN = "X"
+UNKNOWN_RESIDUE = "X"
 RARE = "UZOBJ"  # accepted here; the tokenizer maps them to X for models whose vocabulary lacks them
 STOP = "*"
 # ESM-2's tokens, in the order of their ids.
@@ -31,8 +31,8 @@ NAME_COLUMN = f"{LEAVE_OUT} If rows may lack this chain, name the column in --mi
 MIN_NUCLEOTIDES = 24
 _SEPARATORS = re.compile(r"[\s.,;:_-]+")
 _MAY_BE_NUCLEOTIDES = re.compile(r"[ACGTUN\s.,;:_-]+").fullmatch
-_IS_PLAIN = re.compile(f"[{STANDARD}{UNKNOWN}{RARE}]{{6,}}").fullmatch  # longer than every marker
-_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]", re.IGNORECASE | re.ASCII).search
+_IS_PLAIN = re.compile(f"[{STANDARD}{UNKNOWN_RESIDUE}{RARE}]{{6,}}").fullmatch  # longer than every marker
+_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN_RESIDUE}{RARE}]", re.IGNORECASE | re.ASCII).search
 
 # SaProt's: a residue, then the 3Di state of its place, # where one of them is not known.
 _ALTERNATES = re.compile("(?:[A-Z#][a-z#]){3,}").fullmatch
@@ -166,5 +166,5 @@ def _explain(letter: str, position: int, length: int) -> tuple[str, str]:
             return f"{name} {where}".replace("LETTER", repr(letter)), remedy
     return (
         f"{letter!a} {where} is not a residue",
-        f"Use {STANDARD}, {UNKNOWN} or {' '.join(RARE)}; one chain per column.",
+        f"Use {STANDARD}, {UNKNOWN_RESIDUE} or {' '.join(RARE)}; one chain per column.",
     )

@@ -5,16 +5,12 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..errors import DataError
 from ..files import write_cell
-from ..labels.cells import Judged, shorten
-from .columns import Distinct, distinct
+from ..labels.columns import RowError
 
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
@@ -23,43 +19,7 @@ MAX_LISTED = 20
 MIN_LISTED = 3  # of each kind
 
 
-class RowError(NamedTuple):
-    """One refused value. `row` is the 1-based line of the file as an editor shows it (a CSV's header is line 1)."""
-
-    row: int
-    column: str
-    value: str
-    rule: str
-    remedy: str
-
-
 Located = tuple[str, RowError]  # (file, error)
-
-
-def judge_cells(
-    cells: Any, judge: Callable[[Any], Judged], column: str, rows: np.ndarray
-) -> tuple[Distinct, list[Judged], list[RowError]]:
-    """Judges each distinct cell of a column once.
-
-    Args:
-        cells: n of them, see `distinct`.
-        judge: what becomes of one.
-        column: its name.
-        rows: (n,) the row of each cell in its file.
-
-    Returns:
-        The distinct cells, what was found of each, and an error for each row that has a refused one.
-    """
-    found = distinct(cells)
-    values = found.cells.to_pylist()
-    judged = [judge(cell) for cell in values]
-    is_refused = np.array([bool(one.rule) for one in judged], bool)[found.number]
-    errors = []
-    for index in np.flatnonzero(is_refused):
-        number = found.number[index]
-        one = judged[number]
-        errors.append(RowError(int(rows[index]), column, shorten(values[number]), one.rule, one.remedy))
-    return found, judged, errors
 
 
 def format_errors(located: Sequence[Located]) -> str:

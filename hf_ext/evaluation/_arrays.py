@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 
+Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
-def to_numpy(values: Any) -> NDArray[Any]:
+def to_numpy(values: Any) -> Array:
     """Converts a tensor to numpy (bfloat16 as float32, since numpy has none); anything else goes through `asarray`."""
     if hasattr(values, "detach"):  # a torch tensor, told by its interface so that torch is not imported
         values = values.detach()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import FloatArray, count_not_finite, divide
+from ._arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .metrics import Counted, Rows, Summed
 from .ranks import Once, Ranking, sort_ties
 
@@ -39,10 +38,10 @@ class Classification(Rows):
 
     def __init__(
         self,
-        probabilities: NDArray[Any],
-        labels: NDArray[np.int64],
+        probabilities: Array,
+        labels: IntArray,
         classes: Sequence[str],
-        row: NDArray[np.int64],
+        row: IntArray,
         num_rows: int,
     ) -> None:
         super().__init__(num_rows)
@@ -74,7 +73,7 @@ class Classification(Rows):
         """Says that all predictions are one class; None where they are several, or there are none."""
         return self._all_one(self.predicted, "predictions")
 
-    def _all_one(self, values: NDArray[np.int64], side: str) -> str | None:
+    def _all_one(self, values: IntArray, side: str) -> str | None:
         if not len(values) or (values != values[0]).any():
             return None
         return f"all {len(values):,} {side} are {self._classes[values[0]]}"
@@ -167,7 +166,7 @@ class Multilabel(Rows):
     Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for the others.
     """
 
-    def __init__(self, probabilities: NDArray[Any], labels: FloatArray) -> None:
+    def __init__(self, probabilities: Array, labels: FloatArray) -> None:
         super().__init__(len(labels))
         self._probabilities = probabilities
         self._known = np.isfinite(labels)
@@ -204,7 +203,7 @@ class Multilabel(Rows):
         place = row * (len(cuts) + 1) + level
         size = (self.num_rows, len(cuts) + 1)
 
-        def reached(place: NDArray[np.int64]) -> FloatArray:
+        def reached(place: IntArray) -> FloatArray:
             table = np.bincount(place, minlength=size[0] * size[1]).reshape(size)
             return np.cumsum(table[:, ::-1], axis=1, dtype=np.float64)[:, :-1]
 

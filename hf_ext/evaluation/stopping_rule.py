@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..labels import ONE_NUMBER
 from ._arrays import FloatArray, as_column, as_pair
 from .kinds import rows_for
 from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS, Rows
@@ -94,7 +93,7 @@ class StoppingRule:
     ) -> None:
         if rows is None:
             check_comparison(metric)
-        self._rows = rows or partial(rows_for, ONE_NUMBER, threshold=threshold, metric=metric)
+        self._rows = rows or partial(rows_for, None, threshold=threshold, metric=metric)
         self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric = metric
         self.patience = patience

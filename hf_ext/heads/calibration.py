@@ -55,7 +55,7 @@ def calibrate(trainer: FastTrainer, rows: Any) -> float:
     Cost: one prediction of `rows`. To be called by all processes.
     """
     config = trainer.model.config
-    if config.kind.is_numeric or trainer.model.ensemble is not None:
+    if not config.kind.has_probabilities or trainer.model.ensemble is not None:
         return 1.0
     config.temperature = 1.0
     output = trainer.predict(rows)

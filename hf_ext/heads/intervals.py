@@ -49,8 +49,8 @@ def fit_intervals(
 
 
 def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predicted: Any) -> dict[str, Any]:
-    if trainer.model.config.label_kind:
-        return {"reason": "they are for a model of one number per row"}
+    if reason := trainer.model.config.kind.why_no_intervals:
+        return {"reason": reason}
     if trainer.model.config.loss == "ranking":
         return {"reason": "the loss ranks rows, and predictions have no unit"}
     if not hasattr(rows, "__len__"):
@@ -60,7 +60,7 @@ def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predict
     if not is_exact.any():
         return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
     if predicted is None:
-        predicted, labels = unpack_labelled(trainer.predict(rows))
+        predicted, labels = unpack_labelled(trainer.predict(rows), trainer.model.config.kind)
     else:
         labels = label_array(rows)
     of_exact = None if units is None else units.select(is_exact)

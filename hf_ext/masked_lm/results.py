@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
-from ..data.batches.masking import IGNORED, MaskedLMCollator
+from ..data.batches.masking import MaskedLMCollator
 from ..data.columns import read_columns
-from ..data.proteins import RARE, STANDARD, UNKNOWN
+from ..data.proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from ..evaluation.verdict import MODEL, judge
+from ..labels import UNKNOWN
 from ..tasks.running import check_scored
 from ..text.tables import format_table
 
@@ -33,8 +34,8 @@ def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tens
     if isinstance(logits, tuple):
         logits = logits[0]
     logits = logits.float()
-    losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-    chosen = labels != IGNORED
+    losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=UNKNOWN, reduction="none")
+    chosen = labels != UNKNOWN
     right = (logits.argmax(-1) == labels) & chosen
     return torch.stack([losses.sum(1), right.sum(1).float(), chosen.sum(1).float()], dim=1)
 
@@ -81,11 +82,11 @@ class UnigramBaseline:
             letters += np.bincount(np.frombuffer(text, np.uint8), minlength=256)
         counts = np.zeros(int(table.max()) + 1, np.int64)
         np.add.at(counts, table, letters)
-        return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
+        return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN_RESIDUE + RARE).encode()]]))
 
     def sum_rows(self, labels: np.ndarray) -> np.ndarray:
         """Sums as the function of that name, (n, 3) float64; labels are (n, tokens), -100 where none is asked."""
-        chosen = labels != IGNORED
+        chosen = labels != UNKNOWN
         asked = np.where(chosen, labels, self.most_frequent)
         losses = np.where(chosen, -self.log_probabilities[asked], 0.0)
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..heads.ensemble import MEMBER_HEADERS, member_rows
 from ..heads.layers import describe_layers
-from ..labels import ONE_NUMBER, LabelKind
-from ..labels.kinds import describe_kind
+from ..labels import LabelKind, kind_from_state
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
 from ..reporting.run_files import as_dict, label_name, list_columns
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
@@ -21,17 +20,6 @@ EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAK
 MAX_GROUPS, MAX_CLASSES = 300, 50  # rows of a table
 
 
-# Task -> what it is called on the Hub, which has no names for numbers of several columns or of residues; and how the
-# rows of `AffinityPredictor.predict` are told.
-HUB_TASKS = {
-    "regression": ("regression", "Regression on protein sequences"),
-    "classification": ("text-classification", "Classification of protein sequences"),
-    "multilabel": ("text-classification", "Labels of protein sequences, several at once"),
-    "residue_classification": ("token-classification", "Classification of residues"),
-    "residue_regression": ("regression", "Regression on residues"),
-}
-
-
 def describe(results: Mapping[str, Any]) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
     settings, test = as_dict(results.get("settings")), as_dict(results.get("test"))
@@ -39,8 +27,7 @@ def describe(results: Mapping[str, Any]) -> Page:
     model = as_dict(as_dict(test.get("scores")).get("model"))
     chosen_by = str(settings.get("metric_for_best_model")).removeprefix("eval_")
     decided_by = as_dict(as_dict(results.get("verdict")).get("comparison")).get("metric")
-    first = ["spearman", "rmse"] if kind.is_one_number else [str(decided_by), *[*model][:1]]
-    task_type, task_name = HUB_TASKS[kind.task]
+    first = kind.first_metrics(str(decided_by), [*model])
     return Page(
         title=f"Predicting {label} from {join_words(columns)}" if columns else f"Predicting {label}",
         summary=_summary(results, kind, label, columns),
@@ -58,17 +45,16 @@ def describe(results: Mapping[str, Any]) -> Page:
         bases=as_dict(results.get("model")).get("towers") or [],
         needs_bases=not settings.get("save_full"),
         scores=index_scores(model),
-        tags=["biology", "protein", "protein-language-model", task_type],
+        tags=["biology", "protein", "protein-language-model", kind.hub_task],
         library_name="hf_ext",
-        task_type=task_type,
-        task_name=task_name,
+        task_type=kind.hub_task,
+        task_name=kind.hub_name,
     )
 
 
 def find_kind(results: Mapping[str, Any]) -> LabelKind:
     """What a run's model predicts."""
-    state = results.get("label_kind")
-    return LabelKind.from_state(state) if state else ONE_NUMBER
+    return kind_from_state(results.get("label_kind"))
 
 
 def _ranks(results: Mapping[str, Any]) -> bool:
@@ -77,9 +63,7 @@ def _ranks(results: Mapping[str, Any]) -> bool:
 
 
 def _summary(results: Mapping[str, Any], kind: LabelKind, label: str, columns: list[str]) -> str:
-    what = f"the order of rows by {label}, not its values," if _ranks(results) else f"{label}, in that column's unit,"
-    if not kind.is_one_number:
-        what = f"{label} ({describe_kind(kind)})"
+    what = kind.describe_target(label, _ranks(results))
     text = f"Predicts {what} from amino-acid sequences in {join_words(columns or ['sequence'])}."
     if lacking := [*as_dict(as_dict(results.get("data")).get("missing_chains"))]:
         text += f" It has learned to do without {join_words(lacking)}: such a cell may be empty."
@@ -96,15 +80,7 @@ def _loading(results: Mapping[str, Any], kind: LabelKind, label: str, columns: l
         "print(predictor.predict(rows))",
     ]
     unit = f"higher for a higher {label}" if _ranks(results) else f"in the unit of {label}"
-    returned = {
-        "regression": f"one number per row (float32, {unit})",
-        "classification": "the name of a class per row; predict_proba returns the probability of each",
-        "multilabel": "the names of a row's labels; predict_proba returns the probability of each",
-        "residue_classification": "a class for each residue of a row; predict_proba returns the probability of each",
-        "residue_regression": "a number for each residue of a row",
-    }[kind.task]
-    if kind.task == "regression" and not kind.is_one_number:
-        returned = f"an array with a column for each of {join_words(kind.names)}"
+    returned = kind.describe_returned(unit)
     return [
         Code("\n".join(lines), "python"),
         Text(
@@ -163,10 +139,7 @@ def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
 
 def _limits(results: Mapping[str, Any], kind: LabelKind) -> list[str]:
     """What labels and intervals can carry."""
-    audits, lines = as_dict(results.get("labels")), []
-    if not kind.is_numeric:
-        what, end = ("labels", "") if kind.task == "multilabel" else ("classes", ": whatever it reads gets one of them")
-        lines.append(f"It knows {kind.num_outputs:,} {what} and no others{end}.")
+    audits, lines = as_dict(results.get("labels")), kind.describe_limits()
     is_read = as_dict(results.get("model")).get("loss") in ("tobit", "ranking")
     read = "which its loss reads as bounds" if is_read else "taken as exact"
     for split, audit in audits.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..evaluation.row_metrics import RowMetrics
 from ..hardware import Hardware
-from ..labels import ONE_NUMBER, LabelKind, TaskName
+from ..labels import LabelKind, Number
 from ..memory.forecast import affinity_batch
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
@@ -62,7 +62,7 @@ def sketch_run(
             table = fill_in_demo(given, data_args, make_demo_encoders(Path(scratch) / "demo_encoders"))
         sketch.notes += filter(None, [settle_encoders(given, args, hardware)])
         loaded = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, scratch, table))
-        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, ONE_NUMBER)
+        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, Number())
         model = sketch.attempt("model", lambda: _build(given, data_args, args, kind))
         sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, kind, splits.get("validation")))
         if model is None:
@@ -151,9 +151,8 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
     runs while it trains, the head is counted once per row.
     """
     made, is_cached, kind = copy.deepcopy(model), plan.applied("embedding_cache"), model.config.kind
-    if kind.per_residue:
-        kind = replace(kind, task=cast(TaskName, kind.task.removeprefix("residue_")))
-        made.config.label_kind = kind.state()
+    kind = kind.of_rows
+    made.config.label_kind = kind.stored
     for index, spec in enumerate(made.config.encoder_specs):
         if str(index) not in made.encoders and not is_cached:
             with torch.device("meta"):

@@ -162,7 +162,7 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityDa
     with beside_stock(run, trainer.model, trainer.data_collator) if is_stock else nullcontext(trainer) as scorer:
         test = score_split(scorer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
     intervals = None
-    if test.kind.is_one_number:
+    if not test.kind.why_no_intervals:
         stored = trainer.model.config.prediction_intervals
         intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], units)
         test.notes.extend(intervals["notes"])

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import DataError
 from ..files import replacing
+from ..labels import LabelKind
 from ..text.units import is_finite, less_is_better
 
 if TYPE_CHECKING:
@@ -233,9 +234,9 @@ def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
     return f"{len(xs):,} test rows in cells, stronger in colour with more rows (at most {most:,})"
 
 
-def is_drawn(kind: Mapping[str, Any]) -> bool:
-    """Whether a `LabelKind.state()` is of classes that are few enough for `confusion_chart`."""
-    return kind["task"] == "classification" and len(kind["names"]) <= MAX_DRAWN_CLASSES
+def is_drawn(kind: LabelKind) -> bool:
+    """Says whether there are classes that are few enough for `confusion_chart`."""
+    return kind.chart == "confusion" and len(kind.names) <= MAX_DRAWN_CLASSES
 
 
 def confusion_chart(measured: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> Chart:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..labels import kind_from_state
 from ..text import units
 from ..text.units import is_finite
 from .charts import confusion_chart, is_drawn, scatter_chart
@@ -143,12 +144,12 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
     blocks = [*page.results] or [Text("Not measured: the run has no scores of a test split.")]
     if checked := run.results.get("requirements"):
         blocks.append(Table(REQUIRED_HEADERS, required_rows(checked), "Required of the final scores (--require)."))
-    charts, kind = [], as_dict(run.results.get("label_kind"))
-    if run.predictions and not kind:
+    charts, kind = [], kind_from_state(as_dict(run.results.get("label_kind")))
+    if run.predictions and kind.chart == "scatter":
         label = label_name(run.settings)
         charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, label))
     elif run.predictions and is_drawn(kind):
-        charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind["names"]))
+        charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind.names))
     if drawn := [chart for chart in charts if chart]:
         blocks.append(Figures(drawn, run.image("scatter.png") or run.image("confusion.png")))
     if advice := run.results.get("advice"):

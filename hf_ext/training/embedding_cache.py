@@ -23,13 +23,11 @@ import transformers
 from accelerate.utils import gather_object
 
 from ..data.columns import column_names, read_columns
-from ..data.label_tensors import stack_labels
 from ..embeddings.dataset import EmbeddedDataset, EmbeddedResidues, factorize, join_parts, make_table
 from ..embeddings.encode import SHARD_STATES, EncodingReport, encode_finite, fill_store
 from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
-from ..labels import LabelKind
 from ..models.affinity import AffinityModel, in_float32
 from ..models.encoders import identify_encoder
 from ..models.kernels.process_settings import read_matmul_precision
@@ -173,7 +171,7 @@ class EmbeddingCache:
         names, found = column_names(dataset), {}
         if "label" in names:
             labels = [value for (value,) in read_columns(dataset, ["label"])]
-            found["labels"] = stack_labels(self._trainer.model.config.kind, labels).numpy()
+            found["labels"] = self._trainer.model.config.kind.stack(labels).numpy()
         if "bound" in names:
             found["bounds"] = np.array([value for (value,) in read_columns(dataset, ["bound"])], np.int64)
         return found
@@ -335,7 +333,8 @@ class EmbeddingCache:
                 )
         embeddings = {name: trainer.encode_distinct(name, sample) for name, sample in samples.items()}
         labels = [label for (label,) in read_columns(rows, ["label"])]
-        trainer.model.fit_scaling(*measure_labels(trainer.model.config.kind, labels), embeddings)
+        mean, std = trainer.model.config.kind.scale(labels)
+        trainer.model.fit_scaling(mean, std, embeddings)
 
     def _sample(self, rows: Rows, name: str) -> list[str]:
         """Samples the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
@@ -344,17 +343,6 @@ class EmbeddingCache:
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
         number = SAMPLE if self.is_on and not self._per_residue else LIVE_SAMPLE
         return sorted((distinct[i] for i in order[:number]), key=len)
-
-
-def measure_labels(kind: LabelKind, labels: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns mean and standard deviation of the known labels, in label units: numbers, or of k values lists.
-
-    Of classes 0 and 1, which change nothing.
-    """
-    if not kind.is_numeric:
-        return 0.0, 1.0
-    values = np.concatenate([*map(np.asarray, labels)]) if kind.per_residue else np.array(labels, np.float64)
-    return np.nanmean(values, axis=0).tolist(), np.nanstd(values, axis=0).tolist()
 
 
 def _halved(encode: Callable[[Sequence[str]], Any], sequences: Sequence[str]) -> list[torch.Tensor]:

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from ..data.batches.batching import RepeatedRows
+from ..labels import UNKNOWN
 from ..models.kernels.process_settings import replaced
 from ..models.kernels.replaced_forwards import has_foreign_forward, is_from
 from ..models.lora import unwrap_peft
-from ..models.losses import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
+from ..models.losses import LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from .host import Host
 from .overrides import TRAINING_LOSS, find_override
 
@@ -111,7 +112,7 @@ class DecidedLoss:
         losses = self.model.row_losses(logits, labels, None if bounds is None else bounds.to(logits.device))
         if losses is None:
             return None
-        known = labels.to(losses.device).ne(IGNORED) if self.skips_unknown else torch.ones_like(losses)
+        known = labels.to(losses.device).ne(UNKNOWN) if self.skips_unknown else torch.ones_like(losses)
         return torch.stack([losses, known.reshape(len(losses), -1).sum(1)], dim=1)
 
     def add_decoder_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +201,7 @@ class Losses:
             labels = batch.get("labels") if isinstance(batch, Mapping) else None
             if isinstance(labels, torch.Tensor):
                 if isinstance(batch, RepeatedRows):
-                    labels = torch.full_like(labels, IGNORED)
+                    labels = torch.full_like(labels, UNKNOWN)
                 elif labels.is_floating_point() and counts_all:
                     labels = torch.zeros_like(labels)
                 batch = {**batch, "labels": labels}

@@ -13,12 +13,10 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..errors import ArgumentError, DataError
-from ..evaluation.alarms import examine_predictions
+from ..evaluation.kinds import metrics_of
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, Summed
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
-from ..labels import ONE_NUMBER
-from ..labels.outputs import to_predictions
 from ..processes.team import Team
 from ..text.units import less_is_better
 from ..training_args import FastTrainingArguments
@@ -310,13 +308,13 @@ class CollapseAlarm:
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
         compute, predictions = self._trainer.compute_metrics, evaluation.predictions
-        kind = compute.kind if isinstance(compute, RowMetrics) else ONE_NUMBER
-        if kind.is_one_number and not _is_regression(evaluation):
+        metrics = metrics_of(compute.kind if isinstance(compute, RowMetrics) else None)
+        if not metrics.can_examine(predictions, evaluation.labels):
             return {}
         args, state = self._trainer.args, self._trainer.state
         name, step = evaluation.name, state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
-        report, alarms = examine_predictions(to_predictions(kind, predictions), evaluation.labels, kind)
+        report, alarms = metrics.examine(metrics.kind.to_predictions(predictions), evaluation.labels)
         is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
         due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
         new = [text for about, text in due.items() if about not in self._said.get(name, [])]
@@ -336,11 +334,3 @@ class CollapseAlarm:
     def load(self, tree: dict[str, Any] | None) -> None:
         """Restores what the run was that gave this state; afresh without one."""
         self.alarms, self._said = (tree["alarms"], tree["said"]) if tree else ([], {})
-
-
-def _is_regression(evaluation: Evaluation) -> bool:
-    """Tells whether an evaluation is of one number per row, (n,) or (n, 1), and labels of more than two values."""
-    columns = [np.asarray(evaluation.predictions), np.asarray(evaluation.labels)]
-    if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
-        return False
-    return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2

@@ -22,11 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from ...errors import DataError
+from ...labels import UNKNOWN
 from ...labels.cells import shorten
 from ..columns import factorize, read_columns
-from ..proteins import RARE, STANDARD, UNKNOWN
+from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from .tokenization import ResidueTokenizer
-from .varlen_layout import IGNORED, LayoutMaker
+from .varlen_layout import LayoutMaker
 
 ANTIGEN_TOKENIZER = "tokenizers/0"  # in a generator's folder
 StatesOf = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
@@ -35,10 +36,10 @@ PAD = "<pad>"
 BOS = "<bos>"
 EOS = "<eos>"
 SEP = "<sep>"
-VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN)  # in the order of their ids
+VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN_RESIDUE)  # in the order of their ids
 PAD_ID, BOS_ID, EOS_ID, SEP_ID = range(4)
-UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
-_LETTERS = frozenset(STANDARD + UNKNOWN + RARE)
+UNKNOWN_ID = VOCABULARY.index(UNKNOWN_RESIDUE)
+_LETTERS = frozenset(STANDARD + UNKNOWN_RESIDUE + RARE)
 
 
 def make_pair_tokenizer() -> PreTrainedTokenizerFast:
@@ -47,7 +48,7 @@ def make_pair_tokenizer() -> PreTrainedTokenizerFast:
     `tokenizer(antigen)` and `tokenizer(heavy, light)` give the ids that `PairEncoder` gives; letters that are not in
     the vocabulary become X. It adds no `token_type_ids`.
     """
-    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN_RESIDUE))
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
     tokenizer.post_processor = TemplateProcessing(
         single=f"{BOS} $A {EOS}",
@@ -56,7 +57,7 @@ def make_pair_tokenizer() -> PreTrainedTokenizerFast:
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        **{"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP, "unk_token": UNKNOWN},
+        **{"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP, "unk_token": UNKNOWN_RESIDUE},
         model_input_names=["input_ids", "attention_mask"],
     )
 
@@ -213,7 +214,7 @@ class AntibodyCollator:
         """
         batch: dict[str, Any] = {}
         if "labels" in rows[0]:
-            batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], IGNORED)
+            batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], UNKNOWN)
         affinities = [row.get("affinity") for row in rows]
         batch["affinity"] = torch.tensor([math.nan if one is None else float(one) for one in affinities])
         index, keys = factorize(np.asarray(row["input_ids"], np.int64).tobytes() for row in rows)
@@ -253,6 +254,6 @@ def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> N
     for i, sequence in enumerate(sequences):
         if not isinstance(sequence, str) or not (sequence or may_be_empty) or not _LETTERS.issuperset(sequence):
             raise DataError(
-                f"Row {i}, {what}: {shorten(sequence)!r}; must be residues in upper case, of {STANDARD}, {UNKNOWN} and "
-                f"{RARE}. Clean the column, or leave the row out."
+                f"Row {i}, {what}: {shorten(sequence)!r}; must be residues in upper case, of {STANDARD}, "
+                f"{UNKNOWN_RESIDUE} and {RARE}. Clean the column, or leave the row out."
             )

@@ -19,10 +19,11 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...errors import ArgumentError, DataError
+from ...labels import UNKNOWN
 from ..columns import row_lengths
 from ..proteins import STANDARD
 from .tokenization import ResidueTokenizer
-from .varlen_layout import IGNORED, LayoutMaker
+from .varlen_layout import LayoutMaker
 
 EPOCH_COLUMN = "mask_epoch"
 EVALUATION_EPOCH = -1  # which no training epoch has
@@ -116,7 +117,7 @@ class MaskedLMCollator:
         # In [0, 1), with the 53 bits that a float64 has.
         draws, treatment, letters = ((splitmix64(key, ids.shape[1]) >> np.uint64(11)) * 2.0**-53 for key in keys.T[1:])
         chosen = choose_residues(is_residue, draws, self.mlm_probability)
-        batch["labels"] = torch.from_numpy(np.where(chosen, ids, IGNORED))
+        batch["labels"] = torch.from_numpy(np.where(chosen, ids, UNKNOWN))
         is_masked = chosen & (treatment < MASK_SHARE)
         is_replaced = chosen & ~is_masked & (treatment < MASK_SHARE + RANDOM_SHARE)
         random = self._standard[(letters * len(self._standard)).astype(np.int64)]

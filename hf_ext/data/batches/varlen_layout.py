@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-IGNORED = -100  # labels that transformers' losses leave out
+from ...labels import UNKNOWN
 
 
 class _Movable:
@@ -179,7 +179,7 @@ class LayoutMaker:
 
 def locate_labels(labels: torch.Tensor) -> torch.Tensor:
     """Returns where in the flattened `labels` a label stands, (k,), int64. Cost: one read from the device."""
-    return labels.flatten().ne(IGNORED).nonzero().squeeze(1)
+    return labels.flatten().ne(UNKNOWN).nonzero().squeeze(1)
 
 
 def change_layout(collator: Any, **changes: bool) -> None:

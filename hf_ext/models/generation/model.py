@@ -15,8 +15,9 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from ...data.batches.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...data.batches.varlen_layout import VarlenLayout
 from ...errors import ArgumentError
+from ...labels import UNKNOWN
 from ..lora import merge_layers
-from ..losses import IGNORED, exact_loss
+from ..losses import exact_loss
 from .configuration import GeneratorConfig
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
@@ -150,7 +151,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         """Returns what the decoder reads to write `labels`, (rows, tokens): `<bos>`, then all but the last."""
         start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
         ids = torch.cat([start, labels[:, :-1]], dim=1)
-        return ids.masked_fill(ids.eq(IGNORED), self.config.pad_token_id)
+        return ids.masked_fill(ids.eq(UNKNOWN), self.config.pad_token_id)
 
     def encode(
         self,
