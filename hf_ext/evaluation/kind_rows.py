@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind
+from ..labels.outputs import Outputs
 from ._arrays import Array, FloatArray, IntArray, to_numpy
 from .alarms import Examined
 from .class_metrics import find_shares
 from .metrics import Rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 MAX_SHOWN = 6  # metrics on a screen
 
@@ -101,7 +105,7 @@ class KindRows:
         """Returns what a run says beforehand of its verdict in `metric`."""
         return f"verdict in {metric}, against {self.kind.constant_name} and linear models."
 
-    def rows(self, predictions: Any, labels: Any, metric: str = "") -> Rows:
+    def rows(self, predictions: Outputs, labels: Outputs, metric: str = "") -> Rows:
         """Returns the rows, see `rows_for`."""
         return self.make_rows(self.known(predictions, labels))
 
@@ -117,7 +121,7 @@ class KindRows:
         """Returns what models put out, or labels, from an evaluation: of several the first."""
         return values[0] if isinstance(values, tuple) else values
 
-    def known(self, predictions: Any, labels: Any) -> Known:
+    def known(self, predictions: Outputs, labels: Outputs) -> Known:
         """Returns predictions beside their labels, with what is not known left out.
 
         Raises:
@@ -145,15 +149,15 @@ class KindRows:
         """Returns the best prediction that is the same for all rows, see `find_shares`."""
         return find_shares(truth, self.kind.num_classes, more)
 
-    def examine(self, predictions: Any, labels: Any) -> Examined:
+    def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         """Returns what `collapse_report` does, and its alarms by what they are about."""
         raise NotImplementedError
 
-    def can_examine(self, predictions: Any, labels: Any) -> bool:
+    def can_examine(self, predictions: Outputs, labels: Outputs) -> bool:
         """Says whether what an evaluation has is of this kind."""
         return True
 
-    def audit(self, rows: Any, bounds: Any) -> dict[str, Any]:
+    def audit(self, rows: Dataset, bounds: IntArray | None) -> dict[str, Any]:
         """Returns what the labels of a split, whose `read_bounds` these are, hold, JSON-able, with `alarms`."""
         return {**self.kind.facts_of(rows), "alarms": []}
 
@@ -161,7 +165,7 @@ class KindRows:
         """Returns the same in words, for a log."""
         return self.kind.describe_facts(audit)
 
-    def score_classes(self, predictions: Any, labels: Array) -> dict[str, dict[str, Any]]:
+    def score_classes(self, predictions: Array, labels: Array) -> dict[str, dict[str, Any]]:
         """Returns of each class or label how many rows or residues have it (`support`), precision, recall and F1.
 
         Args:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .. import labels
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind, Number
+from ..labels.outputs import Outputs
 from ._arrays import Array, FloatArray, IntArray
 from .alarms import Examined, examine_probabilities
 from .class_metrics import (
@@ -30,7 +31,7 @@ class NameRows(KindRows):
 
     chooses = "log_loss"
 
-    def examine(self, predictions: Any, labels: Any) -> Examined:
+    def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         known = self.known(predictions, labels)
         values, truth = known.values, known.truth
         shares = self.constant(truth)
@@ -42,7 +43,7 @@ class NameRows(KindRows):
         """Returns of classes how often each is the label, and how often it is predicted."""
         return None
 
-    def score_classes(self, predictions: Any, labels: Array) -> dict[str, dict[str, Any]]:
+    def score_classes(self, predictions: Array, labels: Array) -> dict[str, dict[str, Any]]:
         found = {}
         counted = (one.tolist() for one in self.count_hits(predictions, labels, labels != UNKNOWN))
         for name, num, of_called, hits in zip(self.kind.names, *counted):
@@ -50,7 +51,7 @@ class NameRows(KindRows):
             found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
         return found
 
-    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
+    def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
         """Returns of each name how many have it, are predicted to have it, and both."""
         raise NotImplementedError
 
@@ -79,7 +80,7 @@ class ClassRows(NameRows):
         num = len(self.kind.names)
         return [np.bincount(each, minlength=num) for each in (truth.astype(np.int64), values.argmax(axis=1))]
 
-    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
+    def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
         true, called = labels[known], predictions.argmax(-1)[known]
         counted = (true, called, true[true == called])
         return [np.bincount(one, minlength=len(self.kind.names)) for one in counted]
@@ -102,7 +103,7 @@ class SetRows(NameRows):
     def make_rows(self, known: Known) -> Rows:
         return Multilabel(known.values, known.truth)
 
-    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
+    def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
         has, called = labels == 1, (predictions > 0.5) & known
         return has.sum(0), called.sum(0), (has & called).sum(0)
 
@@ -125,7 +126,7 @@ def metrics_of(kind: LabelKind | None, threshold: float | None = None) -> KindRo
 
 
 def rows_for(
-    kind: LabelKind | None, predictions: Any, labels: Any, threshold: float | None = None, metric: str = "rmse"
+    kind: LabelKind | None, predictions: Outputs, labels: Outputs, threshold: float | None = None, metric: str = "rmse"
 ) -> Rows:
     """Returns the rows of a kind, which know their metrics.
 
@@ -144,7 +145,7 @@ def rows_for(
     return metrics_of(kind, threshold).rows(predictions, labels, metric)
 
 
-def collapse_report(predictions: Any, references: Any, kind: LabelKind | None = None) -> dict[str, Any]:
+def collapse_report(predictions: Outputs, references: Outputs, kind: LabelKind | None = None) -> dict[str, Any]:
     """Says whether predictions have collapsed (few values, little spread, rounded) or do no better than a constant.
 
     Args:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..labels.outputs import Outputs
 from ..text.units import format_cell
 from ._arrays import Array, FloatArray, IntArray, as_pair
 from .alarms import Examined, examine_numbers, label_audit
@@ -30,6 +31,9 @@ from .metrics import (
     score_names,
 )
 from .ranks import Once
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PER_PROTEIN = "per_protein_spearman"
 RESIDUE_METRICS = ("rmse", "mae", "r2", "pearson", PER_PROTEIN)
@@ -174,7 +178,7 @@ class NumberRows(KindRows):
     def describe_verdict(self, metric: str) -> str:
         return f"verdict in {metric}."
 
-    def rows(self, predictions: Any, labels: Any, metric: str = "") -> Rows:
+    def rows(self, predictions: Outputs, labels: Outputs, metric: str = "") -> Rows:
         pair = as_pair(predictions, labels)
         return Summed(*pair) if is_ratio(metric) else Regression(*pair, self.threshold)
 
@@ -185,17 +189,17 @@ class NumberRows(KindRows):
     def unpack(self, values: Any) -> Array:
         return np.asarray(super().unpack(values), np.float64).reshape(-1)
 
-    def examine(self, predictions: Any, labels: Any) -> Examined:
+    def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         return examine_numbers(predictions, labels)
 
-    def can_examine(self, predictions: Any, labels: Any) -> bool:
+    def can_examine(self, predictions: Outputs, labels: Outputs) -> bool:
         """Says whether there is one number per row, (n,) or (n, 1), and labels of more than two values."""
         columns = [np.asarray(predictions), np.asarray(labels)]
         if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
             return False
         return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2
 
-    def audit(self, rows: Any, bounds: Any) -> dict[str, Any]:
+    def audit(self, rows: Dataset, bounds: IntArray | None) -> dict[str, Any]:
         return label_audit(rows["label"][:], bounds)
 
     def describe_audit(self, audit: Mapping[str, Any]) -> str:
@@ -216,7 +220,7 @@ class NumbersRows(KindRows):
     def make_rows(self, known: Known) -> Rows:
         return SeveralNumbers(known.values.astype(np.float64), known.truth, self.kind.names)
 
-    def examine(self, predictions: Any, labels: Any) -> Examined:
+    def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         """Returns the report of the first number, and the alarms of all."""
         values, truth, *_ = self.known(predictions, labels)
         columns = [(value, of, np.isfinite(of)) for value, of in zip(values.T, truth.T)]
@@ -237,6 +241,6 @@ class ResidueNumberRows(KindRows):
     def make_rows(self, known: Known) -> Rows:
         return ResidueRegression(known.values.astype(np.float64).reshape(-1), known.truth, known.row, known.num_rows)
 
-    def examine(self, predictions: Any, labels: Any) -> Examined:
+    def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         values, truth, *_ = self.known(predictions, labels)
         return examine_numbers(values[:, 0], truth)

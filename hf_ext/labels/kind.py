@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,11 @@ from ..errors import ArgumentError, DataError
 from .cells import UNKNOWN, Judged
 from .columns import LabelTable, Read, RowError
 from .outputs import Array, FloatArray, IntArray, KindOutputs, Outputs
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from pandas import Series
+    from torch import Tensor
 
 MEASURED = float(np.nextafter(np.float32(UNKNOWN), np.float32(0)))  # -99.99999: a number that is -100 counts too
 
@@ -199,7 +204,7 @@ class LabelKind(KindOutputs):
         """Returns the metrics that a report shows first: the verdict's, and the first of those that were `scored`."""
         return [decided_by, *scored[:1]]
 
-    def facts_of(self, rows: Any) -> dict[str, Any]:
+    def facts_of(self, rows: Dataset) -> dict[str, Any]:
         """Returns what the labels of a split hold, JSON-able; `rows`: a `datasets.Dataset`. See `facts`."""
         column = rows.with_format("arrow")[:]["label"].combine_chunks()
         values = column.flatten() if pa.types.is_list(column.type) else column
@@ -225,7 +230,7 @@ class LabelKind(KindOutputs):
         """Returns the label of a row as a sentence has it."""
         return label
 
-    def noise(self, labels: Any, means: Any, num_free: int) -> dict[str, float]:
+    def noise(self, labels: Series, means: Series, num_free: int) -> dict[str, float]:
         """Returns what labels of rows with the same sequences say of the measurement; of numbers alone.
 
         Args:
@@ -236,7 +241,7 @@ class LabelKind(KindOutputs):
 
     # Batches and scales.
 
-    def stack(self, values: Sequence[Any], longest: int | None = None) -> Any:
+    def stack(self, values: Sequence[Any], longest: int | None = None) -> Tensor:
         """Returns one tensor of the labels of n rows, of `dtype`.
 
         Args:
@@ -251,12 +256,12 @@ class LabelKind(KindOutputs):
 
         return self._mark_unknown(torch.from_numpy(np.array(values, self.dtype)))
 
-    def _mark_unknown(self, labels: Any) -> Any:
+    def _mark_unknown(self, labels: Tensor) -> Tensor:
         if not self.skips_unknown or not labels.is_floating_point():
             return labels
         return labels.masked_fill(labels.eq(UNKNOWN), MEASURED).nan_to_num(nan=UNKNOWN)
 
-    def flatten(self, labels: Any) -> FloatArray:
+    def flatten(self, labels: Outputs) -> FloatArray:
         """Returns all labels of rows, (labels, *label_shape): those of residues one after another."""
         return np.asarray(labels, np.float64)
 
@@ -280,11 +285,11 @@ class LabelKind(KindOutputs):
         numbers = np.ma.array(labels.astype(np.float64), mask=~is_known)
         return ((numbers - numbers.mean(0)) / self._spread(numbers, least)).filled(0), is_known
 
-    def _spread(self, numbers: Any, least: float) -> Any:
+    def _spread(self, numbers: np.ma.MaskedArray, least: float) -> Any:
         return 1.0
 
     def line_up(
-        self, predictions: Outputs, labels: Any, as_array: Callable[[Any], Array]
+        self, predictions: Outputs, labels: Outputs, as_array: Callable[[Any], Array]
     ) -> tuple[Array, FloatArray, IntArray]:
         """Returns predictions (values, ...), labels (values, ...) and the row of each value; of residues known ones."""
         return as_array(predictions), as_array(labels).astype(np.float64), np.arange(len(labels))

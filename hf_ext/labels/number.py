@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,9 @@ from .facts import vector_length
 from .kind import LabelKind, ReadArguments
 from .numbers import Numbers, NumericKind, find_placeholders
 from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, Outputs
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 UNSAID = 2  # by a mark: whether its label is a bound
 # 1 marks a label the assay could not go below, so the true value is at or below it.
@@ -110,7 +113,7 @@ class Number(NumericKind):
     def constant_facts(self, labels: FloatArray) -> dict[str, float]:
         return {"mean": float(labels.mean())}
 
-    def noise(self, labels: Any, means: Any, num_free: int) -> dict[str, float]:
+    def noise(self, labels: Series, means: Series, num_free: int) -> dict[str, float]:
         """Returns `noise`, the pooled standard deviation, and `share`, of the labels' variance."""
         noise = math.sqrt(float(((labels - means) ** 2).sum()) / num_free)
         return {"noise": noise, "share": min(1.0, noise**2 / float(labels.var(ddof=0)))}

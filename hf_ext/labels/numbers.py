@@ -78,7 +78,7 @@ class NumericKind(LabelKind):
         values = self.flatten(labels)
         return np.nanmean(values, axis=0).tolist(), np.nanstd(values, axis=0).tolist()
 
-    def _spread(self, numbers: Any, least: float) -> Any:
+    def _spread(self, numbers: np.ma.MaskedArray, least: float) -> Any:
         return np.maximum(numbers.std(0).filled(0), least)
 
     def to_predictions(self, logits: Outputs) -> Any:

@@ -13,7 +13,7 @@ PREDICTION, PROBABILITY, LABEL = "prediction", "probability", "label"  # columns
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Outputs = Array | Sequence[Array]  # of residues an array for each row
+Outputs = Array | Sequence[Any]  # of residues a row's own for each row
 Columns = Mapping[str, Sequence[Any] | Array]
 
 

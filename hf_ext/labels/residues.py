@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ from .classes import Classes, NamedKind, name_numbers
 from .columns import LabelTable, Read, RowError, as_text
 from .kind import LabelKind, ReadArguments, Steps
 from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray, Outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MISSING = Judged([], "the labels are missing", "Fill them in, or leave the row out.")
 MOST = 0.5
@@ -74,7 +77,7 @@ class ResidueKind(LabelKind):
         errors += self._find_placeholders(labels, table.rows)
         return {"label": pa.array(labels, self.arrow_type)}, errors
 
-    def _match(self, values: Array, mask: Any, length: int) -> tuple[Array, str]:
+    def _match(self, values: Array, mask: Array | None, length: int) -> tuple[Array, str]:
         """Returns the labels that the mask leaves, and the rule that refuses them."""
         if len(values) != length:
             return values, f"{len(values)} labels for a sequence of {length} residues"
@@ -107,18 +110,18 @@ class ResidueKind(LabelKind):
                 "one column and one encoder."
             )
 
-    def stack(self, values: Sequence[Any], longest: int | None = None) -> Any:
+    def stack(self, values: Sequence[Any], longest: int | None = None) -> Tensor:
         import torch
 
         rows = [torch.from_numpy(np.array(value[:longest], self.dtype)) for value in values]
         padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.unknown)
         return self._mark_unknown(padded)
 
-    def flatten(self, labels: Any) -> FloatArray:
+    def flatten(self, labels: Outputs) -> FloatArray:
         return np.concatenate([np.empty(0), *(np.asarray(row, np.float64) for row in labels)])
 
     def line_up(
-        self, predictions: Outputs, labels: Any, as_array: Callable[[Any], Array]
+        self, predictions: Outputs, labels: Outputs, as_array: Callable[[Any], Array]
     ) -> tuple[Array, FloatArray, IntArray]:
         truth = [as_array(row).astype(np.float64) for row in labels]
         values = [as_array(row) for row in predictions]

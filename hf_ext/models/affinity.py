@@ -272,7 +272,7 @@ class AffinityModel(PreTrainedModel):
             counted = labels.ne(UNKNOWN) if self.skips_unknown else torch.ones_like(labels)
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch
             loss = total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
-        logits = self._loss.to_logits(self.config, output)
+        logits = self._loss.to_logits(output)
         if self.ensemble is not None:
             logits = self.ensemble(self.head.standardize(features, filled))
         if ends is not None:
@@ -354,16 +354,16 @@ class AffinityModel(PreTrainedModel):
         """
         if self.config.loss == "ranking" or self.ensemble is not None:
             return None
-        output = self._loss.to_output(self.config, logits)
+        output = self._loss.to_output(logits)
         return self._label_losses(output, labels, bounds).reshape(len(labels), -1).sum(1)
 
     @property
-    def _loss(self) -> type[NumberLoss]:
-        return LOSSES[type(self.config.kind)]
+    def _loss(self) -> NumberLoss:
+        return LOSSES[type(self.config.kind)](self.config)
 
     def _label_losses(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
         """Loss of each label, of the shape of `labels`; 0 where it is not known."""
-        losses = self._loss.of_labels(self.config, output, labels, bounds)
+        losses = self._loss.of_labels(output, labels, bounds)
         return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses
 
     def save_pretrained(self, save_directory: Any, *, state_dict: dict | None = None, **kwargs: Any) -> None:  # type: ignore[override]

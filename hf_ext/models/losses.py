@@ -107,46 +107,48 @@ def class_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class NumberLoss:
-    """Of numbers, which the model standardises: `config.loss`."""
+    """The loss of labels that are numbers, which the model standardises: `config.loss`.
 
-    @classmethod
-    def of_labels(cls, config: Any, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
-        """Returns the loss of each label, of the shape of `labels`, of what the head puts out.
+    Args:
+        config: of an `AffinityModel`.
+    """
 
-        Args:
-            config: of the model.
-            bounds: see `regression_loss`.
-        """
-        mean, std = _label_scale(config, output)
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def of_labels(self, output: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+        """Returns the loss of each label, of the shape of `labels`; `output` is the head's, `bounds` as there."""
+        config = self.config
+        mean, std = self._scale(output)
         scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
         return regression_loss(config.loss, output, (labels.float() - mean) / std, bounds, **scales, per_row=True)
 
-    @classmethod
-    def to_logits(cls, config: Any, output: torch.Tensor) -> torch.Tensor:
+    def to_logits(self, output: torch.Tensor) -> torch.Tensor:
         """Returns what the head puts out in label units."""
-        mean, std = _label_scale(config, output)
+        mean, std = self._scale(output)
         return output * std + mean
 
-    @classmethod
-    def to_output(cls, config: Any, logits: torch.Tensor) -> torch.Tensor:
+    def to_output(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns what the head put out."""
-        mean, std = _label_scale(config, logits)
+        mean, std = self._scale(logits)
         return (logits - mean) / std
+
+    def _scale(self, like: torch.Tensor) -> list[Any]:
+        """Returns mean and standard deviation of labels: numbers, or of several values (k,) each."""
+        scale = self.config.label_mean, self.config.label_std
+        return [like.new_tensor(value) if isinstance(value, list) else value for value in scale]
 
 
 class ClassLoss(NumberLoss):
-    """Of names: the cross entropy, whose `logits` are calibrated."""
+    """The cross entropy of labels that are names, whose `logits` are calibrated."""
 
-    @classmethod
-    def of_labels(cls, config: Any, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
+    def of_labels(self, output: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
         return class_losses(output, labels)
 
-    @classmethod
-    def to_logits(cls, config: Any, output: torch.Tensor) -> torch.Tensor:
-        return output / config.temperature
+    def to_logits(self, output: torch.Tensor) -> torch.Tensor:
+        return output / self.config.temperature
 
-    @classmethod
-    def to_output(cls, config: Any, logits: torch.Tensor) -> torch.Tensor:
+    def to_output(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the logits: evaluations while training see the head before it is calibrated."""
         return logits
 
@@ -160,12 +162,6 @@ LOSSES: dict[type[LabelKind], type[NumberLoss]] = {
     labels.ResidueClasses: ClassLoss,
     labels.ResidueNumbers: NumberLoss,
 }
-
-
-def _label_scale(config: Any, like: torch.Tensor) -> list[Any]:
-    """Returns mean and standard deviation of labels: numbers, or of several values (k,) each."""
-    scale = config.label_mean, config.label_std
-    return [like.new_tensor(value) if isinstance(value, list) else value for value in scale]
 
 
 # --- heads of transformers --------------------------------------------------------------------------------------------
