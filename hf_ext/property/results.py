@@ -12,7 +12,7 @@ from ..data.reading import SOURCE_ROW
 from ..evaluation.verdict import CONSTANTS
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import confusion_chart, is_drawn, plot_scatter, write_png
-from ..reporting.run_files import label_name
+from ..reporting.record import CommonRecord
 from ..tasks.running import Run, plots_if_possible, with_absolute_path
 from .predicted import LABEL, PREDICTION, Columns, label_columns, prediction_columns, read_outputs
 from .prediction_file import write_predictions
@@ -102,7 +102,7 @@ def collect_results(
             for name, values in test.predicted_by.items():
                 write_predictions(baseline_file(run.folder, name), rows, prediction_columns(kind, values))
         with plots_if_possible():
-            _plot(run.folder, label_name(settings), test, predicted, measured)
+            _plot(run.folder, CommonRecord(settings=settings).label_name, test, predicted, measured)
     return facts
 
 

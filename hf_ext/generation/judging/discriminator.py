@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...checkpoints.finished_model import find_model
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DataError
 from ...evaluation._arrays import FloatArray
 from ...evaluation.scores import Score, score_predictions
-from ...files import parse_json
 from ...property.predictor import AffinityPredictor
+from ...reporting.record import RunRecord, VerdictRecord
+from ...reporting.run_files import read_record
 from ..rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
 
 THRESHOLD = 7.0  # pKd: 100 nM
@@ -99,11 +100,12 @@ def find_roles(columns: Sequence[str]) -> dict[str, str]:
 def find_doubt(folder: str | Path) -> str | None:
     """What the record beside a model says against it, a clause; None where it beat every baseline on its test rows."""
     try:
-        verdict = parse_json((Path(folder) / "all_results.json").read_bytes())["verdict"]
-        outcome, text = verdict["outcome"], str(verdict["text"])
-    except (OSError, ValueError, KeyError, TypeError):
+        verdict = read_record(RunRecord, Path(folder) / "all_results.json").verdict
+    except (OSError, DataError):
+        verdict = VerdictRecord()
+    if not verdict.text:
         return "what it is worth is not known: no verdict of its own test is beside it"
-    return None if outcome == "better" else f"its own record says: {text.splitlines()[0].rstrip('.')}"
+    return None if verdict.outcome == "better" else f"its own record says: {verdict.text.splitlines()[0].rstrip('.')}"
 
 
 def judge_affinities(
