@@ -49,7 +49,6 @@ setup(
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
-        "hdf5": ["h5py>=3.12"],  # PDEBench's files
         "docs": DOCS,
         "dev": [
             *DOCS,
@@ -58,7 +57,7 @@ setup(
             "optuna>=4.5",  # a hyperparameter search is tested against that of stock Trainer
             "tensorboard>=2.18",  # what report_to writes is read back by a test
             "bitsandbytes>=0.50",
-            "h5py>=3.12",  # tests write files as PDEBench and biotrainer do
+            "h5py>=3.12",  # recipes/examples/pde_operator reads PDEBench's files
             *("build>=1.2", "setuptools>=77"),  # a test builds wheel and sdist with what is installed
         ],
     },

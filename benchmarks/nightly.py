@@ -5,9 +5,9 @@
     python benchmarks/nightly.py --list          the parts, with their last results
     python benchmarks/nightly.py --default 3     instead, the default suite three times, into `default_suite.json`
 
-A part is a folder of `tests/`, or a file where a folder would take longer. The last result of each
-stands in `benchmarks/results/nightly.json`: commit, counts, seconds of the clock and of processors, and why tests were
-skipped. A part of which no test ran has not passed. The ZeRO tests need DeepSpeed, as `.ci/nightly` installs it.
+A part is a folder of `tests/`, the tests of an example, or a file where a folder would take longer. The last result of
+each stands in `benchmarks/results/nightly.json`: commit, counts, seconds of the clock and of processors, and why tests
+were skipped. A part of which no test ran has not passed. The ZeRO tests need DeepSpeed, as `.ci/nightly` installs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ BY_FILE = ("distributed", "faults", "launch", "training", "checkpoints")  # fold
 
 
 def part_of(file: str) -> str:
-    """The part that a test file belongs to: `tests/FOLDER` or the file itself."""
+    """The part that a test file belongs to: `tests/FOLDER`, the tests of an example, or the file itself."""
+    if file.startswith("recipes/"):
+        return str(Path(file).parent)
     folder = Path(file).parts[1:-1]
     return file if not folder or folder[0] in BY_FILE else f"tests/{folder[0]}"
 

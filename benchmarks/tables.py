@@ -14,8 +14,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from figures import FIGURES
 from measured import MEASURED, table
@@ -24,11 +22,16 @@ from hf_ext.hardware import Hardware, describe_hardware
 from hf_ext.models.configuration import Training
 from hf_ext.models.families import FAMILIES, choose_encoder
 from hf_ext.models.kernels.packing import PACKED_FAMILIES
-from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts
+from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, find_speedup
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "recipes").rglob("README.md")),
+)
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # --- speed-ups -------------------------------------------------------------------------------------------------------
@@ -39,9 +42,8 @@ CLASSES = {"I": "identical", "N": "numerics", "L": "learning"}
 def speedup_index() -> str:
     """One line per speed-up, in the order in which they are applied; its name links to its file."""
     rows = []
-    speedups: Any = REGISTRY
-    for speedup in speedups:
-        module = speedup.__name__ if isinstance(speedup, ModuleType) else speedup.__module__
+    for speedup in REGISTRY:
+        module = type(speedup).__module__
         first = (inspect.getdoc(speedup) or "").partition("\n\n")[0]
         rows.append([f"[`{speedup.NAME}`](../{module.replace('.', '/')}.py)", CLASSES[speedup.KIND], first])
     return table(rows, ["speed-up", "class", "what it does"])
@@ -67,9 +69,8 @@ class Entry:
 
 def decide(name: str, hardware: Hardware, model: ModelFacts = TRAINED) -> Decision:
     """What a run with all speed-ups decides on a device with eight cores."""
-    speedup = next(one for one in REGISTRY if name == one.NAME)
     args = FastTrainingArguments(output_dir="o", speedups=["all"])
-    return speedup.decide(Context(hardware, args, model, DATA, cpu_cores=8))
+    return find_speedup(name).decide(Context(hardware, args, model, DATA, cpu_cores=8))
 
 
 def precision(hardware: Hardware) -> str:

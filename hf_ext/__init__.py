@@ -27,7 +27,6 @@ _HOMES = {
     "PRESETS": "arguments.presets",
     "MaskedLMCollator": "data.batches.masking",
     "MaskedLMTask": "masked_lm.task",
-    "OperatorTask": "pde.task",
     "PairEncoder": "data.batches.antibodies",
     "Plan": "plan",
     "ResidueTokenizer": "data.batches.tokenization",

@@ -11,18 +11,15 @@ from typing import Any
 
 from torch import nn
 
+from . import speedups
 from .errors import PlanRefused
 from .files import write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
-from .models.kernels.packing import pack_encoders
 from .optional import installed_version
 from .processes import import_deepspeed
-from .speedups import REGISTRY, Context, Decision, Run
-from .speedups.attention import set_attention
-from .speedups.base import KIND_NAMES
+from .speedups import Context, Costs, Decision, Run, Speedup, find_speedup
+from .speedups.base import KIND_NAMES, optimizer_name, recomputes
 from .speedups.facts import describe_data, describe_model
-from .speedups.fused_layers import fuse_gelu, label_only
-from .speedups.fused_qkv import fuse_qkv
 from .text.tables import format_table
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
@@ -39,11 +36,13 @@ class Plan:
     context: Context | None = None
 
     def __getitem__(self, name: str) -> Decision:
+        """Returns what was decided about a speed-up. Raises as `find_speedup`."""
+        find_speedup(name)
         return next(decision for decision in self.decisions if decision.name == name)
 
     def applied(self, name: str) -> bool:
-        """Whether a speed-up was applied; not, where the plan knows none of that name."""
-        return any(decision.name == name and decision.status == "applied" for decision in self.decisions)
+        """Returns whether a speed-up was applied. Raises as `find_speedup`."""
+        return find_speedup(name) in [speedup for speedup, _ in self._on()]
 
     def check(self) -> None:
         """Raises PlanRefused if any decision is refused, naming all of them."""
@@ -60,10 +59,9 @@ class Plan:
             PlanRefused: a decision taken again is refused.
         """
         import_deepspeed()  # seconds, which nobody pays who only makes arguments or a plan
-        by_name = {speedup.NAME: speedup for speedup in REGISTRY}
         rejected: list[str] = []
         for i, decision in enumerate(self.decisions):
-            speedup = by_name[decision.name]
+            speedup = find_speedup(decision.name)
             if rejected and self.context:
                 decision = speedup.decide(self.context.leave_out(rejected)).of(speedup)
             if decision.status == "applied":
@@ -74,19 +72,42 @@ class Plan:
 
     def speed_up(self, model: nn.Module) -> None:
         """Gives a model, or an encoder, the forwards that were applied to the run's, without proof that they agree."""
-        if self.applied("fused_gelu"):
-            fuse_gelu(model)
-        if self.applied("fused_qkv"):
-            fuse_qkv(model)
-        if self.applied("attention"):
-            set_attention(model, self["attention"].settings["kernel"])
-        if self.applied("packing"):
-            pack_encoders(model)
-        if self.applied("masked_lm_head"):
-            label_only(model)
+        for speedup, settings in self._on():
+            speedup.change(model, settings)
+
+    def speed_up_traced(self, model: nn.Module, costs: Costs) -> None:
+        """Does the same to a model on tensors without values, whose memory is counted."""
+        for speedup, settings in self._on():
+            speedup.change_traced(model, settings, costs)
+
+    def count_costs(self, args: Any) -> Costs:
+        """Returns what time, memory and disk are counted from: arguments as asked for, and what was applied to them."""
+        # Of every n-th layer, what all of them hold is the bound.
+        is_whole = (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1) == 1
+        costs = Costs(
+            args.per_device_train_batch_size,
+            recomputes=recomputes(args) and is_whole,
+            optimizer=optimizer_name(args),
+            passes=args.gradient_accumulation_steps,
+        )
+        for speedup, settings in self._on():
+            costs = speedup.count(costs, settings)
+        return costs
+
+    def compared(self) -> dict[str, dict[str, Any]]:
+        """Returns what a continued run must have too: of applied speed-ups, the settings that matter by their names."""
+        found = {}
+        for speedup, settings in self._on():
+            if speedup.compared is not None:
+                found[speedup.NAME] = {key: settings.get(key) for key in speedup.compared}
+        return found
+
+    def _on(self) -> list[tuple[Speedup, dict[str, Any]]]:
+        return [(find_speedup(one.name), one.settings) for one in self.decisions if one.status == "applied"]
 
     def record(self, name: str, **evidence: Any) -> None:
-        """Adds what was measured to a decision."""
+        """Adds what was measured to a decision. Raises as `find_speedup`."""
+        find_speedup(name)
         self.decisions = [d.with_evidence(**evidence) if d.name == name else d for d in self.decisions]
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,7 +171,7 @@ def make_plan(
         world_size=args.world_size,
         cpu_cores=count_cpu_cores(),
     )
-    decisions = [speedup.decide(context).of(speedup) for speedup in REGISTRY]
+    decisions = [speedup.decide(context).of(speedup) for speedup in speedups.REGISTRY]
     facts = {"model": asdict(model_facts), "data": asdict(data_facts)}
     return Plan(context.hardware, decisions, args.preset, facts, context)
 

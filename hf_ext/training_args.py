@@ -210,11 +210,11 @@ def _check_values(args: Any) -> None:
     from .speedups import REGISTRY  # all models of transformers that they change: `--help` does without
 
     check_ranges(args, RANGES)
-    speedups = ["all", *(speedup.NAME for speedup in REGISTRY)]
-    for name in ("speedups", "without"):
+    names = [speedup.NAME for speedup in REGISTRY]
+    for name, allowed in (("speedups", ["all", *names]), ("without", ["all", "numerics", *names])):
         for word in getattr(args, name) or ():
-            if isinstance(word, str) and word not in speedups:
-                raise ArgumentError(f"{name}={word!r}: allowed are {', '.join(speedups)}.")
+            if isinstance(word, str) and word not in allowed:
+                raise ArgumentError(f"{name}={word!r}: allowed are {', '.join(allowed)}.")
 
 
 def complete_arguments(args: Any) -> Any:

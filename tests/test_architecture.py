@@ -24,7 +24,7 @@ FLOORS = (
     {"training"},
     {"baselines", "tasks"},
     {"heads"},
-    {"property", "masked_lm", "pde"},
+    {"property", "masked_lm"},
     {"finished", "generation"},  # both read a trained model of a property
     {"comparing", "doctor"},
 )
@@ -154,6 +154,7 @@ def test_hf_ext_never_imports_recipes(imports):
 
 def test_hf_ext_and_recipes_run_no_foreign_code():
     files = [*(ROOT / "hf_ext").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
+    files = [path for path in files if path.parent.name != "tests"]  # an example's, which run the code of a card
     assert [line for path in files for line in unsafe_lines(path)] == []
 
 

@@ -18,8 +18,8 @@ from hf_ext.property.arguments import AffinityArguments
 
 STOCK = "training arguments of transformers"
 SHARED = ["data", "model", "speed-ups", "training", "checkpoints", "evaluation", STOCK]
-MODULES = {name: module for name, (module, _) in COMMANDS.items()} | {"pde_operator": "hf_ext.pde.task"}
-FIRST = ("train", "mlm", "generate", "pde_operator", "sample", "doctor", "compare")  # commands with a first page
+MODULES = {name: module for name, (module, _) in COMMANDS.items()}
+FIRST = ("train", "mlm", "generate", "sample", "doctor", "compare")  # commands with a first page
 MOST_FLAGS = 26  # of a first page
 
 
@@ -84,7 +84,7 @@ def values_of_a_run(recipe: str) -> dict[str, Any]:
     return {field.name: getattr(one, field.name) for one in parsed for field in dataclasses.fields(one)}
 
 
-@pytest.mark.parametrize("recipe", ["train", "mlm", "generate", "pde_operator"])
+@pytest.mark.parametrize("recipe", ["train", "mlm", "generate"])
 def test_what_help_shows_is_what_a_run_gets(print_help, recipe):
     """Every default that is a number, against the arguments that parsing nothing gives."""
     groups = groups_of(print_help(recipe, "all"))

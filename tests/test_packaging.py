@@ -19,6 +19,7 @@ from hf_ext import __version__
 
 NAME = f"hf_ext-{__version__}"
 SOURCES = ["hf_ext", "recipes", "accelerate_configs", "launch"]
+SHIPPED = ["recipes/configs", *SOURCES[2:]]
 FILES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"]
 
 
@@ -62,9 +63,9 @@ def test_the_wheel_holds_the_package_and_files_to_launch_with_and_no_recipe(inst
     inside = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext").rglob("*.py")}
     launched = {f"hf_ext/launch/{path.name}" for path in (ROOT / "launch").glob("*.*") if path.suffix != ".md"}
-    settings = {f"hf_ext/{path.relative_to(ROOT)}" for name in SOURCES[1:] for path in (ROOT / name).rglob("*.yaml")}
+    settings = {f"hf_ext/{path.relative_to(ROOT)}" for name in SHIPPED for path in (ROOT / name).glob("*.yaml")}
     assert len(launched) == 2
-    assert len(settings) == 25
+    assert len(settings) == 22
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/templates").iterdir()}
     held = {name for name in inside if name.startswith("hf_ext/")}
     assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed", "hf_ext/hardware.csv"}

@@ -14,9 +14,10 @@ from hf_ext.doctor.command import DoctorArguments
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.finished.evaluate import EvaluateArguments
 from hf_ext.generation.sample import SampleArguments
+from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.property.arguments import AffinityArguments
-from hf_ext.speedups import REGISTRY
+from hf_ext.speedups import REGISTRY, Context
 
 
 @dataclasses.dataclass
@@ -295,12 +296,15 @@ def test_a_preset_sets_what_it_says_from_both_sides(preset):
         assert getattr(ours, name) == ([] if (name, value) == ("report_to", "none") else value), name
 
 
-def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
+def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out_and_no_other():
     args = parse("--preset", "max_speed+reproducible")
     assert args.speedups == ["all"]
     assert args.full_determinism
-    rounding = {speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"}
-    assert set(args.without) == rounding
+    context = Context(describe_hardware("A100"), args)
+    assert {speedup.NAME for speedup in REGISTRY if speedup.left_out(context)} == {
+        speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"
+    }
+    assert {speedup.decide(context).status for speedup in REGISTRY if speedup.KIND == "N"} == {"off"}
 
 
 def test_presets_compose_and_the_later_one_wins():

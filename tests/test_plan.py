@@ -13,7 +13,7 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.lora import LoraSettings
 from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
-from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, compile, packing
+from hf_ext.speedups import REGISTRY, Context, DataFacts, find_speedup
 from hf_ext.speedups.facts import describe_model, padding_share
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -91,9 +91,9 @@ def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encode
     assert facts.families == tuple(sorted((*families, "hf_ext_generator")))
     args = make_args(speedups=["all"])
     context = Context(describe_hardware("A100"), args, facts, DataFacts(has_lengths=True, padding_share_random=0.5))
-    assert packing.decide(context).status == ("applied" if families else "skipped")
-    assert LengthGrouping().decide(context).status == "applied"  # the decoder's tokens are not packed
-    assert compile.decide(context).status == "skipped"
+    assert find_speedup("packing").decide(context).status == ("applied" if families else "skipped")
+    assert find_speedup("length_grouping").decide(context).status == "applied"  # the decoder's tokens are not packed
+    assert find_speedup("compile").decide(context).status == "skipped"
 
 
 def test_the_padding_of_random_batches_does_not_depend_on_how_a_file_is_sorted():

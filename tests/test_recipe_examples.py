@@ -29,7 +29,7 @@ def run_here(name, folder, *words) -> Finished:
 
 def test_every_example_is_of_a_page():
     paths = {path.stem: path for path in EXAMPLES.glob("*.py") if path.stem != "any_model"}
-    assert sorted(paths) == sorted([*NAMES, "pde_operator"])
+    assert sorted(paths) == sorted(NAMES)
     assert all(len(path.read_text().splitlines()) < 125 for path in paths.values())
 
 

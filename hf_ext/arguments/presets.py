@@ -36,7 +36,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "full_determinism": True,
         "data_seed": 42,
         "tf32": False,
-        "without": ["precision", "encoder_precision", "tf32", "cpu_matmul", "cpu_threads", "attention", "compile"],
+        "without": ["numerics"],
     },
 }
 

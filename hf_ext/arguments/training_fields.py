@@ -38,7 +38,9 @@ class SpeedArguments:
         "cpu_offload (the optimizer in host memory), which costs time. muon (torch's Muon for the matrices of repeated "
         "layers, AdamW for the rest) learns otherwise: sweep the rate. Example: --speedups all muon.",
     )
-    without: list[str] = option([], "Speed-ups to leave out of --speedups all.")
+    without: list[str] = option(
+        [], "Speed-ups to leave out of --speedups all, by name; 'numerics': those that change how numbers are rounded."
+    )
     cached_batch_size: Count | None = option(
         None,
         "Most rows per step of a head that trains on cached embeddings. --per_device_train_batch_size, where it is "
@@ -137,10 +139,6 @@ class EvaluatingArguments:
 
 # --- commands that read a model and train nothing --------------------------------------------------------------------
 
-# Those that predictions gain from; `attention`, so that what is put into the cache is what training would compute.
-SPEEDUPS = ["cpu_matmul", "tf32", "cpu_memory", "fused_gelu", "fused_qkv", "attention"]
-SPEEDUPS += ["embedding_cache", "data_loading"]
-
 
 @dataclass
 class PredictingArguments:
@@ -153,7 +151,9 @@ class PredictingArguments:
     fp16: bool = option(False, "Compute in float16.")
     per_device_eval_batch_size: Count = option(256, "Rows at a time on each device.")
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
-    speedups: list[str] = option(SPEEDUPS, "Speed-ups to use where they fit: names, or 'all'.")
+    speedups: list[str] | None = option(
+        None, "Speed-ups to use where they fit: names, or 'all'; left out: those that predictions gain from."
+    )
     without: list[str] = option([], "Speed-ups to leave out.")
     disable_tqdm: bool = option(False, "Show no progress bars.")
 

@@ -1,4 +1,7 @@
-"""Does a run continue the one that wrote a checkpoint? Facts of both, compared; what makes another run is refused."""
+"""Does a run continue the one that wrote a checkpoint? Facts of both, compared; what makes another run is refused.
+
+Of arguments, all are compared that are not in `free_to_differ.py`, one with several parts part by part.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ from typing import Any, NamedTuple
 
 from torch.distributed.fsdp import FSDPModule
 
+from ..arguments.training_fields import training_names
 from ..data.fingerprint import compare_fingerprints, fingerprint
 from ..errors import ArgumentError, CheckpointError
 from ..evaluation.row_metrics import RowMetrics
 from ..models.lora import unwrap_peft
+from .free_to_differ import FREE_TO_DIFFER
 from .manifest import CHECKPOINT_NAME, read_stored
 
 # Decide which rows make up an optimizer step; harmless together as long as every step takes the same rows.
@@ -26,26 +31,11 @@ STEP_SIZE = frozenset({"per_device_train_batch_size", "gradient_accumulation_ste
 # No state of the old one fits the new one, so that not even `allow_changed` continues: weights alone could be a start.
 OTHER_STATES = frozenset({"optim", "optim_args", "optim_target_modules", "lr_scheduler_type"})
 
-# A change makes the continuation another run: refused unless allowed. Some of what is not here acts through others
-# (`effective_batch_size` through accumulation, `use_peft` through the model), and these are compared.
-ANOTHER_RUN = frozenset(
-    """
-    per_device_train_batch_size gradient_accumulation_steps max_steps num_train_epochs
-    optim optim_args optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
-    learning_rate encoder_learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
-    average_tokens_across_devices label_smoothing_factor neftune_noise_alpha
-    bf16 fp16 tf32 load_in_8bit load_in_4bit seed data_seed parallelism_config fsdp fsdp_config deepspeed
-    dataloader_drop_last train_sampling_strategy length_column_name max_tokens_per_batch
-    metric_for_best_model greater_is_better
-    """.split()  # noqa: SIM905  readable as a paragraph
-)
-
-# Of these, what a run has as the user gave it.
-AS_ASKED = ANOTHER_RUN - STEP_SIZE - {"metric_for_best_model", "parallelism_config", "fsdp", "fsdp_config", "deepspeed"}
-
-# Speed-ups that change the rows of a step, or numbers beyond rounding -> the settings by which they do. The others act
-# through arguments or the model, or change last bits, and are not compared.
-SPEEDUPS = {"token_budget": ("max_tokens", "max_batch_size"), "encoder_precision": ("dtype", "mode"), "muon": ()}
+# Of arguments, these may come to be others than the user gave.
+NOT_AS_ASKED = STEP_SIZE | {"metric_for_best_model", "remove_unused_columns", "parallelism_config", "fsdp"}
+NOT_AS_ASKED |= {"fsdp_config", "deepspeed"}
+NOTHING: tuple[Any, ...] = (None, "", [], {})  # ways to give an argument nothing
+SECRETS = ("token", "key", "secret", "password")  # ends of names in classes of the user's own, which no file may hold
 
 GROUPS = ("all", "collator", "data", "eval_data", "model", "speedups", "test_data", "world_size")
 
@@ -86,21 +76,31 @@ def describe_run(trainer: Any) -> dict[str, Any]:
     args, best, compute = trainer.args, trainer.args.metric_for_best_model, trainer.compute_metrics
     if best and isinstance(compute, RowMetrics):
         best = compute.spell_out(best)  # with the threshold or the groups that decide its value
-    applied = {one.name: one.settings for one in trainer.plan.decisions if one.status == "applied"}
     held_out = {**trainer._ext_eval_sets, "test": trainer.test_dataset}
     facts = {
         "world_size": args.world_size,
         "devices_per_process": max(1, args.n_gpu),
         "written_by": trainer._ext_backend.written_by,
-        "arguments": {**{name: getattr(args, name) for name in sorted(ANOTHER_RUN)}, "metric_for_best_model": best},
+        "arguments": {**_compared_arguments(args), "metric_for_best_model": best},
         "data": fingerprint(trainer.train_dataset),
         "held_out": {name: fingerprint(rows) for name, rows in held_out.items() if rows is not None},
         "model": _describe_model(trainer.model),
         "collator": _describe_collator(trainer.data_collator),
-        "speedups": {
-            name: {key: applied[name].get(key) for key in keys} for name, keys in SPEEDUPS.items() if name in applied
-        },
+        "speedups": trainer.plan.compared(),
     }
+    return _as_json(facts)
+
+
+def _compared_arguments(args: Any) -> dict[str, Any]:
+    """Returns their values by name; those of `accelerator_config` by `accelerator_config.NAME`."""
+    names = {spec.name for spec in dataclasses.fields(args)} | training_names()
+    values = {name: getattr(args, name) for name in sorted(names) if not name.endswith(SECRETS)}
+    config = values.pop("accelerator_config")
+    values |= {f"accelerator_config.{name}": value for name, value in vars(config).items()}
+    return {name: value for name, value in values.items() if name not in FREE_TO_DIFFER}
+
+
+def _as_json(facts: Any) -> Any:
     return json.loads(json.dumps(facts, default=_to_json, skipkeys=True))
 
 
@@ -187,10 +187,11 @@ def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequen
     Raises:
         ArgumentError: an unknown name in `allowed`.
     """
-    unknown = [name for name in allowed if name not in {*GROUPS, *ANOTHER_RUN}]
+    arguments = {*new.get("arguments", ())}
+    unknown = {*allowed} - {*GROUPS, *arguments}
     if unknown:
-        known = ", ".join((*GROUPS, *sorted(ANOTHER_RUN - OTHER_STATES)))
-        raise ArgumentError(f"allow_changed: unknown {unknown}. Known: {known}.")
+        known = ", ".join((*GROUPS, *sorted(arguments - OTHER_STATES)))
+        raise ArgumentError(f"allow_changed: unknown {sorted(unknown)}. Known: {known}.")
     found = list(_find_differences(old, new))
     passed = {name for _, name in found if name != NEVER and {"all", name} & {*allowed}}
     return Changes([text for text, name in found if name not in passed], passed)
@@ -224,8 +225,9 @@ def refuse_asked(args: Any) -> None:
     stored = max(filter(None, found), key=lambda one: one.step, default=None)
     if stored is not None:
         before = stored.manifest.facts["arguments"]
-        now = {name: getattr(args, name) for name in AS_ASKED & args.explicit_fields & before.keys()}
-        now = before | json.loads(json.dumps(now, default=_to_json))
+        now = _as_json(_compared_arguments(args))
+        asked_for = (args.explicit_fields & now.keys()) - NOT_AS_ASKED
+        now |= {name: value for name, value in before.items() if name not in asked_for}
         refuse(stored.path, compare_runs({"arguments": before}, {"arguments": now}, args.allow_changed).contradictions)
 
 
@@ -248,8 +250,9 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
             if place in now and before[place] != now[place]:
                 yield _line(place, before[place], now[place]), section
     if "speedups" in both:
-        for name in SPEEDUPS:
-            one, other = old["speedups"].get(name, "off"), new["speedups"].get(name, "off")
+        for name in {**old["speedups"], **new["speedups"]}:
+            one = old["speedups"].get(name, "off")
+            other = new["speedups"].get(name, "off")
             if one != other:
                 yield _line(f"speed-up {name}", one or "on", other or "on"), "speedups"
     if old.get("written_by") != new.get("written_by"):
@@ -274,13 +277,23 @@ def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
         idle.add("num_train_epochs")
     if None in (before.get("metric_for_best_model"), now.get("metric_for_best_model")):
         idle |= {"metric_for_best_model", "greater_is_better"}  # nothing says which is best
-    for name in [name for name in before if name in now and name not in idle and before[name] != now[name]]:
-        line = _line(name, before[name], now[name])
+    if missing := sorted(before.keys() ^ now.keys()):
+        logger.debug("Not compared, since one of the runs has no such argument: %s", ", ".join(missing))
+    for name in [name for name in before if name in now and name not in idle]:
         adds_group = name == "encoder_learning_rate" and None in (before[name], now[name])
-        if name in OTHER_STATES or adds_group:
-            yield f"{line}: its states do not fit; start from the weights alone", NEVER
-        else:
-            yield line, name
+        for line in _compare_values(name, before[name], now[name]):
+            if name in OTHER_STATES or adds_group:
+                yield f"{line}: its states do not fit; start from the weights alone", NEVER
+            else:
+                yield line, name
+
+
+def _compare_values(name: str, one: Any, other: Any) -> Iterator[str]:
+    """Yields a line where two values differ; for settings in a mapping, one for each that does."""
+    before, now = (dict(_leaves(None if value in NOTHING else value, name)) for value in (one, other))
+    for place in {**before, **now}:
+        if before.get(place) != now.get(place):
+            yield _line(place, before.get(place), now.get(place))
 
 
 def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

@@ -19,7 +19,7 @@ from .compare import STEP_SIZE, compare_runs, describe_run, refuse
 from .manifest import PROGRESS, Stored, check_unlisted, read_json
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
-ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})
+ORDER = frozenset({"data", "world_size", "seed", "data_seed", "accelerator_config.split_batches", *STEP_SIZE})
 RATES = frozenset({"learning_rate", "encoder_learning_rate"})
 SETTINGS = ("initial_lr", "weight_decay", "betas", "eps")  # of the optimizer's groups, as arguments make them
 STOCK_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")

@@ -4,10 +4,9 @@
     hf-ext doctor --config igt5_esm2.yaml --device t4
     hf-ext doctor --model_size esm2_650M --dataset_name proteins.fasta --device h100
     hf-ext doctor --stage auto --dataset_name pairs.csv --device a100
-    hf-ext doctor --resolution 64 --hidden_size 384 --device a100
 
-Takes every argument of `hf-ext train`; or, where one of them belongs to `hf-ext mlm`, `hf-ext generate` or
-recipes/examples/pde_operator.py alone, of that. Prints one screen: whether the command would run, how long, in how much
+Takes every argument of `hf-ext train`; or, where one of them belongs to `hf-ext mlm` or `hf-ext generate` alone, of
+that; `examine` takes a task of your own. Prints one screen: whether the command would run, how long, in how much
 memory, what to change first; then what is off with its remedy, and what all this rests on. It is about your own data
 where --dataset_name is given, else about the demo. Trains, downloads and writes nothing (of a model on the Hub its
 config.json is read). Exit status: 0 if the command would run, 1 if something would stop it.
@@ -26,7 +25,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..arguments.parser import parse_command
 from ..arguments.training_fields import option
-from ..data.arguments import DataArguments
 from ..errors import ArgumentError, show_text
 from ..files import CONFIGS, find_shipped
 from ..tasks import TASKS, Task, find_task
@@ -69,12 +67,9 @@ def guess_task(argv: list[str]) -> str:
             values = yaml.safe_load(find_shipped(given.config, CONFIGS).read_text())
             names |= set(values) if isinstance(values, dict) else set()
     names = {str(name).replace("-", "_") for name in names}
-    shared = {spec.name for spec in dataclasses.fields(DataArguments)}  # PDEBench's files are given as others' data
-    own = {task: _field_names(find_task(task)) - shared for task in TASKS}
-    alone = {task: names & (own[task] - own["masked_lm"] - own["affinity"]) for task in ("generation", "pde_operator")}
-    task, found = max(alone.items(), key=lambda one: len(one[1]))
-    if found:
-        return task
+    own = {task: _field_names(find_task(task)) for task in TASKS}
+    if names & (own["generation"] - own["masked_lm"] - own["affinity"]):
+        return "generation"
     return "masked_lm" if names & (own["masked_lm"] - own["affinity"]) else "affinity"
 
 
@@ -83,13 +78,20 @@ def _field_names(task: Task) -> set[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the page; returns the exit status."""
-    disable_progress_bar()  # of the demo encoders that are written to a temporary folder
+    """Prints the page of the task of hf_ext that the words are about; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    task = guess_task(argv)
-    run = find_task(task)
+    return examine(find_task(guess_task(argv)), argv)
+
+
+def examine(task: Task, argv: list[str] | None = None) -> int:
+    """Prints the page of a run of `task`, which may be a script's own; returns the exit status.
+
+    Args:
+        argv: the words of the command line; None takes the process's own.
+    """
+    disable_progress_bar()  # of the demo encoders that are written to a temporary folder
     _, (*arguments, args, doctor_args) = parse_command(
-        (*run.all_arguments, DoctorArguments), run.defaults, __doc__, argv
+        (*task.all_arguments, DoctorArguments), task.defaults, __doc__, argv
     )
     if args.process_index > 0:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints

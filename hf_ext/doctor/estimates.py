@@ -6,22 +6,20 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from .. import speedups
 from ..checkpoints.retention import SMALL_FILES_BYTES, Sizes, bound_sizes, needed_bytes, read_policy
 from ..checkpoints.weights import export_bytes
 from ..hardware import Hardware
-from ..memory.forecast import MemoryModel, TrainConfig
+from ..memory.forecast import MemoryModel
 from ..memory.report import MemoryReport, report_memory
-from ..models.kernels.attention import KERNELS
 from ..plan import Plan
-from ..speedups.attention import set_attention
-from ..speedups.base import optimizer_name, recomputes
+from ..speedups import Costs
 from ..speedups.precision import best_precision
 from ..tasks.sketch import Part, Span, Stage, Step
 
@@ -82,11 +80,11 @@ class Times:
 def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
     """From the arguments as the plan will leave them; None where the length of the run is not known."""
     args, num_rows = stage.args, stage.num_rows.get("train", 0)
-    changed = plan["batch_size"].settings if plan.applied("batch_size") else {}
-    rows = changed.get("per_device_train_batch_size", args.per_device_train_batch_size) * args.world_size
-    accumulation = changed.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
-    if plan.applied("token_budget") and num_rows:
-        rows = max(1.0, args.max_tokens_per_batch * num_rows / stage.num_tokens) * args.world_size
+    costs = plan.count_costs(args)
+    accumulation = costs.passes
+    rows: float = costs.rows * args.world_size
+    if costs.max_tokens is not None and num_rows:
+        rows = max(1.0, costs.max_tokens * num_rows / stage.num_tokens) * args.world_size
     if args.max_steps > 0:
         updates = args.max_steps
         epochs = updates * rows * accumulation / num_rows if num_rows else 0.0
@@ -127,9 +125,11 @@ def estimate_times(
     """
     if schedule is None or not stage.num_rows:
         return Times((), "without data and a number of epochs or steps, what would pass is not known")
-    rates, share = [], measure_seconds / len(stage.parts)
+    rates = []
+    costs = plan.count_costs(stage.args)
+    share = measure_seconds / len(stage.parts)
     for part in stage.parts:
-        dtype = part_dtype(plan, part)
+        dtype = part_dtype(costs, part)
         published = published_rate(hardware, dtype, part.width)
         rate = measure_rate(part, hardware, dtype, share, plan.speed_up) if measure_seconds else published
         if rate is None:
@@ -146,14 +146,10 @@ def estimate_times(
     return Times(tuple(lines), "; ".join(dict.fromkeys(rate.basis for rate in rates)))
 
 
-def part_dtype(plan: Plan, part: Part) -> str:
-    """ "bf16", "fp16", "tf32" or "fp32": what the plan lets this part compute in."""
-    if part.dtype is not None:
-        return part.dtype
-    name, key = ("encoder_precision", "dtype") if part.training == "frozen" else ("precision", "mixed_precision")
-    if plan.applied(name):
-        return str(plan[name].settings[key])
-    return "tf32" if plan.applied("tf32") else "fp32"
+def part_dtype(costs: Costs, part: Part) -> str:
+    """Returns what the plan lets this part compute in: "bf16", "fp16", "tf32" or "fp32"."""
+    half = costs.frozen_dtype if part.training == "frozen" else costs.trained_dtype
+    return part.dtype or half or costs.float32
 
 
 def published_rate(hardware: Hardware, dtype: str, width: int) -> Rate | None:
@@ -220,7 +216,9 @@ def row_flops(part: Part, stage: Stage, schedule: Schedule) -> tuple[float, floa
 
 def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate]) -> list[tuple[str, Span]]:
     """Seconds of encoding once and of training with evaluations; `rates` has one per part."""
-    padding = 0.0 if plan.applied("packing") else (plan.facts.get("data", {}).get("padding_share_random") or 0.0)
+    padding = plan.facts.get("data", {}).get("padding_share_random") or 0.0
+    if not plan.count_costs(stage.args).pads:
+        padding = 0.0
     once, training = [0.0, 0.0], [0.0, 0.0]
     for part, rate in zip(stage.parts, rates):
         trained, evaluated = (flops / (1 - padding) for flops in row_flops(part, stage, schedule))
@@ -254,44 +252,25 @@ def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) ->
     if args.world_size > 1 and (args.fsdp or args.deepspeed):
         return SPLIT
     model, make_batch = stage.as_trained(plan)
-    batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
-    config = TrainConfig(
-        max(1, args.max_tokens_per_batch // stage.longest) if plan.applied("token_budget") else rows,
-        # Of every n-th layer, what all of them hold is the bound.
-        recomputes=recomputes(args) and (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1) == 1,
-        half=plan.applied("precision"),
-        has_half_base=plan.applied("lora_base"),
-        optimizer=optimizer_name(args),
-        is_muon=plan.applied("muon"),
-        on_host=plan.applied("cpu_offload"),
-        passes=batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps),
-    )
+    costs = plan.count_costs(args)
+    if costs.max_tokens is not None:
+        rows = max(1, costs.max_tokens // stage.longest)
     memory = MemoryModel(
         model.train(),
         make_batch,
         kind="cpu" if plan.hardware.kind == "cpu" else "cuda",
-        change=partial(_change, plan),
+        change=lambda traced: plan.speed_up_traced(traced, costs),
         sends_gradients=args.world_size > 1,
         has_half=best_precision(plan.hardware) != "fp32",
     )
-    return report_memory(memory, config, stage.longest, capacity)
-
-
-def _change(plan: Plan, model: nn.Module) -> None:
-    """What the plan will do to the model, for counting memory."""
-    plan.speed_up(model)
-    if plan.applied("attention"):
-        # Of a padded batch ours would read the mask, which holds nothing here. One that goes block by block, on CPUs,
-        # holds what one holds that pads.
-        kernel = plan["attention"].settings["kernel"]
-        is_ours = plan.applied("packing") and kernel in KERNELS
-        set_attention(model, {"blocked": "padded"}.get(kernel, kernel) if is_ours else "sdpa")
+    offers = [speedup.offer for speedup in speedups.REGISTRY]
+    return report_memory(memory, replace(costs, rows=rows), stage.longest, capacity, offers)
 
 
 def predict_disk(stage: Stage, plan: Plan, schedule: Schedule | None) -> tuple[Sizes, int, int]:
     """Bounds of one checkpoint, of the model that is saved at the end, and of the output folder at its fullest."""
     model, _ = stage.as_trained(plan)
-    checkpoint = bound_sizes(model, stage.args, SMALL_FILES_BYTES, plan.applied("muon"))
+    checkpoint = bound_sizes(model, stage.args, SMALL_FILES_BYTES, plan.count_costs(stage.args).is_muon)
     policy = read_policy(stage.args)
     exported = export_bytes(model) + SMALL_FILES_BYTES
     saves = schedule.saves if schedule else 0

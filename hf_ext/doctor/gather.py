@@ -17,7 +17,7 @@ from ..memory.report import MemoryReport
 from ..memory.stored import WEIGHT_BYTES
 from ..plan import Plan, make_plan
 from ..reporting.throughput import peak_bytes
-from ..tasks import find_task
+from ..tasks import Task
 from ..tasks.sketch import Sketch, Span, Stage
 from .estimates import Schedule, Times, estimate_times, make_schedule, predict_disk, predict_memory
 from .machine import Machine, Package, read_machine, read_packages
@@ -57,12 +57,10 @@ class Facts:
     """What is known of a run; `stages` is empty where its model or rows could not be read, which `sketch` says.
 
     Attributes:
-        task: as in `TASKS`.
         args: `FastTrainingArguments`, those of the last stage that the command runs.
         host_bytes: of the host's memory: rows, as they were read here, libraries and baselines; None without rows.
     """
 
-    task: str
     args: Any
     machine: Machine
     packages: list[Package]
@@ -106,12 +104,12 @@ def usable_memory(machine: Machine) -> int | None:
 
 
 def gather(
-    task: str, arguments: Sequence[Any], args: Any, device: str | None = None, measure_seconds: float = 0.0
+    task: Task, arguments: Sequence[Any], args: Any, device: str | None = None, measure_seconds: float = 0.0
 ) -> Facts:
     """Everything that can be known of a run before it starts.
 
     Args:
-        task: a name in `TASKS`.
+        task: of hf_ext, or a script's.
         arguments, args: of the run, as parsed; they become what the run would make of them.
         device, measure_seconds: see `DoctorArguments`.
 
@@ -123,7 +121,7 @@ def gather(
     """
     machine = read_machine(args, device)
     began = time.perf_counter()
-    sketch = find_task(task).sketch(arguments, args, machine.hardware)
+    sketch = task.sketch(arguments, args, machine.hardware)
     read_seconds = time.perf_counter() - began
     is_read = any(stage.num_rows and not stage.lengths.is_stream for stage in sketch.stages)
     host_bytes = peak_bytes(torch.device("cpu")) + BASELINE_BYTES if is_read else None
@@ -131,7 +129,7 @@ def gather(
     seconds = 0.0 if machine.is_described else measure_seconds
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, read_seconds if stage is last else None) for stage in sketch.stages]
-    facts = Facts(task, args, machine, read_packages(), sketch, stages, host_bytes)
+    facts = Facts(args, machine, read_packages(), sketch, stages, host_bytes)
     return facts if facts.main is None else Facts(**{**vars(facts), "args": facts.main.stage.args})
 
 

@@ -9,7 +9,7 @@ from ..checkpoints.retention import GB
 from ..memory.report import MemoryReport, format_memory
 from ..models.configuration import Training
 from ..models.families import choose_encoder
-from ..speedups.precision import KEPT_BYTES, best_precision
+from ..speedups.precision import best_precision
 from ..tasks.sketch import Finding
 from ..text import units
 from ..text.tables import format_table
@@ -55,7 +55,7 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     if facts.host_bytes is not None:
         above = main.memory.forecast.peak if isinstance(main.memory, MemoryReport) else 0
         above *= facts.machine.hardware.kind == "cpu"
-        above += min(above, KEPT_BYTES) * main.plan.applied("cpu_memory")
+        above += min(above, main.plan.count_costs(main.stage.args).kept_bytes)
         held = f"rows, libraries and baselines{' and the above' if above else ''}"
         size = units.memory(facts.host_bytes + above)
         yield from _line("host memory", f"about {size} for {held}, of {facts.machine.free_memory_gib:.1f} GiB free")

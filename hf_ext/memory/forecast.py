@@ -136,6 +136,11 @@ class MemoryModel:
         """Frozen linear layers beside adapters, which could be stored in half precision."""
         return find_base_layers(self.model)
 
+    def has_large_states(self, config: TrainConfig) -> bool:
+        """Returns whether AdamW's states are on the device and more than a small share of a step."""
+        is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
+        return is_adamw and self.all_gradients > self.forecast(config).peak // 50
+
     def timeline(self, config: TrainConfig) -> Timeline:
         """What is held at each moment of a pass. Cost: a pass for each way to compute, if `scales`.
 

@@ -7,6 +7,7 @@ between blocks. `usable_bytes` leaves room for that; its two constants are rules
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,39 +36,35 @@ class Switch(NamedTuple):
 
     Attributes:
         option: what turns it on.
-        part: what it makes smaller; of one part, one can be on at a time.
+        part: one of `PARTS`, which it makes smaller; of one part, one can be on at a time.
         settings: of `TrainConfig`.
         note: what it changes of learning or numerics; empty where nothing.
     """
 
     option: str
     part: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     note: str = ""
 
 
 NUMERICS = "other numerics"
-# In the order in which they are tried. Layers that are computed again leave every number as it is, for up to a third of
-# the time.
+PARTS = ("layers", "base", "precision", "states")  # in the order in which they are tried
+# Layers that are computed again leave every number as it is, for up to a third of the time.
 RECOMPUTE = Switch("--activation_checkpointing true", "layers", {"recomputes": True})
-HALF_BASE = Switch("--speedups all lora_base", "base", {"has_half_base": True})
-HALF = Switch("--speedups all precision", "precision", {"half": True}, NUMERICS)
 STATES = Switch("--optim adamw_8bit", "states", {"optimizer": "adamw_8bit"}, NUMERICS)
-HOST = Switch("--speedups all cpu_offload", "states", {"on_host": True})
+# Gives a switch of a speed-up where it would change something in such a step.
+Offer = Callable[[MemoryModel, TrainConfig], Switch | None]
 
 
-def find_switches(memory: MemoryModel, config: TrainConfig) -> list[Switch]:
-    """Those that would change something, in the order in which they are tried."""
-    trains_much = memory.all_gradients > memory.forecast(config).peak // 50
-    is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
-    switches = (
-        (RECOMPUTE, not config.recomputes and getattr(memory.model, "supports_gradient_checkpointing", False)),
-        (HALF_BASE, config.half and not config.has_half_base and bool(memory.base_layers)),
-        (HALF, memory.has_half and not config.half),
-        (STATES, is_adamw and trains_much),
-        (HOST, is_adamw and trains_much and memory.kind != "cpu"),
-    )
-    return [switch for switch, changes_something in switches if changes_something]
+def find_switches(memory: MemoryModel, config: TrainConfig, offers: Sequence[Offer] = ()) -> list[Switch]:
+    """Finds those that would change something, in the order in which they are tried; `offers` after Trainer's own."""
+    found = []
+    if not config.recomputes and getattr(memory.model, "supports_gradient_checkpointing", False):
+        found.append(RECOMPUTE)
+    if memory.has_large_states(config):
+        found.append(STATES)
+    found += filter(None, (offer(memory, config) for offer in offers))
+    return sorted(found, key=lambda switch: PARTS.index(switch.part))
 
 
 def largest_rows(memory: MemoryModel, config: TrainConfig, room: int) -> int:
@@ -84,7 +81,7 @@ class Fix(NamedTuple):
     forecast: Forecast
 
 
-def find_fix(memory: MemoryModel, config: TrainConfig, room: int) -> Fix | None:
+def find_fix(memory: MemoryModel, config: TrainConfig, room: int, offers: Sequence[Offer] = ()) -> Fix | None:
     """What makes a step fit into `room`, its effective batch as it is; None where nothing does.
 
     Passes of half the rows come first: they change nothing but the pace. Then one switch after another, and of these
@@ -103,7 +100,7 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int) -> Fix | None:
         return None
 
     chosen: dict[str, Switch] = {}
-    fix, left = fit(chosen), find_switches(memory, config)
+    fix, left = fit(chosen), find_switches(memory, config, offers)
     while fix is None and left:
         switch = left.pop(0)
         chosen[switch.part] = switch
@@ -175,12 +172,15 @@ class MemoryReport:
         }
 
 
-def report_memory(memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None) -> MemoryReport:
+def report_memory(
+    memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, offers: Sequence[Offer] = ()
+) -> MemoryReport:
     """Everything that can be said of a step before it is taken. Errors and cost: as `MemoryModel.timeline`.
 
     Args:
         length: tokens of each row.
         capacity: bytes of the device; None where not known.
+        offers: of speed-ups, which may make it fit.
     """
     room = None if capacity is None else usable_bytes(capacity, memory.kind)
     stored = memory.stored_forecast(config)
@@ -193,7 +193,7 @@ def report_memory(memory: MemoryModel, config: TrainConfig, length: int, capacit
     if room is not None and memory.scales:
         report.largest = largest_rows(memory, config, room)
     if room is not None and not report.fits:
-        report.fix = find_fix(memory, config, room)
+        report.fix = find_fix(memory, config, room, offers)
     return report
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from .. import speedups
 from ..arguments.training_fields import PredictingArguments
 from ..baselines.fitted import TOKENS_PER_BATCH, columns_of, embed_distinct
 from ..checkpoints.finished_model import find_model, open_model
@@ -201,7 +202,10 @@ def training_arguments(
     computing: PredictingArguments, explicit: Collection[str] = (), **more: Any
 ) -> FastTrainingArguments:
     """Those of a trainer that only predicts; `explicit` are the names of arguments that the user set."""
-    args = FastTrainingArguments(**vars(computing), **more, report_to="none")
+    given = {**vars(computing)}
+    if computing.speedups is None:
+        given["speedups"] = [speedup.NAME for speedup in speedups.REGISTRY if speedup.predicts]
+    args = FastTrainingArguments(**given, **more, report_to="none")
     args.mark_explicit(frozenset(explicit) & vars(computing).keys())
     return args
 

@@ -1,16 +1,4 @@
-"""The attention kernel that suits the machine, with proof that it computes the same.
-
-Class N. Choices of `--attention`:
-- `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
-- `varlen`: torch's flash attention on unpadded sequences.
-- `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
-- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache.
-- `faesm`: the faesm library's flash attention for ESM (`models/kernels/faesm_bridge.py`), from 8.0 with flash-attn.
-- `sdpa`, `eager`: transformers' own, for padded batches.
-Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
-refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
-Cost: two or three forward passes over four rows, and backward passes where encoders train.
-"""
+"""The attention kernel of encoders: which one, and how a model gets it."""
 
 from __future__ import annotations
 
@@ -26,32 +14,85 @@ from ..models.kernels.attention import KERNELS, PREFIX, register_attention
 from ..models.kernels.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
 from ..models.kernels.packing import PACKED_FAMILIES, find_encoders
 from ..optional import import_problem
-from . import encoder_precision, parity
-from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped
+from . import parity
+from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, cannot, off, refused, skipped
+from .encoder_precision import EncoderPrecision
 from .precision import Precision
 
-NAME = "attention"
-KIND: Kind = "N"
 FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
 PACKED = ("blocked", "padded", "varlen")  # kernels that take unpadded sequences
 
 
-def decide(context: Context) -> Decision:
-    """An explicit choice is met or refused; `auto` takes what the hardware is fastest with."""
-    asked = context.args.attention
-    if NAME in (context.args.without or []):
-        return off()
-    if asked == "auto" and not context.wants(NAME, KIND):
-        return off()
-    if not set(FAMILIES) & set(context.model.families):
-        return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", asked != "auto")
-    if asked == "auto":
-        return _decide_auto(context)
-    problem = _problem(asked, context)
-    if problem:
-        return refused(f"--attention {asked}: {problem}")
-    return applied("asked for", {"kernel": asked, "asked": True})
+class Attention(Speedup):
+    """The attention kernel that suits the machine, with proof that it computes the same.
+
+    Class N. Choices of `--attention`:
+    - `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
+    - `varlen`: torch's flash attention on unpadded sequences.
+    - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
+    - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache.
+    - `faesm`: the faesm library's flash attention for ESM (`models/kernels/faesm_bridge.py`), from 8.0 with flash-attn.
+    - `sdpa`, `eager`: transformers' own, for padded batches.
+    Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
+    refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
+    Cost: two or three forward passes over four rows, and backward passes where encoders train.
+    """
+
+    NAME = "attention"
+    KIND: Kind = "N"
+    predicts = True  # so that what is put into the cache is what training would compute
+
+    def decide(self, context: Context) -> Decision:
+        """An explicit choice is met or refused; `auto` takes what the hardware is fastest with."""
+        asked = context.args.attention
+        if self.left_out(context):
+            return off()
+        if asked == "auto" and not self.wanted(context):
+            return off()
+        if not set(FAMILIES) & set(context.model.families):
+            return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", asked != "auto")
+        if asked == "auto":
+            return _decide_auto(context)
+        problem = _problem(asked, context)
+        if problem:
+            return refused(f"--attention {asked}: {problem}")
+        return applied("asked for", {"kernel": asked, "asked": True})
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Swaps the attention of every encoder, now and when loaded later, if parity holds.
+
+        Raises:
+            PlanRefused: an explicit choice is above the bound, or does not run here.
+        """
+        kernel, asked = decision.settings["kernel"], decision.settings["asked"]
+        if not asked and any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(run.model)):
+            return skipped("somebody may read the scores of the model's eager attention, which no other puts out")
+        swap, undo = swaps(run.model, kernel)
+        found = parity.prove(run, partial(swap, run.model))
+        if found and found.problem:
+            undo()
+            problem = f"{kernel} against the old attention: {found.problem}"
+            if asked:
+                raise PlanRefused(f"--attention {problem}. Use --attention auto.")
+            return skipped(problem, found.evidence())
+        run.change_encoders(swap)
+        run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
+        return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
+
+    def change(self, model: nn.Module, settings: Settings) -> None:
+        """Sets the kernel of all of its encoders."""
+        set_attention(model, settings["kernel"])
+
+    def change_traced(self, model: nn.Module, settings: Settings, costs: Costs) -> None:
+        """Takes what holds as much: of a padded batch our kernels would read the mask, which has no values here.
+
+        One that goes block by block, on CPUs, holds what one holds that pads.
+        """
+        kernel = settings["kernel"]
+        is_ours = kernel in KERNELS and not costs.pads
+        counted = "padded" if kernel == "blocked" else kernel
+        set_attention(model, counted if is_ours else "sdpa")
 
 
 def _decide_auto(context: Context) -> Decision:
@@ -94,32 +135,10 @@ def _flash_problem(context: Context) -> str | None:
         capability = ".".join(map(str, hardware.compute_capability or ()))
         have = f"has compute capability {capability}" if capability else "is no CUDA device"
         return f"flash attention needs compute capability 8.0, {hardware.name} {have}"
-    if not any(module.decide(context).status == "applied" for module in (Precision(), encoder_precision)):
+    if not any(one.decide(context).status == "applied" for one in (Precision(), EncoderPrecision())):
         return "flash attention needs bf16 or fp16, this run is in float32"
     missing = import_problem("torch.nn.attention.varlen")
     return missing and f"torch.nn.attention.varlen: {missing}"
-
-
-def apply(decision: Decision, run: Run) -> Decision:
-    """Swaps the attention of every encoder, now and when loaded later, if parity holds.
-
-    Raises:
-        PlanRefused: an explicit choice is above the bound, or does not run here.
-    """
-    kernel, asked = decision.settings["kernel"], decision.settings["asked"]
-    if not asked and any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(run.model)):
-        return skipped("somebody may read the scores of the model's eager attention, which no other puts out")
-    swap, undo = swaps(run.model, kernel)
-    found = parity.prove(run, partial(swap, run.model))
-    if found and found.problem:
-        undo()
-        problem = f"{kernel} against the old attention: {found.problem}"
-        if asked:
-            raise PlanRefused(f"--attention {problem}. Use --attention auto.")
-        return skipped(problem, found.evidence())
-    run.change_encoders(swap)
-    run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
-    return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import finalize
+
+from torch import nn
 
 from ..data.batches.varlen_layout import change_layout
 from ..hardware import Hardware
+from ..memory.forecast import MemoryModel, TrainConfig
+from ..memory.report import NUMERICS, Switch
 from ..models.kernels.packing import PaddingWatch
 from ..models.kernels.process_settings import Held
 from ..processes.sharding import splits_weights
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")
+Settings = Mapping[str, Any]  # of a decision
 Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
@@ -115,10 +120,15 @@ class Context:
 
     def wants(self, name: str, kind: Kind) -> bool:
         """Whether the user asked for a speed-up by name, or for all that leave learning as it is."""
-        if name in (self.args.without or []):
+        if self.leaves_out(name, kind):
             return False
         named = self.args.speedups or []
         return name in named or ("all" in named and kind != "L")
+
+    def leaves_out(self, name: str, kind: Kind) -> bool:
+        """Returns whether the user left a speed-up out, by name or as one of those that change numerics."""
+        left_out = self.args.without or []
+        return name in left_out or (kind == "N" and "numerics" in left_out)
 
     def names(self, name: str) -> bool:
         """Whether the user asked for a speed-up by its name, of those that "all" leaves out."""
@@ -228,19 +238,84 @@ def _call_all(actions: list[Callable[[], None]]) -> None:
         actions.pop()()
 
 
-class Speedup(Protocol):
-    """A module of this package, or a class in one: a card, a decision, and what it does to a run when applied."""
+@dataclass(frozen=True)
+class Costs(TrainConfig):
+    """What time, memory and disk are counted from: as the arguments have it, then as applied speed-ups leave it.
+
+    Attributes:
+        max_tokens: of a pass, where that is what batches are made by.
+        trained_dtype: "bf16" or "fp16" where autocast computes in it; `frozen_dtype`: the same of frozen encoders.
+        float32: "tf32" where what stays in float32 is multiplied so.
+        pads: whether layers compute on padding.
+        kept_bytes: most host memory that stays with the process although it was freed.
+    """
+
+    max_tokens: int | None = None
+    trained_dtype: str | None = None
+    frozen_dtype: str | None = None
+    float32: str = "fp32"
+    pads: bool = True
+    kept_bytes: int = 0
+
+
+class Speedup:
+    """One speed-up: a card, a decision, what it does to a run, and all that others ask about it.
+
+    Attributes:
+        NAME, KIND: what users call it, and whether it changes numbers.
+        predicts: whether commands that read a finished model use it where the user names none.
+        compared: its settings that a continued run must have too, () for its status alone; None where it changes the
+            rows of no step and no number beyond rounding, or acts through arguments or the model, which are compared.
+        costs: fields of `Costs` that it sets where it is applied.
+        part: what it makes smaller where it saves memory, one of `memory.report.PARTS`.
+    """
 
     NAME: str
-    KIND: Kind
+    KIND: Kind = "I"
+    predicts: bool = False
+    compared: tuple[str, ...] | None = None
+    costs: Settings = {}
+    part: str = ""
+
+    def wanted(self, context: Context) -> bool:
+        """Returns whether the user asked for it, by name or as one of all that leave learning as it is."""
+        return context.wants(self.NAME, self.KIND)
+
+    def left_out(self, context: Context) -> bool:
+        """Returns whether the user left it out."""
+        return context.leaves_out(self.NAME, self.KIND)
 
     def decide(self, context: Context) -> Decision:
-        """Applied, skipped, refused or off, from facts alone; changes nothing."""
-        ...
+        """Returns applied, skipped, refused or off, from facts alone; changes nothing."""
+        raise NotImplementedError
 
     def apply(self, decision: Decision, run: Run) -> Decision:
-        """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it."""
-        ...
+        """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it.
+
+        As it stands, changes nothing: a part of `hf_ext/training` does what was decided.
+        """
+        return decision
+
+    def change(self, model: nn.Module, settings: Settings) -> None:
+        """Gives another model, or an encoder, what was applied to the run's, without proof that they agree."""
+
+    def change_traced(self, model: nn.Module, settings: Settings, costs: Costs) -> None:
+        """Does the same to a model on tensors without values, whose memory is counted."""
+        self.change(model, settings)
+
+    def count(self, costs: Costs, settings: Settings) -> Costs:
+        """Returns the costs of a run in which it is applied."""
+        return replace(costs, **self.costs)
+
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether a step of this model would take less memory with it."""
+        return False
+
+    def offer(self, memory: MemoryModel, config: TrainConfig) -> Switch | None:
+        """Returns how to ask for it, and the costs that it sets, where it saves memory."""
+        if not self.saves_memory(memory, config):
+            return None
+        return Switch(f"--speedups all {self.NAME}", self.part, self.costs, NUMERICS if self.KIND == "N" else "")
 
 
 # Why nothing was changed: a subclass, or somebody who put another on the instance.

@@ -1,42 +1,54 @@
-"""Effective batch size; the learning rate stays as given.
-
-Class L: more rows per step means fewer, less noisy steps, which want another learning rate. So it happens only when
-named: `--effective_batch_size`, or a preset's `cached_batch_size` for heads that train from cached embeddings (printed
-as such; `--per_device_train_batch_size` overrides it).
-
-Rows per step = rows per device x processes x passes, exactly, whatever the number of processes: so the steps of an
-epoch, their rows and the learning rate stay as they are when a run moves from one card to eight and back. Rows per
-device are the user's, else the most that divide, up to the default's or the preset's. With `--max_tokens_per_batch`
-rows per step vary.
-Rules by which people scale the learning rate with the rows of a step: Goyal et al., arXiv:1706.02677 (in proportion);
-Malladi et al., arXiv:2205.10287 (with the square root, for Adam).
-"""
+"""Rows of a step, and tokens of a pass."""
 
 from __future__ import annotations
 
-from .base import Context, Decision, Kind, applied, off, refused
-from .trainer_fields import ByTrainer, SetsFields
+from dataclasses import replace
 
-NAME = "batch_size"
-KIND: Kind = "L"
+from .base import Context, Costs, Decision, Kind, Settings, Speedup, applied, off, refused
+from .trainer_fields import SetsFields
+
 MIN_STEPS_PER_EPOCH = 64
 
 
-def decide(context: Context) -> Decision:
-    """Works out batch and accumulation; refuses sizes that do not divide."""
-    args, world = context.args, context.world_size
-    if NAME in (args.without or []):
-        return off()
-    if args.effective_batch_size:
-        return _accumulate(context, args.effective_batch_size)
-    chosen_by_hand = any(map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps")))
-    if args.cached_batch_size and not chosen_by_hand and context.caches_all_inputs and context.data.num_rows:
-        each = max(1, cached_batch_size(context.data.num_rows, args.cached_batch_size) // world)
-        batch = each * world  # less than that where the processes do not divide it
-        settings = {"per_device_train_batch_size": each, "gradient_accumulation_steps": 1}
-        steps = context.data.num_rows // batch
-        return applied(f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings", settings)
-    return context.unasked(NAME, "give --effective_batch_size, or --cached_batch_size with cached inputs")
+class BatchSize(SetsFields):
+    """Effective batch size; the learning rate stays as given.
+
+    Class L: more rows per step means fewer, less noisy steps, which want another learning rate. So it happens only when
+    named: `--effective_batch_size`, or a preset's `cached_batch_size` for heads that train from cached embeddings
+    (printed as such; `--per_device_train_batch_size` overrides it).
+
+    Rows per step = rows per device x processes x passes, exactly, whatever the number of processes: so the steps of an
+    epoch, their rows and the learning rate stay as they are when a run moves from one card to eight and back. Rows per
+    device are the user's, else the most that divide, up to the default's or the preset's. With `--max_tokens_per_batch`
+    rows per step vary.
+    Rules by which people scale the learning rate with the rows of a step: Goyal et al., arXiv:1706.02677 (in
+    proportion); Malladi et al., arXiv:2205.10287 (with the square root, for Adam).
+    """
+
+    NAME = "batch_size"
+    KIND: Kind = "L"
+
+    def decide(self, context: Context) -> Decision:
+        """Works out batch and accumulation; refuses sizes that do not divide."""
+        args, world = context.args, context.world_size
+        if self.left_out(context):
+            return off()
+        if args.effective_batch_size:
+            return _accumulate(context, args.effective_batch_size)
+        chosen_by_hand = any(map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps")))
+        if args.cached_batch_size and not chosen_by_hand and context.caches_all_inputs and context.data.num_rows:
+            each = max(1, cached_batch_size(context.data.num_rows, args.cached_batch_size) // world)
+            batch = each * world  # less than that where the processes do not divide it
+            settings = {"per_device_train_batch_size": each, "gradient_accumulation_steps": 1}
+            steps = context.data.num_rows // batch
+            reason = f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings"
+            return applied(reason, settings)
+        return context.unasked(self.NAME, "give --effective_batch_size, or --cached_batch_size with cached inputs")
+
+    def count(self, costs: Costs, settings: Settings) -> Costs:
+        """Sets rows and passes of a step."""
+        rows = settings.get("per_device_train_batch_size", costs.rows)
+        return replace(costs, rows=rows, passes=settings["gradient_accumulation_steps"])
 
 
 def cached_batch_size(num_rows: int, largest: int) -> int:
@@ -88,10 +100,7 @@ def _accumulate(context: Context, effective: int) -> Decision:
     return applied(f"{reason} x {how}; the learning rate stays as given", settings)
 
 
-apply = SetsFields().apply  # they are Trainer's own
-
-
-class TokenBudget(ByTrainer):
+class TokenBudget(Speedup):
     """Batches of as many tokens as the card takes, instead of as many rows: `--max_tokens_per_batch`.
 
     Class L, because rows per optimizer step vary; the loss stays a mean over all items of the step. Effect: memory is
@@ -104,11 +113,12 @@ class TokenBudget(ByTrainer):
 
     NAME = "token_budget"
     KIND: Kind = "L"
+    compared = ("max_tokens", "max_batch_size")
 
     def decide(self, context: Context) -> Decision:
         """Applies where a budget is given; a budget that cannot be met, or contradicts another request, is refused."""
         args = context.args
-        if self.NAME in (args.without or []):
+        if self.left_out(context):
             return off()
         if args.max_tokens_per_batch is None:
             if self.NAME not in (args.speedups or []):
@@ -121,6 +131,10 @@ class TokenBudget(ByTrainer):
         settings = {"max_tokens": args.max_tokens_per_batch, "max_batch_size": rows}
         reason = f"{args.max_tokens_per_batch:,} tokens per device and pass"
         return applied(f"{reason}, at most {rows} rows" if rows else reason, settings)
+
+    def count(self, costs: Costs, settings: Settings) -> Costs:
+        """Bounds tokens instead of rows."""
+        return replace(costs, max_tokens=settings["max_tokens"])
 
 
 def _contradiction(context: Context) -> str | None:

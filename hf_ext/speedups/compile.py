@@ -1,21 +1,4 @@
-"""Repeated layers compiled in place, one at a time.
-
-Class N. Models: any with repeated layers (`models/blocks.py`).
-Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled through
-`Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is one
-graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths are
-dynamic, and packed rows are filled up to few lengths (`data/varlen_layout.py`), so new batches do not recompile.
-Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there yet.
-Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
-With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward), and
-the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and compile
-nothing where attention breaks the graph, as `blocked` does.
-CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`, Trainer's
-own, switches `--torch_compile` on.
-Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
-Evidence: how many blocks were compiled, by one training pass on the first real rows at the start.
-Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
-"""
+"""Repeated layers, compiled."""
 
 from __future__ import annotations
 
@@ -29,27 +12,68 @@ from ..data.batches.varlen_layout import change_layout
 from ..models.blocks import find_blocks
 from ..models.kernels.packing import find_encoders, is_packed, pack_encoders
 from ..processes.sharding import read_fsdp2
-from .base import Context, Decision, Kind, Run, applied, cannot, off, recomputes, skipped
+from .base import Context, Decision, Kind, Run, Speedup, applied, cannot, off, recomputes, skipped
 from .parity import one_line
 from .sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
 
-NAME = "compile"
-KIND: Kind = "N"
 TRITON = (7, 0)  # compute capability that its kernels need
 
 
-def decide(context: Context) -> Decision:
-    """On where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
-    if not context.wants(NAME, KIND):
-        return off()
-    problem = _problem(context)
-    named = NAME in (context.args.speedups or [])
-    if problem:
-        return cannot(problem, named)
-    if context.hardware.kind == "cpu" and not named:
-        return skipped("no gain was shown on CPUs: use --speedups all compile to try")
-    what = f"{context.model.blocks}, " if context.model.blocks else ""
-    return applied(f"{what}block by block on {context.hardware.name}", {"dynamic": True})
+class Compile(Speedup):
+    """Repeated layers compiled in place, one at a time.
+
+    Class N. Models: any with repeated layers (`models/blocks.py`).
+    Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled
+    through `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA
+    is one graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones.
+    Lengths are dynamic, and packed rows are filled up to few lengths (`data/batches/varlen_layout.py`), so new batches
+    do not recompile.
+    Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there
+    yet.
+    Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
+    With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward),
+    and the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and
+    compile nothing where attention breaks the graph, as `blocked` does.
+    CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`,
+    Trainer's own, switches `--torch_compile` on.
+    Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
+    Evidence: how many blocks were compiled, by one training pass on the first real rows at the start.
+    Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
+    """
+
+    NAME = "compile"
+    KIND: Kind = "N"
+
+    def decide(self, context: Context) -> Decision:
+        """On where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
+        if not self.wanted(context):
+            return off()
+        problem = _problem(context)
+        named = self.NAME in (context.args.speedups or [])
+        if problem:
+            return cannot(problem, named)
+        if context.hardware.kind == "cpu" and not named:
+            return skipped("no gain was shown on CPUs: use --speedups all compile to try")
+        what = f"{context.model.blocks}, " if context.model.blocks else ""
+        return applied(f"{what}block by block on {context.hardware.name}", {"dynamic": True})
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Compiles, and runs one training pass to know that it works; otherwise leaves the blocks as they were.
+
+        `decision.settings` go to `torch.compile`: `dynamic`, and `backend` where it is not inductor.
+        """
+        # As written: what does not compute then is not the compiler's fault.
+        samples = find_samples(run) or sample_model(run, first_rows(run.train_dataset), training_dtype(run.args))
+        in_parts = recomputes(run.args) or getattr(run.model, "is_activation_checkpointing", False)
+        blocks = compile_blocks(run.model, in_parts, **decision.settings)
+        try:
+            _train_once(run, samples)
+        except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
+            uncompile_blocks(run.model)
+            _pack_without_filling(run)
+            return skipped(f"compilation failed: {one_line(error)}")
+        run.on_end(partial(uncompile_blocks, run.model))
+        return decision.with_evidence(blocks=blocks)
 
 
 def _problem(context: Context) -> str | None:
@@ -104,25 +128,6 @@ def _parts(block: nn.Module) -> list[nn.Module]:
         elif any(weight.dim() >= 2 for weight in child.parameters()):
             parts.append(child)
     return parts
-
-
-def apply(decision: Decision, run: Run) -> Decision:
-    """Compiles, and runs one training pass to know that it works; otherwise leaves the blocks as they were.
-
-    `decision.settings` go to `torch.compile`: `dynamic`, and `backend` where it is not inductor.
-    """
-    # As written: what does not compute then is not the compiler's fault.
-    samples = find_samples(run) or sample_model(run, first_rows(run.train_dataset), training_dtype(run.args))
-    in_parts = recomputes(run.args) or getattr(run.model, "is_activation_checkpointing", False)
-    blocks = compile_blocks(run.model, in_parts, **decision.settings)
-    try:
-        _train_once(run, samples)
-    except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
-        uncompile_blocks(run.model)
-        _pack_without_filling(run)
-        return skipped(f"compilation failed: {one_line(error)}")
-    run.on_end(partial(uncompile_blocks, run.model))
-    return decision.with_evidence(blocks=blocks)
 
 
 def _train_once(run: Run, samples: list[Sample]) -> None:

@@ -1,19 +1,4 @@
-"""Half precision for frozen encoders, as long as it leaves the differences between sequences intact.
-
-Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0); on a GPU their weights are stored in
-it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32.
-Evidence: up to 32 distinct training sequences are encoded both ways; the rounding noise is reported as a share of the
-spread between sequences (both centred), per input, and the lowest cosine of a sequence's two embeddings. Variants of
-one protein differ little, so the same rounding that is harmless for a varied set can drown them: above 5 % of the
-spread, or where a probe overflows, the encoders stay in float32. A single sequence that overflows later is encoded in
-float32; the plan counts them (`embedding_cache`).
-With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits, 1 or 0.56 bytes a weight (by
-bitsandbytes, which dequantises 4 bits at each use). The same noise decides; above the bound the run is refused, with
-the number; `--bf16 false` leaves half precision out. The saved model keeps bits and precision, and predicts with them.
-Fast products of 8-bit integers on CPUs were taken out: on trained weights they left five times the noise of bf16, above
-the bound on each of five data sets (benchmarks/README.md, `int8_noise`).
-Cost: the probe, 32 sequences twice; in bits, the encoders' codes are made.
-"""
+"""What frozen encoders compute in and are stored in, and the noise that this makes."""
 
 from __future__ import annotations
 
@@ -27,11 +12,22 @@ from torch.nn.functional import cosine_similarity
 from ..data.columns import read_columns
 from ..hardware import Hardware
 from ..processes.sharding import fsdp_version
-from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
+from .base import (
+    Context,
+    Costs,
+    Decision,
+    Kind,
+    Run,
+    Settings,
+    Speedup,
+    applied,
+    are_weights_split,
+    off,
+    refused,
+    skipped,
+)
 from .precision import best_precision, no_half
 
-NAME = "encoder_precision"
-KIND: Kind = "N"
 PROBE_SEQUENCES = 32
 MAX_NOISE = 0.05  # of the spread between sequences
 ADAPTERS = (
@@ -46,31 +42,97 @@ def asked_bits(args: Any) -> int | None:
     return 8 if args.load_in_8bit else 4 if args.load_in_4bit else None
 
 
-def decide(context: Context) -> Decision:
-    """Applies to frozen encoders on hardware with a native half precision, and in 8 or 4 bits where asked for."""
-    bits, is_wanted = asked_bits(context.args), context.wants(NAME, KIND)
-    if not is_wanted and bits is None:
-        return off()
-    if not context.model.frozen_inputs:
-        return refused(ADAPTERS) if bits else skipped("no frozen encoder")
-    if bits is not None:
+class EncoderPrecision(Speedup):
+    """Half precision for frozen encoders, as long as it leaves the differences between sequences intact.
+
+    Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0); on a GPU their weights are stored
+    in it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays
+    float32.
+    Evidence: up to 32 distinct training sequences are encoded both ways; the rounding noise is reported as a
+    share of the spread between sequences (both centred), per input, and the lowest cosine of a sequence's two
+    embeddings. Variants of one protein differ little, so the same rounding that is harmless for a varied set can drown
+    them: above 5 % of the spread, or where a probe overflows, the encoders stay in float32. A single sequence that
+    overflows later is encoded in float32; the plan counts them (`embedding_cache`).
+    With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits, 1 or 0.56 bytes a weight (by
+    bitsandbytes, which dequantises 4 bits at each use). The same noise decides; above the bound the run is refused,
+    with the number; `--bf16 false` leaves half precision out. The saved model keeps bits and precision, and predicts
+    with them. Fast products of 8-bit integers on CPUs were taken out: on trained weights they left five times the noise
+    of bf16, above the bound on each of five data sets (benchmarks/README.md, `int8_noise`).
+    Cost: the probe, 32 sequences twice; in bits, the encoders' codes are made.
+    """
+
+    NAME = "encoder_precision"
+    KIND: Kind = "N"
+    compared = ("dtype", "mode")
+
+    def decide(self, context: Context) -> Decision:
+        """Applies to frozen encoders on hardware with a native half precision, and in 8 or 4 bits where asked for."""
+        bits, is_wanted = asked_bits(context.args), self.wanted(context)
+        if not is_wanted and bits is None:
+            return off()
+        if not context.model.frozen_inputs:
+            return refused(ADAPTERS) if bits else skipped("no frozen encoder")
+        if bits is not None:
+            best = best_precision(context.hardware)
+            says_no = best != "fp32" and context.user_set(best) and not getattr(context.args, best)  # --bf16 false
+            return _decide_bits(context, bits, best if is_wanted and not says_no else "fp32")
+        if context.data.num_rows is None:
+            return skipped("no training rows at hand to measure the rounding on")
         best = best_precision(context.hardware)
-        says_no = best != "fp32" and context.user_set(best) and not getattr(context.args, best)  # --bf16 false
-        return _decide_bits(context, bits, best if is_wanted and not says_no else "fp32")
-    if context.data.num_rows is None:
-        return skipped("no training rows at hand to measure the rounding on")
-    best = best_precision(context.hardware)
-    if best == "fp32":
-        return skipped(no_half(context.hardware))
-    return applied(f"{best} {_mode(context.hardware)} on {context.hardware.name}", _settings(context, best))
+        if best == "fp32":
+            return skipped(no_half(context.hardware))
+        return applied(f"{best} {_mode(context.hardware)} on {context.hardware.name}", _settings(context, best))
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so.
+
+        Bits that were asked for and are beyond the bound are refused.
+
+        Raises:
+            MissingDependencyError: bits without a bitsandbytes that works here.
+        """
+        dtype, mode, bound = (decision.settings[key] for key in ("dtype", "mode", "max_noise"))
+        bits = decision.settings.get("bits")
+        if run.model.config.save_full and bits:
+            reason = "--save_full, which saves the weights in float32: leave out one of the two"
+            return replace(decision, status="refused", reason=f"--load_in_{bits}bit and {reason}")
+        if run.model.config.save_full and mode == "weights":  # weights that are saved with the model stay in float32
+            mode = "autocast"
+            reason = f"{dtype} autocast: --save_full keeps the weights in float32"
+            decision = replace(decision, reason=reason, settings={**decision.settings, "mode": mode})
+        run.model.to(run.args.device)
+        samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
+        reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
+        set_encoder_dtype(run.model, dtype, mode, bits)
+        rounded = {name: _encode(run.model, name, samples[name]) for name in samples}
+        noise = {name: relative_noise(rounded[name], reference[name]) for name in samples}
+        cosines = {name: cosine_similarity(rounded[name], reference[name]).min().item() for name in samples}
+        evidence: dict[str, Any] = {"noise_share": _shown(noise, 4), "lowest_cosine": _shown(cosines, 6)}
+        evidence["bound"] = bound
+        beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
+        if not beyond:
+            reason = decision.reason
+            if any(noise.values()):  # one sequence has no spread
+                lowest = f"cosines from {min(cosines.values()):.5f}"
+                reason += f": noise {max(noise.values()):.1%} of the spread between sequences, {lowest}"
+            return replace(decision, reason=reason).with_evidence(**evidence)
+        set_encoder_dtype(run.model, "fp32", mode)
+        if bits:
+            reason = f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit"
+            return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
+        return skipped(_explain(beyond, dtype, bound), evidence)
+
+    def count(self, costs: Costs, settings: Settings) -> Costs:
+        """Lets frozen encoders compute in it."""
+        return replace(costs, frozen_dtype=settings["dtype"])
 
 
 def _decide_bits(context: Context, bits: int, best: str) -> Decision:
     args, flag = context.args, f"--load_in_{bits}bit"
     if args.load_in_8bit and args.load_in_4bit:
         return refused("--load_in_8bit and --load_in_4bit: give one of the two")
-    if NAME in (args.without or []):
-        return refused(f"{flag} and --without {NAME} contradict each other: keep one")
+    if EncoderPrecision().left_out(context):
+        return refused(f"{flag} and --without {EncoderPrecision.NAME} contradict each other: keep one")
     if context.data.num_rows is None:
         return refused(f"{flag}: no training rows at hand to measure the rounding on. A trained model keeps its bits")
     if are_weights_split(args) or fsdp_version(args) is not None:
@@ -88,49 +150,10 @@ def _settings(context: Context, dtype: str) -> dict[str, Any]:
     return {"dtype": dtype, "mode": _mode(context.hardware), "max_noise": MAX_NOISE}
 
 
-def apply(decision: Decision, run: Run) -> Decision:
-    """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so.
-
-    Bits that were asked for and are beyond the bound are refused.
-
-    Raises:
-        MissingDependencyError: bits without a bitsandbytes that works here.
-    """
-    dtype, mode, bound = (decision.settings[key] for key in ("dtype", "mode", "max_noise"))
-    bits = decision.settings.get("bits")
-    if run.model.config.save_full and bits:
-        reason = f"--load_in_{bits}bit and --save_full, which saves the weights in float32: leave out one of the two"
-        return replace(decision, status="refused", reason=reason)
-    if run.model.config.save_full and mode == "weights":  # weights that are saved with the model stay in float32
-        mode = "autocast"
-        reason = f"{dtype} autocast: --save_full keeps the weights in float32"
-        decision = replace(decision, reason=reason, settings={**decision.settings, "mode": mode})
-    run.model.to(run.args.device)
-    samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
-    reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
-    set_encoder_dtype(run.model, dtype, mode, bits)
-    rounded = {name: _encode(run.model, name, samples[name]) for name in samples}
-    noise = {name: relative_noise(rounded[name], reference[name]) for name in samples}
-    cosines = {name: cosine_similarity(rounded[name], reference[name]).min().item() for name in samples}
-    evidence: dict[str, Any] = {"noise_share": _shown(noise, 4), "lowest_cosine": _shown(cosines, 6), "bound": bound}
-    beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
-    if not beyond:
-        error = (
-            f"noise {max(noise.values()):.1%} of the spread between sequences, cosines from {min(cosines.values()):.5f}"
-        )
-        reason = f"{decision.reason}: {error}" if any(noise.values()) else decision.reason  # one sequence has no spread
-        return replace(decision, reason=reason).with_evidence(**evidence)
-    set_encoder_dtype(run.model, "fp32", mode)
-    if bits:
-        reason = f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit"
-        return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
-    return skipped(_explain(beyond, dtype, bound), evidence)
-
-
 def halve_encoders(run: Run, hardware: Hardware) -> None:
     """Half precision for the encoders of `run.model`, all frozen, where it has one and the probe allows it."""
     if (best := best_precision(hardware)) != "fp32":
-        apply(applied(best, {"dtype": best, "mode": _mode(hardware), "max_noise": MAX_NOISE}), run)
+        EncoderPrecision().apply(applied(best, {"dtype": best, "mode": _mode(hardware), "max_noise": MAX_NOISE}), run)
 
 
 def _shown(values: dict[str, float], digits: int) -> dict[str, float | str]:

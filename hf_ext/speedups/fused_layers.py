@@ -15,13 +15,13 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from ..data.batches.varlen_layout import locate_labels
 from ..models.kernels.replaced_forwards import find_replaceable, replace_forward, restore_forward, restore_forwards
 from ..models.losses import exact_loss, has_loss_of
-from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, off, skipped
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, off, skipped
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch
 HEADS = {EsmForMaskedLM: "lm_head", EsmcForMaskedLM: "lm_head", BertForMaskedLM: "cls"}  # what follows the encoder
 
 
-class FusedGelu:
+class FusedGelu(Speedup):
     """One GELU kernel in ESM's feed-forward layers instead of five element-wise ones.
 
     Class I. Effect: `transformers` computes ESM's GELU as x * 0.5 * (1 + erf(x / sqrt(2))), with an intermediate of
@@ -32,11 +32,11 @@ class FusedGelu:
     """
 
     NAME = "fused_gelu"
-    KIND: Kind = "I"
+    predicts = True
 
     def decide(self, context: Context) -> Decision:
         """Applies to models with ESM encoders."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         problem = context.replicas or (None if "esm" in context.model.families else "no ESM encoder")
         if problem:
@@ -49,6 +49,10 @@ class FusedGelu:
             return skipped(OTHER_FORWARD)
         run.on_end(partial(restore_forwards, run.model, EsmIntermediate))
         return decision
+
+    def change(self, model: nn.Module, settings: Settings) -> None:
+        """Fuses all of its layers."""
+        fuse_gelu(model)
 
 
 def fuse_gelu(model: nn.Module) -> int:
@@ -63,7 +67,7 @@ def _gelu_forward(layer: EsmIntermediate, hidden_states: torch.Tensor) -> torch.
     return nn.functional.gelu(layer.dense(hidden_states))
 
 
-class MaskedLMHead:
+class MaskedLMHead(Speedup):
     """The masked-LM head on the tokens that have a label, not on all.
 
     Class I. Effect: with 15 % of the tokens masked, the head (a hidden layer, a norm, the vocabulary) computes 15 % of
@@ -75,11 +79,10 @@ class MaskedLMHead:
     """
 
     NAME = "masked_lm_head"
-    KIND: Kind = "I"
 
     def decide(self, context: Context) -> Decision:
         """Applies to the masked language models of `HEADS`, unless the loss is someone else's."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         known = [model.__name__ for model in HEADS]
         if context.replicas:
@@ -100,6 +103,10 @@ class MaskedLMHead:
         run.on_end(partial(all_tokens, run.model))
         run.ask_layout(locates_labels=True)
         return decision.with_evidence(heads=heads)
+
+    def change(self, model: nn.Module, settings: Settings) -> None:
+        """Makes its heads compute at labelled tokens in training."""
+        label_only(model)
 
 
 def label_only(model: nn.Module) -> int:

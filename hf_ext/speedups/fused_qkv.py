@@ -1,13 +1,4 @@
-"""Queries, keys and values of ESM-2 in one matrix product on CPUs, rotated in two passes over memory instead of ten.
-
-Class I. Effect: the halves of queries and keys that a rotation mixes are put side by side, by the order in which rows
-of the weights are read, so that a rotation is a product of complex numbers, and so is its gradient; scores do not
-depend on that order. States are cast once instead of three times.
-Hardware: CPUs; on GPUs `compile` fuses the rotation with what stands beside it, and so it does on CPUs where it is on.
-Layers with adapters, hooks or code of somebody else's on a projection compute as transformers does.
-Cost: the weights of a layer are copied in each pass.
-Remove when transformers lets a model take another rotation without the hub (`use_kernelized_func`, 5.24).
-"""
+"""Attention layers of ESM-2 on CPUs, with one product and one rotation."""
 
 from __future__ import annotations
 
@@ -22,36 +13,53 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
 
 from ..models.kernels.replaced_forwards import find_replaceable, replace_forward, restore_forwards
-from . import compile
-from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, are_weights_split, off, skipped
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, are_weights_split, off, skipped
+from .compile import Compile
 
-NAME = "fused_qkv"
-KIND: Kind = "I"
 # What a module has beside its weights, when calling it does more than its product.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def decide(context: Context) -> Decision:
-    """Applies to ESM encoders on CPUs, unless their blocks are compiled."""
-    if not context.wants(NAME, KIND):
-        return off()
-    if "esm" not in context.model.families:
-        return skipped("no ESM encoder")
-    if context.hardware.kind != "cpu":
-        return skipped(f"made for CPUs, not for {context.hardware.name}")
-    if are_weights_split(context.args):
-        return skipped("FSDP and ZeRO bring the weights of a layer when it is called")
-    if compile.decide(context).status == "applied" or context.args.torch_compile:
-        return skipped("compiled blocks fuse it")
-    return applied("ESM's attention layers")
+class FusedQkv(Speedup):
+    """Queries, keys and values of ESM-2 in one matrix product on CPUs, rotated in two passes over memory, not ten.
 
+    Class I. Effect: the halves of queries and keys that a rotation mixes are put side by side, by the order in which
+    rows of the weights are read, so that a rotation is a product of complex numbers, and so is its gradient; scores do
+    not depend on that order. States are cast once instead of three times.
+    Hardware: CPUs; on GPUs `compile` fuses the rotation with what stands beside it, and so it does on CPUs where it is
+    on.
+    Layers with adapters, hooks or code of somebody else's on a projection compute as transformers does.
+    Cost: the weights of a layer are copied in each pass.
+    Remove when transformers lets a model take another rotation without the hub (`use_kernelized_func`, 5.24).
+    """
 
-def apply(decision: Decision, run: Run) -> Decision:
-    """Changes attention layers now, and those of encoders that the model loads later."""
-    if run.change_encoders(fuse_qkv) == 0:
-        return skipped(OTHER_FORWARD)
-    run.on_end(partial(restore_forwards, run.model, EsmSelfAttention))
-    return decision
+    NAME = "fused_qkv"
+    predicts = True
+
+    def decide(self, context: Context) -> Decision:
+        """Applies to ESM encoders on CPUs, unless their blocks are compiled."""
+        if not self.wanted(context):
+            return off()
+        if "esm" not in context.model.families:
+            return skipped("no ESM encoder")
+        if context.hardware.kind != "cpu":
+            return skipped(f"made for CPUs, not for {context.hardware.name}")
+        if are_weights_split(context.args):
+            return skipped("FSDP and ZeRO bring the weights of a layer when it is called")
+        if Compile().decide(context).status == "applied" or context.args.torch_compile:
+            return skipped("compiled blocks fuse it")
+        return applied("ESM's attention layers")
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Changes attention layers now, and those of encoders that the model loads later."""
+        if run.change_encoders(fuse_qkv) == 0:
+            return skipped(OTHER_FORWARD)
+        run.on_end(partial(restore_forwards, run.model, EsmSelfAttention))
+        return decision
+
+    def change(self, model: nn.Module, settings: Settings) -> None:
+        """Fuses all of its layers."""
+        fuse_qkv(model)
 
 
 def fuse_qkv(model: nn.Module) -> int:

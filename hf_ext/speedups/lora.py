@@ -12,11 +12,12 @@ from transformers import set_seed
 
 from ..checkpoints.weights import keep_source_digests
 from ..errors import PlanRefused
+from ..memory.forecast import MemoryModel, TrainConfig
 from ..memory.stored import optimizer_bytes, trained
 from ..models.blocks import find_base_layers
 from ..models.families import FAMILIES
 from ..models.lora import LoraSettings, has_adapters, narrow, wrap_with_lora
-from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
+from .base import Context, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
 from .precision import Precision
 
 FROZEN = "every tower is frozen, so there is nothing for --use_peft to adapt: give --tower_training lora"
@@ -32,7 +33,7 @@ def lora_settings(args: Any) -> LoraSettings:
     return LoraSettings(*given)
 
 
-class Lora:
+class Lora(Speedup):
     """LoRA: encoders stay as they are, small matrices beside their linear layers train.
 
     Class L: the update of each weight has a rank of at most r, so the model learns something else than full
@@ -52,7 +53,7 @@ class Lora:
         args, model = context.args, context.model
         if not args.use_peft:
             return context.unasked(self.NAME, "give --use_peft: it changes what is learned")
-        if self.NAME in (args.without or []):
+        if self.left_out(context):
             return refused("--use_peft and --without lora contradict each other: keep one")
         if not model.num_parameters:
             return refused("there is no model to adapt")
@@ -93,7 +94,7 @@ class Lora:
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class HalfBase:
+class HalfBase(Speedup):
     """Frozen weights beside LoRA adapters in half precision: 2 bytes each instead of 6.
 
     Class I. Effect: under autocast (`precision`) a float32 weight that does not train is rounded at every use, and the
@@ -108,11 +109,12 @@ class HalfBase:
     """
 
     NAME = "lora_base"
-    KIND: Kind = "I"
+    costs = {"has_half_base": True}
+    part = "base"
 
     def decide(self, context: Context) -> Decision:
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         args, trains_in = context.args, Precision().decide(context)
         if not (args.use_peft or context.model.has_adapters):
@@ -137,3 +139,7 @@ class HalfBase:
         saved = narrow(layers, dtype)
         reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights, and as much of copies"
         return replace(decision, reason=reason).with_evidence(layers=len(layers), bytes_saved=saved)
+
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether autocast rounds weights beside adapters that are stored in float32."""
+        return config.half and not config.has_half_base and bool(memory.base_layers)

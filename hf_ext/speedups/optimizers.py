@@ -6,12 +6,12 @@ from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
+from ..memory.forecast import MemoryModel, TrainConfig
 from ..processes.sharding import fsdp_version
-from .base import ADAMW, Context, Decision, Kind, applied, off, optimizer_name, refused
-from .trainer_fields import ByTrainer
+from .base import ADAMW, Context, Decision, Kind, Speedup, applied, off, optimizer_name, refused
 
 
-class Muon(ByTrainer):
+class Muon(Speedup):
     """Muon: the weight matrices of repeated layers get orthogonalized updates, everything else AdamW.
 
     Class L: another optimizer takes another path, so it happens by name alone (`--speedups all muon`). Effect: all
@@ -33,10 +33,12 @@ class Muon(ByTrainer):
 
     NAME = "muon"
     KIND: Kind = "L"
+    compared = ()
+    costs = {"is_muon": True}
 
     def decide(self, context: Context) -> Decision:
         """Applies by name where whole matrices of repeated layers train; anything else is refused."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off("not asked for: it changes what is learned")
         if problem := _muon_problem(context):
             return refused(problem)
@@ -78,7 +80,7 @@ BITSANDBYTES = frozenset(
 )
 
 
-class CpuOffload(ByTrainer):
+class CpuOffload(Speedup):
     """Optimizer in host memory: ours for torch's optimizers, FSDP2's own where weights are sharded.
 
     Class I. Effect: the optimizer's states, 8 bytes per trained number with AdamW, leave the card. Each step copies
@@ -99,7 +101,8 @@ class CpuOffload(ByTrainer):
     """
 
     NAME = "cpu_offload"
-    KIND: Kind = "I"
+    costs = {"on_host": True}
+    part = "states"
 
     def decide(self, context: Context) -> Decision:
         """Ours on request; FSDP2's is reported where the launcher asked for it. What cannot step there is refused."""
@@ -115,6 +118,10 @@ class CpuOffload(ByTrainer):
                 return refused(f"{reason}: use --optim adamw_torch_fused, or no fsdp_offload_params")
             return applied(f"FSDP2 keeps weights, gradients and the states of {optimizer} on the host", {"by": "fsdp"})
         return off("not asked for by its name")
+
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether a card holds AdamW's states."""
+        return memory.kind != "cpu" and memory.has_large_states(config)
 
 
 def _describe(context: Context, optimizer: str) -> str:

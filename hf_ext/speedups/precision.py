@@ -15,14 +15,15 @@ from dataclasses import replace
 import torch
 
 from ..hardware import Hardware, is_amd_cpu
+from ..memory.forecast import MemoryModel, TrainConfig
 from ..models.kernels.process_settings import FAST_CPU, FAST_GPU, HELD_MATMUL, Held
-from .base import Context, Decision, Kind, Run, applied, off, refused, skipped
+from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, off, refused, skipped
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3
 _SIZE = 512
 
 
-class CpuMatmul:
+class CpuMatmul(Speedup):
     """Float32 matrix products through oneDNN on AMD's CPUs, where torch's default library is slower.
 
     Class N. Effect: `torch.set_float32_matmul_precision("medium")` routes float32 products, forward and backward, to
@@ -36,11 +37,12 @@ class CpuMatmul:
 
     NAME = "cpu_matmul"
     KIND: Kind = "N"
+    predicts = True
 
     def decide(self, context: Context) -> Decision:
         """Applies to CPUs of AMD with a torch that has oneDNN."""
         hardware = context.hardware
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if hardware.kind != "cpu":
             return skipped(f"{hardware.name} is not a CPU")
@@ -63,7 +65,7 @@ class CpuMatmul:
         return decision.with_evidence(relative_error=float(f"{error:.2g}"))
 
 
-class Tf32:
+class Tf32(Speedup):
     """TF32 matrix products for what stays in float32 on Ampere and later GPUs.
 
     Class N. Effect: float32 products on tensor cores with 10-bit mantissas, accumulated in float32.
@@ -73,6 +75,8 @@ class Tf32:
 
     NAME = "tf32"
     KIND: Kind = "N"
+    predicts = True
+    costs = {"float32": "tf32"}
 
     def decide(self, context: Context) -> Decision:
         """An explicit `--tf32` is met or refused; otherwise on where the hardware has it."""
@@ -81,7 +85,7 @@ class Tf32:
             if context.args.tf32 and not has_it:
                 return refused(f"{missing}: leave --tf32 out")
             return applied("asked for") if context.args.tf32 else off("asked for")
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if not has_it:
             return skipped(missing)
@@ -93,7 +97,7 @@ class Tf32:
         return decision
 
 
-class Precision:
+class Precision(Speedup):
     """Mixed precision for what trains: bf16 where the chip has it, fp16 with loss scaling where it has only that.
 
     Class N. Effect: matrix products in half precision, weights, heads, losses and metrics in float32.
@@ -107,6 +111,8 @@ class Precision:
 
     NAME = "precision"
     KIND: Kind = "N"
+    costs = {"half": True}
+    part = "precision"
 
     def decide(self, context: Context) -> Decision:
         """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision.
@@ -116,7 +122,7 @@ class Precision:
         hardware, asked = context.hardware, context.args.mixed_precision
         if asked in ("bf16", "fp16"):
             return self._decide_asked(asked, hardware, context.user_set(asked))
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         best = best_precision(hardware)
         if context.args.deepspeed_plugin is not None:
@@ -148,6 +154,14 @@ class Precision:
         run.args.mixed_precision = precision
         return decision
 
+    def count(self, costs: Costs, settings: Settings) -> Costs:
+        """Lets what trains compute in it."""
+        return replace(super().count(costs, settings), trained_dtype=settings["mixed_precision"])
+
+    def saves_memory(self, memory: MemoryModel, config: TrainConfig) -> bool:
+        """Returns whether activations are not in half precision yet, and could be."""
+        return memory.has_half and not config.half
+
 
 def best_precision(hardware: Hardware) -> str:
     """ "bf16", "fp16" or "fp32": the fastest that this hardware computes natively and Trainer can train in."""
@@ -172,7 +186,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _HELD_THREADS = Held(torch.get_num_threads, torch.set_num_threads)
 
 
-class CpuThreads:
+class CpuThreads(Speedup):
     """One thread for each core that this process may use, where nobody said how many.
 
     Class N: sums over several threads may differ in their last bits. Effect: products of matrices run on several cores.
@@ -189,7 +203,7 @@ class CpuThreads:
 
     def decide(self, context: Context) -> Decision:
         """On where one process has several cores, and the user has not said how many threads."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")
@@ -219,7 +233,7 @@ _OWN_BLOCKS, KEPT_BYTES = 32 << 20, 512 << 20
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
-class CpuMemory:
+class CpuMemory(Speedup):
     """Freed memory stays with the process on Linux, so that the system need not clear it for the next step.
 
     Class I. Effect: glibc gives the end of its heap back as soon as 128 KiB of it are free, and asks for it again a
@@ -231,11 +245,12 @@ class CpuMemory:
     """
 
     NAME = "cpu_memory"
-    KIND: Kind = "I"
+    predicts = True
+    costs = {"kept_bytes": KEPT_BYTES}
 
     def decide(self, context: Context) -> Decision:
         """On for CPUs with glibc, unless the user has set its thresholds."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")

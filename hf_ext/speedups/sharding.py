@@ -1,23 +1,4 @@
-"""How the weights live on several processes: whole on each (DDP), or split layer by layer (FSDP2, ZeRO-3).
-
-Class I. The launcher's YAML chooses (`accelerate_configs/`); what stands here is what it leaves to run time. FSDP2
-splits by the classes of the encoders' repeated layers, sums gradients in float32, keeps heads and frozen encoders in
-their own precision, and counts on nothing that has no gradient: ESM's contact head is frozen, as it is under DDP where
-unused weights are an error (`--ddp_find_unused_parameters false`, activation checkpointing).
-State dicts follow the phase: split while training, as the YAML says; whole for `save_model` and pushes.
-Order of what else changes a layer: LoRA and attention, compile (`compile.py`), activation checkpointing, sharding.
-Take either `--activation_checkpointing` or `fsdp_activation_checkpointing` of the YAML (Trainer refuses both): each
-recomputes a layer inside its sharding, with the same numbers.
-Conflicts: FSDP 1; `fsdp_activation_checkpointing` with a `PeftModel`, whose adapters PEFT 0.21 then leaves out when it
-saves. `fsdp_cpu_ram_efficient_loading`: accelerate 1.15 takes each entry of a checkpoint, buffers too (ESM's rotation,
-an AffinityModel's scales), for a sharded parameter when it hands out weights. Optimizers whose state is not split as
-the weights are (Adafactor), or not of plain tensors (8 bits and less). Embeddings cached of encoders that stay in the
-model (`save_full`): processes would encode unequal shares of what is new, and each batch gathers weights.
-With `offload_optimizer`, accelerate hands DeepSpeed a DeepSpeedCPUAdam in place of the optimizer, whatever that was (a
-CPU Adagrad for Adagrad), and says nothing: from AdamW it takes over rate, betas, epsilon and decay, and makes the same
-steps up to rounding; anything else would be trained by another optimizer than asked for, and is refused.
-Cost: FSDP2 gathers each layer's weights in forward and backward.
-"""
+"""Weights of a run on several processes."""
 
 from __future__ import annotations
 
@@ -29,10 +10,8 @@ from peft import PeftModel
 from ..errors import ArgumentError
 from ..models.blocks import choose_classes, unused_parameters
 from ..processes.sharding import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
-from .base import ADAMW, Context, Decision, Kind, Run, applied, off, optimizer_name, recomputes, refused
+from .base import ADAMW, Context, Decision, Run, Speedup, applied, off, optimizer_name, recomputes, refused
 
-NAME = "sharding"
-KIND: Kind = "I"
 LOSES_ADAPTERS = (
     "fsdp_activation_checkpointing renames the layers that a PeftModel looks for its adapters in, and PEFT would save "
     "none of them: use --activation_checkpointing true instead"
@@ -49,21 +28,75 @@ ENCODES_APART = (
 )
 
 
-def decide(context: Context) -> Decision:
-    """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
-    args, version = context.args, fsdp_version(context.args)
-    if version == 1:
-        return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/fsdp2.yaml)")
-    if version == 2:
-        return _decide_fsdp2(context)
-    if args.deepspeed_plugin is not None:
-        return _decide_zero(args)
-    if context.world_size == 1:
-        return off("one process")
-    why = _why_all_must_train(args)
-    if why is None:
-        return off("DDP: every process holds the whole model")
-    return applied(f"DDP with {why}", {"is_sharded": False})
+class Sharding(Speedup):
+    """How the weights live on several processes: whole on each (DDP), or split layer by layer (FSDP2, ZeRO-3).
+
+    Class I. The launcher's YAML chooses (`accelerate_configs/`); what stands here is what it leaves to run time. FSDP2
+    splits by the classes of the encoders' repeated layers, sums gradients in float32, keeps heads and frozen encoders
+    in their own precision, and counts on nothing that has no gradient: ESM's contact head is frozen, as it is under DDP
+    where unused weights are an error (`--ddp_find_unused_parameters false`, activation checkpointing).
+    State dicts follow the phase: split while training, as the YAML says; whole for `save_model` and pushes.
+    Order of what else changes a layer: LoRA and attention, compile (`compile.py`), activation checkpointing, sharding.
+    Take either `--activation_checkpointing` or `fsdp_activation_checkpointing` of the YAML (Trainer refuses both): each
+    recomputes a layer inside its sharding, with the same numbers.
+    Conflicts: FSDP 1; `fsdp_activation_checkpointing` with a `PeftModel`, whose adapters PEFT 0.21 then leaves out when
+    it saves. `fsdp_cpu_ram_efficient_loading`: accelerate 1.15 takes each entry of a checkpoint, buffers too (ESM's
+    rotation, an AffinityModel's scales), for a sharded parameter when it hands out weights. Optimizers whose state is
+    not split as the weights are (Adafactor), or not of plain tensors (8 bits and less). Embeddings cached of encoders
+    that stay in the model (`save_full`): processes would encode unequal shares of what is new, and each batch gathers
+    weights.
+    With `offload_optimizer`, accelerate hands DeepSpeed a DeepSpeedCPUAdam in place of the optimizer, whatever that was
+    (a CPU Adagrad for Adagrad), and says nothing: from AdamW it takes over rate, betas, epsilon and decay, and makes
+    the same steps up to rounding; anything else would be trained by another optimizer than asked for, and is refused.
+    Cost: FSDP2 gathers each layer's weights in forward and backward.
+    """
+
+    NAME = "sharding"
+
+    def decide(self, context: Context) -> Decision:
+        """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
+        args, version = context.args, fsdp_version(context.args)
+        if version == 1:
+            return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/fsdp2.yaml)")
+        if version == 2:
+            return _decide_fsdp2(context)
+        if args.deepspeed_plugin is not None:
+            return _decide_zero(args)
+        if context.world_size == 1:
+            return off("one process")
+        why = _why_all_must_train(args)
+        if why is None:
+            return off("DDP: every process holds the whole model")
+        return applied(f"DDP with {why}", {"is_sharded": False})
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Freezes what never gets a gradient and names the classes to split by, for accelerate.
+
+        Refuses a class that the model lacks, adapters that would not be saved, `save_full` with cached embeddings.
+        """
+        if run.model is None:  # Trainer says so
+            return decision
+        parts = [decision.reason]
+        settings = dict(decision.settings)
+        if settings["is_sharded"]:
+            try:
+                settings["classes"] = choose_classes(run.model, settings["classes"])
+            except ArgumentError as error:
+                return replace(decision, status="refused", reason=str(error))
+            if settings["wraps_layers"] and isinstance(run.model, PeftModel):
+                return replace(decision, status="refused", reason=LOSES_ADAPTERS)
+            if settings["caches"] and settings["has_frozen"] and getattr(run.model.config, "save_full", False):
+                return replace(decision, status="refused", reason=ENCODES_APART)
+            unnamed = "layer by layer, once encoders are loaded" if settings["has_frozen"] else "as one piece"
+            parts.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
+        unused = unused_parameters(run.model)
+        for parameter in unused.values():
+            parameter.requires_grad_(False)
+        if unused:
+            parts.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
+        elif not settings["is_sharded"] and run.args.deepspeed_plugin is None:
+            return replace(decision, status="off", reason="DDP: every process holds the whole model")
+        return replace(decision, reason="; ".join(parts), settings=settings)
 
 
 def _decide_fsdp2(context: Context) -> Decision:
@@ -112,33 +145,3 @@ def _why_all_must_train(args: Any) -> str | None:
     if recomputes(args):
         return "activation checkpointing"
     return None
-
-
-def apply(decision: Decision, run: Run) -> Decision:
-    """Freezes what never gets a gradient and names the classes to split by; `ShardingMixin` hands them to accelerate.
-
-    Refused here: a class that the model lacks, adapters that would not be saved, `save_full` with cached embeddings.
-    """
-    if run.model is None:  # Trainer says so
-        return decision
-    parts = [decision.reason]
-    settings = dict(decision.settings)
-    if settings["is_sharded"]:
-        try:
-            settings["classes"] = choose_classes(run.model, settings["classes"])
-        except ArgumentError as error:
-            return replace(decision, status="refused", reason=str(error))
-        if settings["wraps_layers"] and isinstance(run.model, PeftModel):
-            return replace(decision, status="refused", reason=LOSES_ADAPTERS)
-        if settings["caches"] and settings["has_frozen"] and getattr(run.model.config, "save_full", False):
-            return replace(decision, status="refused", reason=ENCODES_APART)
-        unnamed = "layer by layer, once encoders are loaded" if settings["has_frozen"] else "as one piece"
-        parts.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
-    unused = unused_parameters(run.model)
-    for parameter in unused.values():
-        parameter.requires_grad_(False)
-    if unused:
-        parts.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
-    elif not settings["is_sharded"] and run.args.deepspeed_plugin is None:
-        return replace(decision, status="off", reason="DDP: every process holds the whole model")
-    return replace(decision, reason="; ".join(parts), settings=settings)

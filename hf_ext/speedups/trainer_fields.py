@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..processes.sharding import fsdp_version
-from . import packing
-from .base import Context, Decision, Kind, Run, applied, off, skipped
+from .base import Context, Decision, Run, Speedup, applied, off, skipped
+from .packing import FAMILIES, Packing
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -17,17 +17,7 @@ CPU_TOKENS_PER_BATCH = 2048  # larger batches leave the CPU's caches: measured 1
 GPU_TOKENS_PER_BATCH = 65536  # halves itself where it does not fit
 
 
-class ByTrainer:
-    """What these share: `settings` are fields of Trainer's arguments, or nothing that anybody sets."""
-
-    KIND: Kind = "I"
-
-    def apply(self, decision: Decision, run: Run) -> Decision:
-        """Changes nothing: a part of `hf_ext/training` does what was decided."""
-        return decision
-
-
-class SetsFields(ByTrainer):
+class SetsFields(Speedup):
     """Those whose settings are fields."""
 
     def apply(self, decision: Decision, run: Run) -> Decision:
@@ -54,7 +44,7 @@ class LengthGrouping(SetsFields):
         args = context.args
         if context.user_set("train_sampling_strategy"):
             return skipped(f"--train_sampling_strategy {args.train_sampling_strategy} was asked for")
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if args.max_tokens_per_batch is not None and "token_budget" not in (args.without or []):
             return skipped("--max_tokens_per_batch sorts rows into batches itself")
@@ -67,7 +57,7 @@ class LengthGrouping(SetsFields):
             return skipped(f"the dataset has no column {column}; rows of one size, as images are, need none")
         if context.low_padding:
             return skipped(context.low_padding)
-        if set(context.model.families) <= set(packing.FAMILIES) and packing.decide(context).status == "applied":
+        if set(context.model.families) <= set(FAMILIES) and Packing().decide(context).status == "applied":
             return skipped("packed batches have no padding: rows stay in random order")
         padding = context.data.padding_share_random
         evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
@@ -84,10 +74,11 @@ class DataLoading(SetsFields):
     """
 
     NAME = "data_loading"
+    predicts = True
 
     def decide(self, context: Context) -> Decision:
         """Leaves alone every field that the user set, and pinning where something switched it off."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         on_gpu = context.hardware.kind == "cuda"
         pinned = on_gpu and context.args.dataloader_pin_memory
@@ -113,7 +104,7 @@ class DataLoading(SetsFields):
         return min(MAX_WORKERS, max(0, per_process - 1)) if on_gpu else 0, f"{context.cpu_cores} cores"
 
 
-class EmbeddingCache(ByTrainer):
+class EmbeddingCache(Speedup):
     """Embed once: the output of a frozen encoder is computed once per distinct sequence, and read from then on.
 
     Class I. Effect: an epoch of head training reads rows of a table instead of running encoders; a second run with the
@@ -125,10 +116,11 @@ class EmbeddingCache(ByTrainer):
     """
 
     NAME = "embedding_cache"
+    predicts = True
 
     def decide(self, context: Context) -> Decision:
         """Applies to the frozen inputs of a model with an `encode` method, on data that can be read twice."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         frozen = list(context.model.frozen_inputs)
         if not frozen:
@@ -142,7 +134,7 @@ class EmbeddingCache(ByTrainer):
         return applied(f"frozen: {', '.join(counts or frozen)}" + (" distinct" if counts else ""), settings)
 
 
-class Ddp(ByTrainer):
+class Ddp(Speedup):
     """DDP whose gradients live where they are sent from.
 
     Class I. Effect: gradients are views of the buckets that processes exchange, not copies: 4 bytes per trained weight
@@ -156,7 +148,7 @@ class Ddp(ByTrainer):
 
     def decide(self, context: Context) -> Decision:
         """On under DDP."""
-        if not context.wants(self.NAME, self.KIND):
+        if not self.wanted(context):
             return off()
         if context.world_size == 1:
             return off("one process")

@@ -2,7 +2,7 @@
 
 Whoever has to do with a run of any task (the command line, recipes, the doctor, report and card) asks the task; what is
 special to one stands in its own folder. A new task is a folder with a `task.py` and a line in `TASKS`; one of a script
-is a class there (`recipes/examples/causal_lm.py`).
+is a class there (`recipes/examples/causal_lm.py`; `recipes/examples/pde_operator/` has all that a task can say).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ TASKS = {
     "affinity": "hf_ext.property.task",
     "masked_lm": "hf_ext.masked_lm.task",
     "generation": "hf_ext.generation.task",
-    "pde_operator": "hf_ext.pde.task",
 }
 # What tasks set alike, of training arguments that the user does not: all speed-ups that leave learning as it is, a run
 # that goes on where it was, and neither tracker nor upload while it trains.

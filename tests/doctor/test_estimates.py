@@ -11,7 +11,6 @@ from hf_ext.doctor.page import format_page
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.plan import Plan
 from hf_ext.property.arguments import AffinityArguments
 from hf_ext.reporting.throughput import peak_bytes
@@ -141,7 +140,6 @@ DEMOS = {
     "affinity": {"model": AffinityArguments(tower_training=["full"]), "per_device_train_batch_size": 32},
     "masked_lm": {"model": MaskedLMArguments(), "without": ["masked_lm_head"]},
     "generation": {"model": GeneratorArguments(d_model=32, hidden_size=64), "per_device_train_batch_size": 16},
-    "pde_operator": {"model": OperatorArguments(num_train_samples=64), "remove_unused_columns": False},
 }
 
 

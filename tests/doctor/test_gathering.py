@@ -30,7 +30,7 @@ def write_table(path, num_rows: int = 60, **columns) -> DataArguments:
 
 def test_the_examples_of_its_help_are_about_the_task_whose_flags_they_have():
     lines = [line.split() for line in command.__doc__.splitlines() if line.startswith("    hf-ext doctor")]
-    tasks = ["affinity", "affinity", "masked_lm", "generation", "pde_operator"]
+    tasks = ["affinity", "affinity", "masked_lm", "generation"]
     assert [guess_task(words[2:]) for words in lines] == tasks
     assert guess_task(["--stage", "1", "--hidden_size", "64"]) == "generation"
 

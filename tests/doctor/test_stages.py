@@ -1,4 +1,4 @@
-"""Stages of a generator and an operator: rows, plan and FLOPs against those of the run."""
+"""Stages of a generator: rows, plan and FLOPs against those of the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from datasets import Dataset
 from doctored import look as look_at
 from doctored import main
-from operators import make_samples
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,9 +22,6 @@ from hf_ext.generation.stages import settle_stage
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
-from hf_ext.pde.arguments import OperatorArguments
-from hf_ext.pde.steps import build_collator, build_rows
-from hf_ext.pde.steps import build_model as build_operator
 from hf_ext.plan import make_plan
 
 SMALL = {"architecture": "transformer", "d_model": 16, "d_ff": 32, "num_heads": 2}
@@ -135,41 +131,3 @@ def test_one_training_row_without_affinities_is_no_finding(tmp_path):
     )
     assert facts.sketch.problems == []
     assert main(facts).stage.num_rows["train"] == 1
-
-
-# --- an operator ------------------------------------------------------------------------------------------------------
-
-GRID = {"resolution": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_queries": 64}
-
-
-def look_at_operator(device="a100", model=GRID, **arguments):
-    return look_at(device, model=OperatorArguments(**model), **{"remove_unused_columns": False, **arguments})
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("card", ["T4", "H100", "cpu"])
-def test_the_plan_of_an_operator_is_that_of_the_real_model(card):
-    few = {**GRID, "num_train_samples": 4}
-    facts = look_at_operator(card, model=few, speedups=["all", "muon"])
-    assert facts.sketch.problems == []
-    args = OperatorArguments(**few)
-    samples = {"train": make_samples(4)}
-    model = build_operator(args, samples["train"])
-    real = make_plan(facts.args, model, build_rows(samples)["train"], build_collator(args, 0), describe_hardware(card))
-    for found, expected in zip(main(facts).plan.decisions, real.decisions, strict=True):
-        assert (found.name, found.status, found.reason) == (expected.name, expected.status, expected.reason)
-    assert main(facts).stage.parts[0].num_parameters == sum(p.numel() for p in model.parameters())
-    assert main(facts).memory.length == 2 * 16  # tokens of both tasks
-
-
-def test_flops_of_an_operator_are_those_of_the_trunk_and_a_tenth_for_what_stands_around_it():
-    shape = {"resolution": 64, "hidden_size": 256, "num_hidden_layers": 6, "num_queries": 4096}
-    stage = main(look_at_operator(model=shape)).stage
-    trunk = 2 * 6 * (12 * 256**2 + 2 * 256 * 256)  # 2 L (12 d^2 + 2 T d) per token, of T = 256
-    assert stage.num_tokens == 1600 * 2 * 256
-    assert trunk < stage.parts[0].flops / (2 * 256) < 1.25 * trunk
-
-
-def test_what_would_stop_an_operator_is_a_finding():
-    (problem,) = look_at_operator(model=GRID, metric_for_best_model="rmse").sketch.problems
-    assert (problem.name, problem.level) == ("arguments", "stops")

@@ -242,20 +242,6 @@ def test_another_number_of_processes_is_refused_with_what_keeps_the_rows_and_can
     assert compare_runs(old, new, ["world_size"]).allowed == {"world_size"}
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("encoder_precision", None, {"dtype": "bfloat16", "mode": "autocast"}),
-        ("token_budget", {"max_tokens": 10}, {"max_tokens": 20}),
-        ("muon", None, {}),
-    ],
-)
-def test_speed_ups_matter_where_they_change_the_rows_or_what_is_learned(name, old, new):
-    before, now = ({"speedups": {} if each is None else {name: each}} for each in (old, new))
-    assert len(compare_runs(before, now).contradictions) == 1
-    assert compare_runs(before, now, ["speedups"]).contradictions == []
-
-
 # --- allowed ---------------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,8 @@ from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.gather import Facts, StageFacts, gather
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.property.arguments import AffinityArguments
+from hf_ext.tasks import Task, find_task
 from hf_ext.training_args import FastTrainingArguments
 
 GB = 10**9
@@ -21,7 +21,6 @@ TASKS = {
     AffinityArguments: "affinity",
     MaskedLMArguments: "masked_lm",
     GeneratorArguments: "generation",
-    OperatorArguments: "pde_operator",
 }
 CALM = {
     "in_colab": False,
@@ -41,16 +40,20 @@ def look(
     *,
     model: Any = None,
     data: DataArguments | None = None,
+    task: Task | None = None,
     measure_seconds: float = 0.0,
     explicit: tuple[str, ...] = (),
     **arguments: Any,
 ) -> Facts:
-    """What the doctor gathers about a run, the demo's if nothing is given; a machine with room and without Colab."""
+    """What the doctor gathers about a run, the demo's if nothing is given; a machine with room and without Colab.
+
+    `task`: of a script; None: the one of hf_ext that `model` is of.
+    """
     model = model or AffinityArguments()
-    task = TASKS[type(model)]
+    task = task or find_task(TASKS[type(model)])
     args = FastTrainingArguments(**{"output_dir": "never_made", "speedups": ["all"], "report_to": "none", **arguments})
     args.mark_explicit(frozenset({*explicit, *arguments}))
-    given = [model] if task == "pde_operator" else [model, data or DataArguments()]
+    given = [model, data or DataArguments()][: len(task.arguments)]
     facts = gather(task, given, args, device, measure_seconds)
     return dataclasses.replace(facts, machine=dataclasses.replace(facts.machine, **CALM))
 

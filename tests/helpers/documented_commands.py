@@ -21,7 +21,7 @@ from hf_ext.cli import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [README, ROOT / "benchmarks" / "README.md", *DOCS]
+PAGES = [README, ROOT / "benchmarks" / "README.md", *DOCS, *sorted((ROOT / "recipes").rglob("README.md"))]
 SCRIPT = re.compile(r"recipes/([\w/]+)\.py\b|(?:^|&& )hf-ext (\w+)")
 PARSERS = (
     (FastArgumentParser, "parse_args_into_dataclasses"),

@@ -103,4 +103,5 @@ class Facts(TrainerCallback):
 if __name__ == "__main__":
     DEFAULT_CALLBACKS.append(Facts)
     sys.argv = sys.argv[2:]
+    sys.path[0] = str(Path(sys.argv[0]).parent)  # as Python starts a script
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -16,7 +16,6 @@ from hf_ext.tasks import TASKS, find_task
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 VERDICT = "Better than ridge on embeddings: Spearman 0.80 against 0.60 [0.55, 0.65]."
-OPERATOR_VERDICT = "Better than the persistence and the training mean: nRMSE 0.056 against 0.525, 128 rows."
 
 
 def make_score(
@@ -167,59 +166,6 @@ def masked_lm_results(**changes: Any) -> dict[str, Any]:
         "train": {"train_runtime": 9.8, "train_residues_per_s": 50445.0},
         "test": {"model": model, "unigram": {**model, "perplexity": 16.59, "accuracy": 0.12}},
         "settings": {"sequence_columns": ["sequence"], "model_name_or_path": "/home/somebody/models/esm"},
-    }
-    return {key: value for key, value in {**results, **changes}.items() if value is not None}
-
-
-def operator_results(**changes: Any) -> dict[str, Any]:
-    """A record of an operator for two equations, as `hf_ext.pde.results.save_results` writes it."""
-    scores = {
-        "model": {
-            "advection1d_nrmse": make_score(0.05, 0.04, 0.06),
-            "darcy2d_nrmse": make_score(0.0625, 0.06, 0.065),
-            "nrmse": make_score(0.05625, 0.05, 0.0625),
-        },
-        "training mean": {
-            "advection1d_nrmse": make_score(1.0, 0.9, 1.1),
-            "darcy2d_nrmse": make_score(0.25, 0.2, 0.3),
-            "nrmse": make_score(0.625, 0.6, 0.65),
-        },
-        "persistence": {"advection1d_nrmse": make_score(0.8, 0.7, 0.9)},
-    }
-    split = {
-        "num_rows": 128,
-        "scores": scores,
-        "baselines": {"training mean": {}, "persistence": {}},
-        "factors": {"advection1d": 16.0, "darcy2d": 4.0},
-        "verdict": {"text": OPERATOR_VERDICT, "is_better": True, "baseline": "the persistence and the training mean"},
-    }
-    results = {
-        "format": 1,
-        "created": "2026-11-23T14:30:00+00:00",
-        "command": "accelerate launch --quiet recipes/pde_operator.py --output_dir /home/somebody/runs/pde",
-        "seed": 42,
-        "model": {"class": "OperatorTransformer", "num_parameters": 600_000, "num_trainable": 600_000},
-        "train": {"train_runtime": 60.0, "train_loss": 0.4, "epoch": 30.0, "train_sequences_per_s": 256.0},
-        "best": {"step": 900, "nrmse": 0.06},
-        "settings": {
-            **{"tasks": ["advection1d", "darcy2d"], "resolution": 32, "model_name_or_path": None},
-            **{"inverse_loss_every": 4, "inverse_loss_weight": 0.1, "physics_every": 1, "physics_weight": 0.05},
-        },
-        "settings_from": {"resolution": "command line"},
-        "costs": {"wall_s": 100.0, "train_s": 60.0, "peak_memory_gib": 1.25, "memory_of": "process"},
-        "task": "pde_operator",
-        "data": {
-            "source": "generated",
-            "sizes": {"train": 512, "validation": 128, "test": 128},
-            "tasks": {
-                "advection1d": "advection of sines at speed 0.4 along a circle",
-                "darcy2d": "Darcy flow through cells of permeability 3 and 12",
-            },
-            "resolution": 32,
-            "seed": 0,
-        },
-        "verdict": split["verdict"],
-        "test": split,
     }
     return {key: value for key, value in {**results, **changes}.items() if value is not None}
 

@@ -19,10 +19,12 @@ from hf_ext.memory.report import (
     largest_rows,
     report_memory,
 )
+from hf_ext.speedups import REGISTRY
 
 GIB = 2**30
 MIB = 2**20
 HALF = {"half": True}
+OFFERS = [speedup.offer for speedup in REGISTRY]
 
 
 def forecaster_of(shape=(64, 4, 12), training="full", length=64, **settings):
@@ -89,7 +91,7 @@ def test_the_switches_that_make_esm_2_fit_are_named(name):
     forecaster = forecaster_of(SHAPES[name], training, 1024)
     config = TrainConfig(8, **HALF)
     assert forecaster.forecast(config).peak > 2 * room_gib * GIB
-    fix = find_fix(forecaster, config, room_gib * GIB)
+    fix = find_fix(forecaster, config, room_gib * GIB, OFFERS)
     assert fix.forecast.peak <= room_gib * GIB
     report = MemoryReport(config, forecaster.forecast(config), 1024, 0, fix=fix)
     assert (report.options(), fix.config.rows) == (options, rows)
@@ -100,8 +102,8 @@ def test_the_switches_that_make_esm_2_fit_are_named(name):
 @pytest.mark.nightly
 def test_what_fits_with_no_switch_says_so():
     forecaster = forecaster_of(SHAPES["3B"], length=1024)
-    assert find_fix(forecaster, TrainConfig(8, **HALF), 16 * GIB) is None
-    report = report_memory(forecaster, TrainConfig(8, **HALF), 1024, 18 * GIB)
+    assert find_fix(forecaster, TrainConfig(8, **HALF), 16 * GIB, OFFERS) is None
+    report = report_memory(forecaster, TrainConfig(8, **HALF), 1024, 18 * GIB, OFFERS)
     assert not report.fits
     assert "it does not fit with any switch" in format_memory(report)
     assert report.options() == ""
@@ -109,16 +111,16 @@ def test_what_fits_with_no_switch_says_so():
 
 def test_smaller_passes_come_before_all_other_switches():
     forecaster, config = forecaster_of(), TrainConfig(64, **HALF)
-    assert find_fix(forecaster, dataclasses.replace(config, rows=63), 3 * MIB) is None  # nothing to halve
+    assert find_fix(forecaster, dataclasses.replace(config, rows=63), 3 * MIB, OFFERS) is None  # nothing to halve
     half = forecaster.forecast(dataclasses.replace(config, rows=32, passes=2)).peak
-    fix = find_fix(forecaster, config, half)
+    fix = find_fix(forecaster, config, half, OFFERS)
     assert (fix.switches, fix.config.rows, fix.config.passes) == ((), 32, 2)
 
 
 @pytest.mark.nightly
 def test_switches_that_are_on_or_cannot_help_are_not_offered():
     def names(config, **settings):
-        return {switch.option for switch in find_switches(forecaster_of(**settings), config)}
+        return {switch.option for switch in find_switches(forecaster_of(**settings), config, OFFERS)}
 
     full = names(TrainConfig(8, **HALF))
     assert "--optim adamw_8bit" in full

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from page_checks import Page
-from report_runs import CUT, affinity_results, operator_results, read_pages, write_run
+from report_runs import CUT, affinity_results, read_pages, write_run
 
 markdown_it = pytest.importorskip("markdown_it")
 
@@ -91,14 +91,6 @@ def test_a_name_of_the_user_adds_no_markup_to_either_page(tmp_path: Path) -> Non
     report, _ = read_pages(write_run(tmp_path / "figures", hostile_record(PAYLOADS[0]), num_rows=3))
     assert (report.problems, "img" in report.tags, "svg" in report.tags) == ([], False, True)
     assert "49" not in hostile.html.split("</h1>")[0].split("<h1>")[1]  # the last name is a template
-
-
-def test_equations_of_an_operator_add_none_either(tmp_path: Path) -> None:
-    hostile = "<script>alert(1)</script> [x](http://evil)\n# b"
-    data = {**operator_results()["data"], "tasks": {"advection1d": hostile, hostile: "x"}, "source": hostile}
-    report, card = read_pages(write_run(tmp_path, operator_results(data=data), num_rows=0))
-    assert (report.problems, "script" in report.tags, "script" in _Tags(card).tags) == ([], False, False)
-    assert _Tags(card).targets == ["report.html"]
 
 
 def test_no_page_drives_the_terminal_that_shows_it(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from report_runs import (
     affinity_results,
     make_score,
     masked_lm_results,
-    operator_results,
     read_pages,
     section,
     table_rows,
@@ -55,7 +54,6 @@ def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path) -> None:
         (affinity_results(test=None, verdict=None, early_stopping={"patience": 3}), bare),
         (affinity_results(data={"streaming": True, "source": "a/b"}, labels=None), bare),
         (masked_lm_results(), bare),
-        (operator_results(settings={"resolution": 32}), bare),
         *(({"task": task}, old) for task in ("affinity", "generation", "folding")),
     ]
     for number, (results, options) in enumerate(cases):

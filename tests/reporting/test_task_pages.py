@@ -1,21 +1,14 @@
-"""What pages say of a generator's run and of an operator's, each beside what it has to beat."""
+"""What pages say of a generator's run, beside what it has to beat."""
 
 from __future__ import annotations
 
-import copy
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from antibody_examples import antibodies, heavy, light, random_antigens
 from huggingface_hub import ModelCard
 from memorising_generator import save_generator
 from report_runs import (
-    OPERATOR_VERDICT,
-    affinity_results,
-    make_score,
-    operator_results,
     read_pages,
     section,
     table_rows,
@@ -28,8 +21,6 @@ from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.judging.judgement import judge_condition, judge_generated
 from hf_ext.generation.rows import AntibodyRows, Sampling
 from hf_ext.generation.stages import check_gates, have_passed
-from hf_ext.pde.configuration import TASKS, OperatorConfig
-from hf_ext.pde.model import OperatorTransformer
 
 # --- a generator ------------------------------------------------------------------------------------------------------
 
@@ -110,98 +101,3 @@ def test_the_card_says_what_a_generator_must_not_be_used_for_and_its_code_sample
     code = card.split("```python\n")[1].split("```")[0].replace("USER/NAME", str(folder))
     exec(compile(code.replace("num_samples=5", "num_samples=2, max_new_tokens=5"), "card", "exec"), {})
     assert len(capsys.readouterr().out.strip().splitlines()) == 2
-
-
-# --- an operator ------------------------------------------------------------------------------------------------------
-
-# What is said of proteins and their measurements, and of no equation; `residue` is not the `residual` of one.
-OF_PROTEINS = re.compile(
-    r"protein|antibod|antigen|amino|residue|sequence|patient|label|biology|affinity|masked|padding|leaks", re.IGNORECASE
-)
-LOG = [
-    {"step": step, "epoch": step / 100, **{f"eval_{name}": 1 / step for name in ("loss", "nrmse", "darcy2d_nrmse")}}
-    for step in (100, 200, 300)
-]
-PLAN = {"preset": "max_speed", "decisions": [{"name": "muon", "kind": "L", "status": "applied", "reason": "asked for"}]}
-
-
-def write_operator(folder: Path, **changes: Any) -> Path:
-    return write_run(folder, operator_results(**changes), num_rows=0, plan=PLAN, log=LOG)
-
-
-def test_an_operator_stands_beside_trivial_predictions_and_a_dash_where_one_is_silent(tmp_path) -> None:
-    report, card = read_pages(write_operator(tmp_path))
-    start = report.texts.index("Operator for advection1d and darcy2d")
-    assert OPERATOR_VERDICT in report.texts[start : start + 4]
-    rows = table_rows(card)
-    for row in (
-        ["nRMSE of advection1d on test", "0.050 [0.040, 0.060]", "best baseline: 0.800, persistence"],
-        ["nRMSE of darcy2d on test", "0.062 [0.060, 0.065]", "best baseline: 0.250, training mean"],
-        ["training time", "1 min", "at 256 rows / s"],
-        ["", "model", "training mean", "persistence"],
-        ["nRMSE of darcy2d", "0.062 [0.060, 0.065]", "0.250 [0.200, 0.300]", "-"],
-        ["nRMSE, overall", "0.056 [0.050, 0.062]", "0.625 [0.600, 0.650]", "-"],
-    ):
-        assert row in rows
-    assert "A dash: the predictor has no such score." in card
-    assert "Error of the best trivial prediction over the model's: advection1d 16.00x and darcy2d 4.00x." in card
-    assert re.findall(r'<svg [^>]*aria-label="([^"]*)"', report.html) == [
-        "loss by step: validation",
-        "nrmse by step: validation, darcy2d",
-    ]
-
-
-def test_an_operator_that_loses_is_not_made_to_win(tmp_path) -> None:
-    test = copy.deepcopy(operator_results()["test"])
-    test["scores"]["model"]["darcy2d_nrmse"] = make_score(0.5, 0.4, 0.6)
-    del test["scores"]["persistence"]
-    verdict = {"text": "No better.", "is_better": False, "baseline": "the training mean"}
-    report, card = read_pages(write_operator(tmp_path, test=test, verdict=verdict))
-    assert '<p class="verdict worse">' in report.html
-    assert "- It is not better than the training mean: prefer that to its" in section(card, "Limits")
-    assert "A dash" not in report.text + card
-
-
-def test_the_data_of_an_operator_are_said_to_be_generated_and_its_limits_follow(tmp_path) -> None:
-    data = {**operator_results()["data"], "resolution": 64}
-    folder = write_operator(tmp_path / "run", data=data)
-    _, card = read_pages(folder)
-    rows = table_rows(section(card, "Data"))
-    for row in (["source", "generated"], ["resolution", "64"], ["seed", "0"], ["train", "512"], ["test", "128"]):
-        assert row in rows
-    assert ["`darcy2d`", "Darcy flow through cells of permeability 3 and 12"] in rows
-    limits = section(card, "Limits").strip().splitlines()
-    assert len(limits) == 4
-    assert "- It was trained at resolution 64 and reads no other: another grid takes a new training." in limits
-    assert limits[-1].endswith("no other equation, and no claim about a real flow.")
-    metadata = ModelCard.load(folder / "README.md").data
-    assert metadata.tags == ["hf_ext", "pde", "neural-operator"]
-    result = {result.metric_type: result for result in metadata.eval_results}["darcy2d_nrmse"]
-    assert (result.metric_name, result.metric_value) == ("nRMSE of darcy2d", 0.0625)
-    assert (result.dataset_type, result.dataset_name) == ("generated", "Generated advection1d and darcy2d")
-
-
-def test_no_page_of_an_operator_speaks_of_proteins(tmp_path) -> None:
-    report, card = read_pages(write_operator(tmp_path / "operator"))
-    assert OF_PROTEINS.findall(report.text + card) == []
-    other, card = read_pages(write_run(tmp_path / "other", affinity_results(), num_rows=0))  # the words are there
-    found = {word.lower() for word in OF_PROTEINS.findall(other.text + card)}
-    assert {"amino", "residue", "sequence", "patient", "label"} <= found
-    report, card = read_pages(write_run(tmp_path / "empty", {"task": "pde_operator"}, num_rows=0, plan=None, log=[]))
-    assert "Operator for partial differential equations" in report.texts
-    assert OF_PROTEINS.findall(report.text + card) == []
-
-
-@pytest.mark.parametrize("tasks", [["darcy2d", "advection1d"], ["darcy2d"]])
-def test_the_code_of_an_operators_card_runs(tmp_path, tasks, monkeypatch, capsys) -> None:
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "resolution": 16}
-    OperatorTransformer(OperatorConfig(tasks=tasks, **shape)).save_pretrained(tmp_path / "USER" / "NAME")
-    monkeypatch.chdir(tmp_path)
-    recorded = operator_results()["data"]["tasks"]
-    data = {**operator_results()["data"], "resolution": 16, "tasks": {name: recorded[name] for name in tasks}}
-    _, card = read_pages(write_operator(tmp_path / "USER" / "NAME", data=data))
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    exec(compile(code.replace(".logits)", ".logits.shape)"), "card", "exec"), {})
-    assert capsys.readouterr().out.strip() == f"torch.Size([1, {len(tasks)}, 256])"
-    assert f"logits (B, {len(tasks)}, 256)" in card
-    assert len(TASKS["darcy2d"].query_grid(16)) == 256  # as the card says of it

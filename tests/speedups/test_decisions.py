@@ -19,7 +19,8 @@ from hf_ext.speedups import (
     DataFacts,
     ModelFacts,
     Run,
-    sharding,
+    Speedup,
+    find_speedup,
 )
 from hf_ext.speedups.precision import VARIABLES, CpuThreads
 from hf_ext.training_args import FastTrainingArguments
@@ -39,7 +40,7 @@ def context(hardware="A100", model=ESM, data=ROWS, cores=8, world_size=1, **give
 
 
 def decide(name: str, *args, **given):
-    return next(s for s in REGISTRY if name == s.NAME).decide(context(*args, **given))
+    return find_speedup(name).decide(context(*args, **given))
 
 
 def statuses(*args, **given) -> dict[str, str]:
@@ -335,8 +336,7 @@ def test_forwards_are_not_replaced_where_dataparallel_would_copy_them(monkeypatc
 def test_half_precision_that_was_refused_is_not_used(card, refused, reason):
     found = context(card)
     found.args.mark_explicit(found.args.explicit_fields | {refused})
-    (precision,) = [one for one in REGISTRY if one.NAME == "precision"]
-    assert precision.decide(found).reason == reason
+    assert find_speedup("precision").decide(found).reason == reason
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -347,6 +347,7 @@ NAMES = [speedup.NAME for speedup in REGISTRY]
 
 def test_every_speedup_states_its_class_and_has_the_two_functions():
     for speedup in REGISTRY:
+        assert isinstance(speedup, Speedup)
         assert speedup.KIND in ("I", "N", "L")
         assert f"Class {speedup.KIND}" in speedup.__doc__
         assert list(inspect.signature(speedup.decide).parameters) == ["context"]
@@ -451,7 +452,7 @@ def fsdp2(monkeypatch):
 def decide_for_two(name="sharding", args=None, world_size=2, **given):
     args = args or make_args(**{"optim": "adamw_torch_fused", **given})
     context = Context(describe_hardware("A100"), args, ESM, world_size=world_size)
-    return next(one for one in REGISTRY if name == one.NAME).decide(context)
+    return find_speedup(name).decide(context)
 
 
 def zero_args(stage=2, offload=False, **given):
@@ -466,7 +467,7 @@ def zero_args(stage=2, offload=False, **given):
 
 def apply(decision, model=None):
     args = SimpleNamespace(deepspeed_plugin=None)
-    return sharding.apply(decision, Run(args, model or make_wide_esm()))
+    return find_speedup("sharding").apply(decision, Run(args, model or make_wide_esm()))
 
 
 def trainable_esm():

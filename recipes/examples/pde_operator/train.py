@@ -1,15 +1,17 @@
 """Train one operator Transformer on 1-D advection and 2-D Darcy flow, step by step: a script to copy and change.
 
-    accelerate launch recipes/examples/pde_operator.py        # on generated data, two minutes on two cores
-    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 2 recipes/examples/pde_operator.py \\
-        --config recipes/configs/pde_optimized.yaml
+    accelerate launch recipes/examples/pde_operator/train.py        # on generated data, two minutes on two cores
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 2 \\
+        recipes/examples/pde_operator/train.py --config recipes/examples/pde_operator/configs/pde_conservative.yaml
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from hf_ext import OperatorTask, exit_on_errors
+from pde_operator.task import OperatorTask
+
+from hf_ext import exit_on_errors
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

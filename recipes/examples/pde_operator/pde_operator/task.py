@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from ..tasks import Task
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_ext import Task
+
 from .arguments import OperatorArguments
+
+if TYPE_CHECKING:
+    from hf_ext import Run
+    from hf_ext.hardware import Hardware
+    from hf_ext.reporting.page import Page
+    from hf_ext.tasks.sketch import Sketch
+
+    from .steps import OperatorData
 
 
 class OperatorTask(Task):
     """Train one operator Transformer on two equations at once: 1-D advection and 2-D Darcy flow, on generated data.
 
-        accelerate launch recipes/examples/pde_operator.py --resolution 64 --hidden_size 256
+        accelerate launch recipes/examples/pde_operator/train.py --resolution 64 --hidden_size 256
 
     Advection is solved exactly, Darcy flow by finite volumes; samples are generated. With
     `--dataset_name 1D_Advection_Sols_beta0.4.hdf5 2D_DarcyFlow_beta1.0_Train.hdf5` they are PDEBench's. Scores are
@@ -45,6 +57,40 @@ class OperatorTask(Task):
         "hub_strategy": "end",
     }
 
+    # Each imports what it needs when it is called, so that --help waits for no model code.
 
-TASK = OperatorTask()
-main = TASK.main
+    def check(self, run: Run) -> None:
+        """See `Task.check`."""
+        from . import steps
+
+        steps.check(run)
+
+    def load(self, run: Run) -> OperatorData:
+        """See `Task.load`."""
+        from . import steps
+
+        return steps.load(run)
+
+    def build(self, run: Run, data: OperatorData) -> dict[str, Any]:
+        """See `Task.build`. The model gets the auxiliary terms of its loss."""
+        from . import steps
+
+        return steps.build(run, data)
+
+    def score(self, run: Run, trainer: Any, trained: Any, data: OperatorData) -> dict[str, Any]:
+        """Scores the test split beside predictions that learn nothing of the input."""
+        from . import steps
+
+        return steps.score(run, trainer, data)
+
+    def describe(self, results: Mapping[str, Any]) -> Page:
+        """See `Task.describe`."""
+        from .describing import describe
+
+        return describe(results)
+
+    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+        """See `Task.sketch`."""
+        from .sketching import sketch_run
+
+        return sketch_run(arguments[0], args, hardware)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
-from hf_ext.pde.configuration import TASKS
-from hf_ext.pde.data import SPLITS, make_advection, make_darcy, make_task, measure_units, solve_darcy
-from hf_ext.pde.results import trivial_errors
+from pde_operator.configuration import TASKS
+from pde_operator.data import SPLITS, make_advection, make_darcy, make_task, measure_units, solve_darcy
+from pde_operator.results import trivial_errors
 
 
 def test_solutions_are_the_initial_state_moved_by_speed_times_time():

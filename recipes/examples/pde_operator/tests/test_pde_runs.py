@@ -1,17 +1,17 @@
-"""The example pde_operator.py as users run it: its scores, a killed run, several processes, and what it refuses."""
+"""train.py as users run it: its scores, a killed run, several processes, and what it refuses."""
 
 import json
-import runpy
 
 import pytest
 import torch
+import train
 from launches import ONE_CPU, TWO_CPUS, Launch, run_recipe
-from recipe_runs import RECIPES, Finished, kill_at, run
+from pde_operator.results import score_names
+from recipe_runs import Finished, kill_at, run
 
 from hf_ext.errors import NotFiniteError
-from hf_ext.pde.results import score_names
 
-RECIPE = str(RECIPES / "examples" / "pde_operator.py")
+RECIPE = "examples/pde_operator/train"
 SMALL = ["--resolution", "16", "--num_train_samples", "24", "--num_eval_samples", "8", "--hidden_size", "16"]
 SMALL += ["--num_hidden_layers", "1", "--num_attention_heads", "2", "--per_device_train_batch_size", "4"]
 SMALL += ["--num_queries", "64", "--inverse_loss_every", "3", "--physics_every", "2"]
@@ -20,7 +20,15 @@ EPOCHS = [*SMALL, "--num_train_epochs", "3", "--disable_tqdm", "true"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return run("examples/pde_operator", tmp_path_factory.mktemp("whole"), *EPOCHS, "--require", "nrmse<=100")
+    return run(RECIPE, tmp_path_factory.mktemp("whole"), *EPOCHS, "--require", "nrmse<=100")
+
+
+@pytest.mark.nightly
+def test_without_arguments_a_run_is_far_better_than_trivial_predictions(tmp_path):
+    done = run(RECIPE, tmp_path)
+    assert done.results["verdict"]["is_better"]
+    assert done.results["test"]["factors"]["advection1d"] > 15
+    assert done.results["test"]["factors"]["darcy2d"] > 5
 
 
 @pytest.mark.nightly
@@ -41,8 +49,8 @@ def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
 @pytest.mark.nightly
 def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
     words = [*EPOCHS, "--save_steps", "1", "--dataloader_num_workers", "2"]
-    kill_at("checkpoint-7*", "examples/pde_operator", tmp_path, *words, output="run")
-    resumed = run("examples/pde_operator", tmp_path, *words, output="run")
+    kill_at("checkpoint-7*", RECIPE, tmp_path, *words, output="run")
+    resumed = run(RECIPE, tmp_path, *words, output="run")
     assert "checkpoint" in resumed.stdout
     assert whole.difference(resumed) == 0.0
 
@@ -52,7 +60,7 @@ def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path)
     words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--save_strategy", "no"]
     words += ["--max_steps", "6", "--eval_steps", "1", "--task_weights", "1", "3", "--learning_rate", "0"]
     asked = ["--early_stopping_patience", "2", "--metric_for_best_model", metric]
-    results = runpy.run_path(RECIPE)["main"]([*words, *asked])
+    results = train.main([*words, *asked])
     decisions = results["early_stopping"]["decisions"]
     assert [(one["step"], one["should_stop"]) for one in decisions] == [(1, False), (2, False), (3, True)]
     log = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
@@ -64,8 +72,8 @@ def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path)
 @pytest.mark.nightly
 def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
     words = [*SMALL, "--preset", "baseline", "--logging_steps", "1", "--max_steps", "6", "--eval_strategy", "no"]
-    ours = run("examples/pde_operator", tmp_path, *words, "--without", "muon", output="ours")
-    stock = run("examples/pde_operator", tmp_path, *words, "--stock_trainer", "true", output="stock")
+    ours = run(RECIPE, tmp_path, *words, "--without", "muon", output="ours")
+    stock = run(RECIPE, tmp_path, *words, "--stock_trainer", "true", output="stock")
     assert stock.results["trainer"] == "transformers.trainer.Trainer"
     assert len(ours.losses) == 6
     assert ours.losses == pytest.approx(stock.losses, rel=1e-4)
@@ -73,7 +81,6 @@ def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
 
 def test_a_mistake_names_the_remedy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    main = runpy.run_path(RECIPE)["main"]
     for arguments, message in (
         ("--tasks burgers", "advection1d, darcy2d"),
         ("--resolution 30", "patch_size must be even and divide"),
@@ -85,14 +92,14 @@ def test_a_mistake_names_the_remedy(tmp_path, monkeypatch):
         ("--use_peft true", "start from a model that was saved"),
     ):
         with pytest.raises(Exception, match=message):
-            main([*SMALL, *arguments.split()])
+            train.main([*SMALL, *arguments.split()])
 
 
 def test_scores_that_are_no_numbers_end_the_run_with_an_error(tmp_path):
     words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--max_steps", "3"]
     words += ["--eval_strategy", "no", "--save_strategy", "no", "--stock_trainer", "true", "--preset", "baseline"]
     with pytest.raises(NotFiniteError, match="8 of 8 test rows have errors that are NaN or infinite") as caught:
-        runpy.run_path(RECIPE)["main"]([*words, "--learning_rate", "1e30", "--warmup_steps", "0"])
+        train.main([*words, "--learning_rate", "1e30", "--warmup_steps", "0"])
     assert caught.value.exit_code == 65
     assert not (tmp_path / "run" / "all_results.json").exists()
 
@@ -115,7 +122,7 @@ def test_ddp_and_fsdp2_train_what_one_process_trains(optimizer, tmp_path):
     found = {}
     for name, launch in (*launches.items(), ("half", launches["one"])):
         words = [*EQUAL, *optimizer, *(half if name == "half" else ())]
-        facts = run_recipe(launch, tmp_path / name, "examples/pde_operator.py", *words, limit_s=250)
+        facts = run_recipe(launch, tmp_path / name, f"{RECIPE}.py", *words, limit_s=250)
         assert [(process["steps"], process["kind"]) for process in facts] == [(4, launch.kind)] * launch.processes
         found[name] = Finished(0, "", "", tmp_path / name / "output")
     bound = 1e-4 if optimizer else 2e-4  # Muon orthogonalises in bf16, which enlarges rounding

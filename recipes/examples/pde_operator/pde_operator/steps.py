@@ -1,4 +1,4 @@
-"""The steps of a run that trains an operator, see `hf_ext.tasks.Task`; samples, model and collator of one."""
+"""The steps of a run that trains an operator, see `OperatorTask`; samples, model and collator of one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments.checks import check_metric_name
-from ..errors import ArgumentError
-from ..evaluation.requirements import check_requirements, parse_requirements
-from ..models.lora import require_base
-from ..tasks.running import Run, check_scored
+from hf_ext.arguments.checks import check_metric_name
+from hf_ext.errors import ArgumentError
+from hf_ext.evaluation.requirements import check_requirements, parse_requirements
+from hf_ext.models.lora import require_base
+from hf_ext.tasks.running import Run, check_scored
+
 from .arguments import OperatorArguments
 from .configuration import TASKS, OperatorConfig
 from .data import SPLITS, OperatorCollator, OperatorRows, is_our_equation, load_file, make_task, measure_units
@@ -128,7 +129,7 @@ def build(run: Run, data: OperatorData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: Any, trained: Any, data: OperatorData) -> dict[str, Any]:
+def score(run: Run, trainer: Any, data: OperatorData) -> dict[str, Any]:
     """Scores the test split beside predictions that learn nothing of the input."""
     errors = np.asarray(trainer.predict(data.rows["test"]).predictions, np.float64)
     check_scored(errors, "test")

@@ -3,14 +3,15 @@
 import pytest
 import torch
 from operators import RESOLUTION, TASKS, make_operator, make_samples
+from pde_operator.configuration import OperatorConfig, num_points
+from pde_operator.data import OperatorCollator, OperatorRows, choose_points, measure_units
+from pde_operator.model import OperatorTransformer, TaskStep, relative_l2
+from pde_operator.results import ErrorMetrics, score_split, trivial_errors
+from pde_operator.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
 from torch.utils.data import DataLoader
+from transformers import AutoModel
 
 from hf_ext.errors import ArgumentError
-from hf_ext.pde.configuration import OperatorConfig, num_points
-from hf_ext.pde.data import OperatorCollator, OperatorRows, choose_points, measure_units
-from hf_ext.pde.model import OperatorTransformer, TaskStep, relative_l2
-from hf_ext.pde.results import ErrorMetrics, score_split, trivial_errors
-from hf_ext.pde.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -237,9 +238,10 @@ def test_a_model_of_one_task_reads_that_one_alone(make, batch):
 def test_a_saved_model_predicts_the_same(make, batch, tmp_path):
     model = make().eval()
     model.save_pretrained(tmp_path)
-    again = OperatorTransformer.from_pretrained(tmp_path).eval()
-    assert again.config.target_stds == model.config.target_stds
-    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    for again in (OperatorTransformer.from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)):
+        assert type(again) is OperatorTransformer
+        assert again.config.target_stds == model.config.target_stds
+        assert torch.equal(again.eval()(**batch).logits, model(**batch).logits)
     assert not torch.equal(make(hidden_size=32).eval()(**batch).logits, model(**batch).logits)
 
 

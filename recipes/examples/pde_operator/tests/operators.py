@@ -1,8 +1,8 @@
 """Samples of both equations at a resolution of 16, and an operator of 8,000 parameters or so."""
 
-from hf_ext.pde.configuration import OperatorConfig
-from hf_ext.pde.data import make_task, measure_units
-from hf_ext.pde.model import OperatorTransformer
+from pde_operator.configuration import OperatorConfig
+from pde_operator.data import make_task, measure_units
+from pde_operator.model import OperatorTransformer
 
 RESOLUTION = 16
 TASKS = ["advection1d", "darcy2d"]

@@ -1,20 +1,22 @@
-"""Operators on several devices: the plans of the set-ups of docs/pde.md, and two processes with one gradient."""
+"""Operators on several devices: the plans of the set-ups in configs/."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import train
 from launcher_files import FOLDER, launcher_environment
+from pde_operator.configuration import OperatorConfig
+from pde_operator.model import OperatorTransformer
+from pde_operator.task import OperatorTask
 
 from hf_ext.arguments.parser import parse_command
 from hf_ext.hardware import describe_hardware
-from hf_ext.pde.configuration import OperatorConfig
-from hf_ext.pde.model import OperatorTransformer
-from hf_ext.pde.task import TASK
 from hf_ext.plan import make_plan
 from hf_ext.speedups import REGISTRY
 
-CONFIGS = FOLDER.parent / "recipes" / "configs"
+CONFIGS = Path(train.__file__).parent / "configs"
 COMMON = {"muon", "data_loading", "precision"}
 FASTER = COMMON | {"compile"}
 FOUR, TWO = ("--num_processes", "4"), ("--num_processes", "2")
@@ -51,7 +53,8 @@ def resolve(monkeypatch, tmp_path):
             if variable.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")):  # not those that start processes
                 monkeypatch.setenv(variable, value)
         words = ["--config", str(CONFIGS / f"{name}.yaml"), "--output_dir", str(tmp_path), *given.split()]
-        _, (model_args, args) = parse_command(TASK.all_arguments, TASK.defaults, None, words)
+        task = OperatorTask()
+        _, (model_args, args) = parse_command(task.all_arguments, task.defaults, None, words)
         with torch.device("meta"):
             model = OperatorTransformer(OperatorConfig(**model_args.shape))
         alone = make_plan(args, model, None, None, describe_hardware("a100-80gb"))

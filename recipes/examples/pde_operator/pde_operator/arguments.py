@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from ..arguments.checks import NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
-from ..arguments.training_fields import REQUIRE, Count, option
-from ..errors import ArgumentError
+from hf_ext.arguments.checks import NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
+from hf_ext.arguments.training_fields import REQUIRE, Count, option
+from hf_ext.errors import ArgumentError
+
 from .configuration import TASKS, OperatorConfig
 
 Every = Annotated[int, NOT_NEGATIVE]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from transformers import PretrainedConfig
 
-from ..arguments.checks import ABOVE_ZERO, COUNT, WIDTH, check_ranges
-from ..errors import ArgumentError
+from hf_ext.arguments.checks import ABOVE_ZERO, COUNT, WIDTH, check_ranges
+from hf_ext.errors import ArgumentError
 
 ADVECTION_SPEED, ADVECTION_TIMES = 0.4, 4
 POINTS_SHARE = 4  # advection has r^2 / 4 points at 4 times where Darcy flow has r x r cells: as many values

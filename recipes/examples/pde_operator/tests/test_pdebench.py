@@ -1,14 +1,12 @@
 """HDF5 files in PDEBench's layout: what is read from them, a run on them, and files that are something else."""
 
-import runpy
-
 import h5py
 import numpy as np
 import pytest
-from recipe_runs import RECIPES
+import train
+from pde_operator.data import load_file, make_advection, make_darcy
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.pde.data import load_file, make_advection, make_darcy
 
 COUNTS = {"train": 5, "validation": 2, "test": 3}
 SMALL = ["--resolution", "16", "--num_train_samples", "6", "--num_eval_samples", "2", "--hidden_size", "16"]
@@ -49,7 +47,7 @@ def test_splits_are_the_first_and_the_last_samples_at_the_grid_of_the_task(tmp_p
 def test_a_run_trains_and_scores_on_both_files(tmp_path):
     files = [write_darcy(tmp_path / "d.hdf5"), write_advection(tmp_path / "a.hdf5")]
     words = [*SMALL, "--dataset_name", *files, "--output_dir", str(tmp_path / "run")]
-    results = runpy.run_path(str(RECIPES / "examples" / "pde_operator.py"))["main"](words)
+    results = train.main(words)
     assert results["data"]["source"] == ", ".join(files)
     assert results["data"]["sizes"] == {"train": 6, "validation": 2, "test": 2}
     assert results["test"]["scores"]["model"].keys() == {"advection1d_nrmse", "darcy2d_nrmse", "nrmse"}
@@ -72,7 +70,6 @@ def test_other_files_are_refused_by_name(tmp_path):
 
 
 def test_files_of_other_tasks_or_of_another_equation_are_refused(tmp_path):
-    main = runpy.run_path(str(RECIPES / "examples" / "pde_operator.py"))["main"]
     fast = write_advection(tmp_path / "fast.hdf5", speed=1.0)
     strong = write_darcy(tmp_path / "strong.hdf5", source=10.0)
     for words, message in (
@@ -81,4 +78,4 @@ def test_files_of_other_tasks_or_of_another_equation_are_refused(tmp_path):
         ([strong, "--tasks", "darcy2d"], "give --physics_every 0"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            main([*SMALL, "--output_dir", str(tmp_path / "run"), "--dataset_name", *words])
+            train.main([*SMALL, "--output_dir", str(tmp_path / "run"), "--dataset_name", *words])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
-from ..reporting.record import DataRecord, RunRecord, SplitRecord
-from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
-from ..text import units
-from ..text.units import join_words
+from collections.abc import Mapping
+from typing import Any
+
+from hf_ext.reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
+from hf_ext.reporting.record import DataRecord, RunRecord, SplitRecord, from_json
+from hf_ext.reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
+from hf_ext.text import units
+from hf_ext.text.units import join_words
 
 MEANING = (
     "nRMSE of a row is the L2 of its error over the L2 of its solution. Scores are means over rows, and nRMSE without "
@@ -14,8 +17,9 @@ MEANING = (
 )
 
 
-def describe(run: RunRecord) -> Page:
+def describe(results: Mapping[str, Any]) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
+    run = from_json(RunRecord, results)
     data = run.data
     known = {**run.settings, **data.own}
     names = [*(known.get("tasks") or [])]
@@ -77,7 +81,9 @@ def _loading(names: list[str], size: int) -> list[Block]:
     inputs = ", ".join(f'"{name}_inputs": {examples.get(name, field)}' for name in names)
     lines = [
         "import torch",
-        "from hf_ext.pde.model import OperatorTransformer",
+        "",
+        "# With recipes/examples/pde_operator of hf_ext's repository on PYTHONPATH.",
+        "from pde_operator.model import OperatorTransformer",
         "",
         f'model = OperatorTransformer.from_pretrained("{PLACEHOLDER}")',
         f"inputs = {{{inputs}}}",
@@ -86,6 +92,6 @@ def _loading(names: list[str], size: int) -> list[Block]:
     order = join_words(names) + (", in this order" if len(names) > 1 else "")
     text = (
         f"logits (B, {len(names)}, {size * size:,}) are the solutions of {order}, in the unit of the data, at all "
-        f"points of a grid; hf_ext.pde.configuration.TASKS[name].query_grid({size}) has their coordinates."
+        f"points of a grid; pde_operator.configuration.TASKS[name].query_grid({size}) has their coordinates."
     )
     return [Code("\n".join(lines), "python"), Text(text)]

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from ..errors import ArgumentError
+from hf_ext.errors import ArgumentError
+
 from .configuration import TASKS, OperatorConfig
 from .layers import GridEncoder, OperatorBlock, QueryDecoder
 
@@ -253,3 +254,8 @@ def relative_l2(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
     true = targets.float()
     error = torch.linalg.vector_norm(predictions.float() - true, dim=-1)
     return error / torch.linalg.vector_norm(true, dim=-1).clamp_min(1e-12)
+
+
+# `AutoModel.from_pretrained` of a saved run, once this module was imported.
+AutoConfig.register(OperatorConfig.model_type, OperatorConfig)
+AutoModel.register(OperatorConfig, OperatorTransformer)

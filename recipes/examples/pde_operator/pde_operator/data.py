@@ -13,9 +13,9 @@ import torch
 from scipy.linalg import solveh_banded
 from torch.utils.data import Dataset
 
-from ..data.batches.masking import splitmix64
-from ..errors import DataError
-from ..optional import require
+from hf_ext.data.batches.masking import splitmix64
+from hf_ext.errors import DataError, MissingDependencyError
+
 from .configuration import ADVECTION_SPEED, ADVECTION_TIMES, num_points
 
 SPLITS = ("train", "validation", "test")  # the place of a name is part of the seed: append, never reorder
@@ -299,7 +299,10 @@ def load_file(path: str, counts: Mapping[str, int], resolution: int) -> tuple[st
 
     Cost: reads the samples asked for, and no others.
     """
-    h5py = require("h5py", "hdf5", f"--dataset_name {path}")
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingDependencyError(f"--dataset_name {path}: h5py reads it. Run: pip install h5py") from error
     if not Path(path).is_file():
         raise DataError(f"--dataset_name {path}: there is no such file.")
     try:
