@@ -94,7 +94,7 @@ class Page(Frozen):
         subject: what the scores are about, and about nothing else: the end of a sentence.
         use: what the model must not be used for, where its limits do not say enough.
         loading: how to load it; `PLACEHOLDER` in it becomes the name of the repository.
-        bases: the pretrained models under it: {"encoder", "revision", "training", "pooling", "inputs"}.
+        bases: the pretrained models under it, with the keys of `hf_ext.reporting.record.Base`.
         needs_bases: whether frozen ones among them are not in the folder, and have to be loaded beside it.
         scores: metric, its title and value, for the model index of the Hub.
         split: of which split these are.

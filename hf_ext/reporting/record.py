@@ -86,16 +86,8 @@ class Score(Recorded):
 Scores = Mapping[str, Mapping[str, Score]]  # predictor -> metric -> score
 
 
-class Slice(Recorded):
-    """Scores of some rows of a split."""
-
-    name: str = ""
-    num_rows: Number = None
-    scores: Scores = {}
-
-
 class SplitRecord(Recorded):
-    """A split that was scored.
+    """A split that was scored, or with a `name` some of its rows.
 
     Attributes:
         baselines: each -> what it was fitted on.
@@ -103,10 +95,11 @@ class SplitRecord(Recorded):
         own: what the task adds.
     """
 
+    name: str = ""
     num_rows: Number = None
     scores: Scores = {}
     baselines: Mapping[str, Facts] = {}
-    slices: Sequence[Slice] = ()
+    slices: Sequence[SplitRecord] = ()
     notes: Texts = ()
     collapse: Facts = {}
     interval_by: Text = None
@@ -228,6 +221,16 @@ class ModelRecord(Recorded):
     num_parameters: Number = None
     num_trainable: Number = None
     own: Facts = {}
+
+
+class Base(Recorded):
+    """A pretrained model under it, and the columns that each of its inputs joins."""
+
+    encoder: str = ""
+    revision: Text = None
+    training: Text = None
+    pooling: Text = None
+    inputs: Sequence[Texts] = ()
 
 
 class Environment(Recorded):

@@ -147,8 +147,8 @@ def _may_replace(path: Path) -> bool:
 def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
     """What the Hub filters and displays by. Nothing in it is guessed: what is not known is left out."""
     page, bases, source = contents.page, find_bases(run, contents.page), data_source(run)
-    named = [base["encoder"] for base in bases if is_hub_id(base["encoder"], base.get("revision"))]
-    trainings = {base.get("training") for base in bases}
+    named = [base.encoder for base in bases if is_hub_id(base.encoder, base.revision)]
+    trainings = {base.training for base in bases}
     extra: dict[str, Any] = {}
     if named:  # "finetune" where pretrained weights were changed; else they stay and something was added to them
         extra["base_model_relation"] = "finetune" if "full" in trainings else "adapter"

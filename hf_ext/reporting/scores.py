@@ -11,7 +11,6 @@ from .data_section import describe_near_copies
 from .page import Block, Page, Points, Table
 from .record import Facts, Leaks, RunRecord, Score, Scores, SplitRecord, VerdictRecord
 
-NO_LEAKS = Leaks()
 REQUIRED_HEADERS = ["metric", "expected", "actual", ""]
 
 
@@ -35,7 +34,7 @@ def default_page(record: RunRecord) -> Page:
     )
 
 
-def score_blocks(split: SplitRecord, leaks: Leaks = NO_LEAKS) -> list[Block]:
+def score_blocks(split: SplitRecord, leaks: Leaks) -> list[Block]:
     """Tables of the test split and of slices of it, what was noted, how to read it; nothing where it was not scored.
 
     What is said of near copies, of which `leaks` are the counts, stands in the limits of a page.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..text import units
 from ..text.units import is_finite
 from .charts import confusion_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
-from .record import RunRecord
+from .record import Base, RunRecord, from_json
 from .run_files import RunFiles, is_hub_id, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
 from .scores import REQUIRED_HEADERS, default_page, required_rows
@@ -85,14 +84,14 @@ def compose(run: RunFiles, repo: str | None = None) -> Contents:
     )
 
 
-def find_bases(run: RunFiles, page: Page) -> list[Mapping[str, Any]]:
+def find_bases(run: RunFiles, page: Page) -> list[Base]:
     """The pretrained models under this one: those that the task names, or the one that training went on from."""
     settings = run.record.settings
     name = settings.get("model_name_or_path")
     if page.bases or not name:
-        return [*page.bases]
+        return [from_json(Base, base) for base in page.bases]
     training = "lora" if settings.get("use_peft") else "full"
-    return [{"encoder": name, "revision": settings.get("model_revision"), "training": training}]
+    return [Base(name, settings.get("model_revision"), training)]
 
 
 def _alarms(record: RunRecord, page: Page) -> list[str]:
@@ -159,8 +158,8 @@ def _limits(run: RunFiles, page: Page) -> list[str]:
     lines = [*page.limits, *data_limits(run.record.data)]
     if run.record.is_demo:
         lines.insert(0, "Trained on generated demo data: it shows that the code works, and nothing real.")
-    kept = [base for base in find_bases(run, page) if base.get("training") != "full"] if page.needs_bases else []
-    local = [last_part(base["encoder"]) for base in kept if not is_hub_id(base["encoder"], base.get("revision"))]
+    kept = [base for base in find_bases(run, page) if base.training != "full"] if page.needs_bases else []
+    local = [last_part(base.encoder) for base in kept if not is_hub_id(base.encoder, base.revision)]
     if local:
         lines.append(
             f"It needs the weights of {units.join_words(list(dict.fromkeys(local)))}, which came from a local folder "
@@ -182,10 +181,10 @@ def _model_blocks(run: RunFiles, page: Page) -> list[Block]:
         blocks.append(Text("Training began with random weights."))
     rows = [
         [
-            ", ".join("+".join(columns) for columns in base.get("inputs") or []) or "its inputs",
-            show_source(base["encoder"], base.get("revision")),
-            base.get("training"),
-            base.get("pooling") or units.MISSING,
+            ", ".join("+".join(columns) for columns in base.inputs) or "its inputs",
+            show_source(base.encoder, base.revision),
+            base.training,
+            base.pooling or units.MISSING,
         ]
         for base in found
     ]
@@ -215,7 +214,7 @@ def _licence_blocks(run: RunFiles, page: Page) -> list[Block]:
     if found:
         data = " and of the training data" if data_source(run) else ""
         lines.append(f"The licences of the pretrained models{data} hold as well.")
-    papers = {paper for base in found for start, paper in PAPERS.items() if str(base["encoder"]).startswith(start)}
+    papers = {paper for base in found for start, paper in PAPERS.items() if base.encoder.startswith(start)}
     return [Text(" ".join(lines)), *([Points(sorted(papers))] if papers else [])]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_ext.reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
-from hf_ext.reporting.record import DataRecord, RunRecord, SplitRecord, from_json
+from hf_ext.reporting.record import DataRecord, RunRecord, from_json
 from hf_ext.reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
 from hf_ext.text import units
 from hf_ext.text.units import join_words
@@ -29,7 +29,7 @@ def describe(results: Mapping[str, Any]) -> Page:
         title=f"Operator for {equations}",
         summary=f"An operator Transformer, which predicts solutions of {equations} on a grid of resolution {size}.",
         numbers=score_numbers(run.test, [f"{name}_nrmse" for name in names]),
-        results=_score_blocks(run.test),
+        results=_score_blocks(run),
         data=_data_blocks(data),
         limits=[
             *verdict_limits(run.verdict),
@@ -51,12 +51,12 @@ def describe(results: Mapping[str, Any]) -> Page:
     )
 
 
-def _score_blocks(test: SplitRecord) -> list[Block]:
+def _score_blocks(run: RunRecord) -> list[Block]:
     """Scores, and how far the model is below the best trivial prediction of each equation."""
-    blocks = score_blocks(test)
+    blocks = score_blocks(run.test, run.data.leaks)
     if not blocks:
         return []
-    factors = {name: value for name, value in (test.own.get("factors") or {}).items() if units.is_finite(value)}
+    factors = {name: value for name, value in (run.test.own.get("factors") or {}).items() if units.is_finite(value)}
     if factors:
         listed = join_words([f"{name} {units.factor(value)}" for name, value in factors.items()])
         blocks.append(Text(f"Error of the best trivial prediction over the model's: {listed}."))
