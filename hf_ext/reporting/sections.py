@@ -96,7 +96,7 @@ def find_bases(run: RunFiles, page: Page) -> list[Base]:
 
 def _alarms(record: RunRecord, page: Page) -> list[str]:
     """What is wrong, in the order of weight: of the task, predictions, training, data, labels; each sentence once."""
-    alarms = [*page.alarms, *(f"Test predictions: {text}" for text in record.test.collapse.get("alarms", ()))]
+    alarms = [*page.alarms, *(f"Test predictions: {text}" for text in record.test.collapse.get("alarms") or ())]
     while_training: dict[str, float | None] = {}
     for entry in record.alarms:
         name = f" on {entry.name}" if entry.name else ""
